@@ -1,0 +1,182 @@
+"""Table settings, and their lossless form in `metaData.configuration`.
+
+Settings travel with the table, so that every process that opens it agrees on windows, order, keys and indexes. Only
+values that differ from the default are stored. This module knows no schema and no storage: whether a column exists or
+a sort schema parses is decided where they are bound (`rows.sort_order`, `rows.windows`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal, cast
+
+from storage_core.errors import InvalidInput
+
+PREFIX = "tidemark."
+INDEX_PREFIX = "tidemark.index."
+HOUR_MS = 3_600_000
+
+IndexKind = Literal["fulltext", "bitmap"]
+TableKind = Literal["append", "keyed"]
+
+_INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
+_INDEX_KINDS: tuple[IndexKind, ...] = ("fulltext", "bitmap")
+_TEXT_KEYS = {"time_column": "timeColumn", "sort_schema": "sortSchema"}
+_NUMBER_KEYS = {
+    "window_seconds": "windowSeconds",
+    "target_split_bytes": "targetSplitBytes",
+    "checkpoint_interval": "checkpointInterval",
+    "gc_horizon_ms": "gcHorizonMs",
+    "version_retention_ms": "versionRetentionMs",
+}
+_PRIMARY_KEY = PREFIX + "primaryKey"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDefinition:
+    """One index of a table: what it is called, what kind it is, and the columns it covers, in order."""
+
+    name: str
+    kind: IndexKind
+    columns: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown kind, an unusable name and an index over no column."""
+        if self.kind not in _INDEX_KINDS:
+            raise InvalidInput(f"index {self.name!r}: kind {self.kind!r} is not one of {', '.join(_INDEX_KINDS)}")
+        if not _INDEX_NAME.fullmatch(self.name):
+            raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
+        if not self.columns:
+            raise InvalidInput(f"index {self.name!r} covers no column; name at least one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableConfig:
+    """What a table is: time column, order, windows, key, indexes, and the figures of its upkeep.
+
+    `window_seconds` is None for a table without windows. `sort_schema` is the canonical text of `rows.sort_schema`.
+    Sizes are in bytes, durations in the unit of their name; `checkpoint_interval` counts commits, 0 switches
+    checkpoints after commits off.
+    """
+
+    time_column: str | None = None
+    sort_schema: str | None = None
+    window_seconds: int | None = None
+    primary_key: tuple[str, ...] = ()
+    indexes: tuple[IndexDefinition, ...] = ()
+    target_split_bytes: int = 256 * 2**20
+    checkpoint_interval: int = 10
+    gc_horizon_ms: int = 24 * HOUR_MS
+    version_retention_ms: int = 30 * 24 * HOUR_MS
+
+    def __post_init__(self) -> None:
+        """Refuse figures that cannot be meant, doubled key columns, and two indexes of one name."""
+        for name, least in (("target_split_bytes", 1), ("checkpoint_interval", 0), ("gc_horizon_ms", 0)):
+            _at_least(name, getattr(self, name), least)
+        _at_least("version_retention_ms", self.version_retention_ms, 0)
+        if self.window_seconds is not None:
+            _at_least("window_seconds", self.window_seconds, 1)
+        _distinct("primary key column", self.primary_key)
+        _distinct("index", tuple(index.name for index in self.indexes))
+
+    @property
+    def kind(self) -> TableKind:
+        """`keyed` when rows have a primary key, else `append`."""
+        return "keyed" if self.primary_key else "append"
+
+    def index(self, name: str) -> IndexDefinition | None:
+        """Return the definition of the index of this name, or None."""
+        return next((each for each in self.indexes if each.name == name), None)
+
+    def to_configuration(self) -> dict[str, str]:
+        """Return the settings that differ from their defaults as `tidemark.*` text values, in a fixed order."""
+        defaults = {each.name: each.default for each in fields(TableConfig)}
+        found = {
+            PREFIX + key: str(getattr(self, name))
+            for name, key in (_TEXT_KEYS | _NUMBER_KEYS).items()
+            if getattr(self, name) != defaults[name]
+        }
+        if self.primary_key:
+            found[_PRIMARY_KEY] = _compact(list(self.primary_key))
+        for index in self.indexes:
+            found[INDEX_PREFIX + index.name] = _compact(
+                {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
+            )
+        return found
+
+    @staticmethod
+    def from_configuration(configuration: Mapping[str, str]) -> TableConfig:
+        """Return the settings stored in `configuration`; keys that this release does not know are left alone.
+
+        Raises `InvalidInput` naming the key whose value cannot be read.
+        """
+        text = {name: configuration.get(PREFIX + key) for name, key in _TEXT_KEYS.items()}
+        numbers = {
+            name: _integer(PREFIX + key, configuration[PREFIX + key])
+            for name, key in _NUMBER_KEYS.items()
+            if PREFIX + key in configuration
+        }
+        indexes = tuple(_index(key, value) for key, value in configuration.items() if key.startswith(INDEX_PREFIX))
+        primary_key = _names(_PRIMARY_KEY, json_value(_PRIMARY_KEY, configuration.get(_PRIMARY_KEY, "[]")))
+        return TableConfig(
+            time_column=text["time_column"],
+            sort_schema=text["sort_schema"],
+            primary_key=primary_key,
+            indexes=indexes,
+            **numbers,
+        )
+
+
+def json_value(key: str, text: str) -> object:
+    """Return the parsed JSON value of a configuration entry; `InvalidInput` names the key when it does not parse."""
+    try:
+        return cast("object", json.loads(text))
+    except ValueError as error:
+        raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {text[:80]!r}", key=key) from error
+
+
+def _index(key: str, text: str) -> IndexDefinition:
+    value = json_value(key, text)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"table configuration {key!r}: expected a JSON object, found {text[:80]!r}", key=key)
+    options = value.get("options", {})
+    if not isinstance(options, dict):
+        raise InvalidInput(f"table configuration {key!r}: `options` is not an object", key=key)
+    return IndexDefinition(
+        name=key.removeprefix(INDEX_PREFIX),
+        kind=cast("IndexKind", value.get("kind")),
+        columns=_names(key, value.get("columns")),
+        options={str(name): str(option) for name, option in options.items()},
+    )
+
+
+def _names(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise InvalidInput(f"table configuration {key!r}: expected a list of column names, found {value!r}", key=key)
+    return tuple(value)
+
+
+def _integer(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidInput(f"table configuration {key!r}: expected a whole number, found {text!r}", key=key) from error
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidInput(f"{name} is {value}; it must be at least {least}")
+
+
+def _distinct(what: str, names: tuple[str, ...]) -> None:
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise InvalidInput(f"{what} named twice: {', '.join(doubled)}")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

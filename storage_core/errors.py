@@ -1,0 +1,100 @@
+"""Every error that Tidemark raises, grouped by what the caller does next.
+
+    TidemarkError
+    ├── InvalidInput        fix the call or the data (also a ValueError)
+    ├── NotFound            name something that exists
+    ├── CommitConflict      plan again from a fresh snapshot
+    ├── Fenced              stop: somebody else holds the resource
+    │   └── WriterFenced    stop: another writer claimed the region
+    ├── CommitUnknown       read back before doing anything else
+    ├── Unavailable         try again later
+    ├── Corrupt             stop and run fsck
+    ├── Unsupported         upgrade: the format is newer than this reader
+    └── SnapshotExpired     open a newer version
+
+The tree is append-only. `exit_code` is what a job or command ends with (design page 08).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TidemarkError(Exception):
+    """The root. `str(error)` says what happened, where, and what to do; `context` carries the same as fields."""
+
+    kind: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, **context: object) -> None:
+        super().__init__(message)
+        self.context = context
+
+
+class InvalidInput(TidemarkError, ValueError):
+    """The call or the data is wrong; the same call will fail again."""
+
+    kind = "invalid_input"
+    exit_code = 2
+
+
+class NotFound(TidemarkError):
+    """The named table, version, object or index does not exist."""
+
+    kind = "not_found"
+    exit_code = 2
+
+
+class CommitConflict(TidemarkError):
+    """Another commit invalidated this one; nothing was written. Plan again from a fresh snapshot."""
+
+    kind = "conflict"
+    exit_code = 3
+
+
+class Fenced(TidemarkError):
+    """Somebody with a higher token owns the resource; this process must stop working on it."""
+
+    kind = "fenced"
+    exit_code = 3
+
+
+class WriterFenced(Fenced):
+    """Another writer claimed the region; no later row of this writer was or will be acknowledged."""
+
+    kind = "writer_fenced"
+
+
+class CommitUnknown(TidemarkError):
+    """The store did not say whether a write took effect. Read back by id; clean nothing up."""
+
+    kind = "outcome_unknown"
+    exit_code = 5
+
+
+class Unavailable(TidemarkError):
+    """The store, or something else this needs, cannot be reached now. Try again later."""
+
+    kind = "unavailable"
+    exit_code = 5
+
+
+class Corrupt(TidemarkError):
+    """Stored bytes are not what was written. Stop and inspect; no row was returned from them."""
+
+    kind = "corrupt"
+    exit_code = 4
+
+
+class Unsupported(TidemarkError):
+    """The table uses a feature or format version that this release does not know."""
+
+    kind = "unsupported"
+    exit_code = 2
+
+
+class SnapshotExpired(TidemarkError):
+    """Objects of the snapshot were collected while it was being read. Open a newer version."""
+
+    kind = "snapshot_expired"
+    exit_code = 3

@@ -1,0 +1,46 @@
+"""Identifiers and jitter as a dependency, so that a simulation with a seed replays exactly."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import Protocol
+
+
+class Ids(Protocol):
+    """Fresh identifiers and random numbers."""
+
+    def uuid(self) -> str:
+        """Return a fresh version-4 UUID in its 36-character form."""
+        ...
+
+    def fraction(self) -> float:
+        """Return a random number in [0, 1), for jitter."""
+        ...
+
+
+class SystemIds:
+    """Identifiers from the operating system's randomness."""
+
+    def uuid(self) -> str:
+        """Return a fresh version-4 UUID."""
+        return str(uuid.uuid4())
+
+    def fraction(self) -> float:
+        """Return a random number in [0, 1)."""
+        return random.SystemRandom().random()
+
+
+class SeededIds:
+    """Identifiers that repeat for the same seed: tests and simulations only."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def uuid(self) -> str:
+        """Return the next version-4 UUID of the sequence."""
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def fraction(self) -> float:
+        """Return the next number of the sequence, in [0, 1)."""
+        return self._random.random()

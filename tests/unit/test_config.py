@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.errors import InvalidInput
+
+FULL = TableConfig(
+    time_column="at",
+    sort_schema="service|timestamp/V2",
+    window_seconds=900,
+    primary_key=("id", "at"),
+    indexes=(
+        IndexDefinition("words", "fulltext", ("text", "agent"), {"tokenizer": "raw"}),
+        IndexDefinition("by_status", "bitmap", ("status",)),
+    ),
+    target_split_bytes=1024,
+    checkpoint_interval=0,
+    gc_horizon_ms=5,
+    version_retention_ms=6,
+)
+
+
+def test_a_configuration_survives_its_text_form() -> None:
+    assert TableConfig.from_configuration(FULL.to_configuration()) == FULL
+    assert list(FULL.to_configuration()) == [
+        "tidemark.timeColumn",
+        "tidemark.sortSchema",
+        "tidemark.windowSeconds",
+        "tidemark.targetSplitBytes",
+        "tidemark.checkpointInterval",
+        "tidemark.gcHorizonMs",
+        "tidemark.versionRetentionMs",
+        "tidemark.primaryKey",
+        "tidemark.index.words",
+        "tidemark.index.by_status",
+    ]
+
+
+def test_defaults_are_not_stored() -> None:
+    assert TableConfig().to_configuration() == {}
+    assert TableConfig.from_configuration({}) == TableConfig()
+
+
+def test_settings_of_others_and_of_later_releases_are_left_alone() -> None:
+    found = TableConfig.from_configuration({"tidemark.later": "x", "docMappingSchema.abc": "[]", "owner": "me"})
+    assert found == TableConfig()
+
+
+def test_a_table_with_a_primary_key_is_keyed() -> None:
+    assert FULL.kind == "keyed"
+    assert TableConfig().kind == "append"
+
+
+def test_an_index_is_found_by_its_name() -> None:
+    assert FULL.index("by_status") == FULL.indexes[1]
+    assert FULL.index("other") is None
+
+
+@pytest.mark.parametrize(
+    ("configuration", "named"),
+    [
+        ({"tidemark.windowSeconds": "15m"}, "tidemark.windowSeconds"),
+        ({"tidemark.windowSeconds": "0"}, "window_seconds"),
+        ({"tidemark.targetSplitBytes": "0"}, "target_split_bytes"),
+        ({"tidemark.checkpointInterval": "-1"}, "checkpoint_interval"),
+        ({"tidemark.primaryKey": "id"}, "tidemark.primaryKey"),
+        ({"tidemark.primaryKey": '{"a": 1}'}, "tidemark.primaryKey"),
+        ({"tidemark.primaryKey": '["a", "a"]'}, "named twice: a"),
+        ({"tidemark.index.words": "[]"}, "tidemark.index.words"),
+        ({"tidemark.index.words": '{"kind": "vector", "columns": ["a"]}'}, "vector"),
+        ({"tidemark.index.words": '{"kind": "bitmap", "columns": []}'}, "covers no column"),
+        ({"tidemark.index.words": '{"kind": "bitmap", "columns": ["a"], "options": 1}'}, "tidemark.index.words"),
+        ({"tidemark.index.a/b": '{"kind": "bitmap", "columns": ["a"]}'}, "a/b"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(configuration: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        TableConfig.from_configuration(configuration)
+
+
+def test_two_indexes_of_one_name_are_refused() -> None:
+    index = IndexDefinition("words", "bitmap", ("a",))
+    with pytest.raises(InvalidInput, match="words"):
+        TableConfig(indexes=(index, index))
