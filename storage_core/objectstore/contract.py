@@ -1,0 +1,117 @@
+"""The object store contract (design page 01): the few operations every promise of Tidemark rests on.
+
+A key is a table-relative path of `/`-separated segments (`formats.keys` builds and parses all of them). Stores hold
+whole immutable objects; only hints, leases and collector state are ever replaced, by compare-and-swap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class IfAbsent:
+    """Create only: the put takes effect only when the key does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfMatch:
+    """Compare and swap: the put takes effect only while the object still has this ETag."""
+
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """Last writer wins. Only for objects whose content does not matter to anybody else."""
+
+
+PutMode = IfAbsent | IfMatch | Overwrite
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The put took effect and is durable."""
+
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The put did not take effect: the precondition did not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeUnknown:
+    """The store did not say. The put may take effect now, later or never; read back, and clean nothing up."""
+
+    reason: str
+
+
+PutResult = Committed | Conflict | OutcomeUnknown
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a HEAD or a LIST tells: key, size in bytes, ETag, and last modification by the store's own clock."""
+
+    key: str
+    size: int
+    etag: str
+    last_modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """The whole content of one object with the ETag it had when it was read."""
+
+    data: bytes
+    etag: str
+
+
+class ObjectStore(Protocol):
+    """One table's directory on some storage.
+
+    Every method may raise `Unavailable`. A put by `IfAbsent` or `IfMatch` is atomic: of any number of concurrent
+    attempts with the same precondition at most one is `Committed`. A reader sees an object completely or not at all,
+    and sees it as soon as its put returned `Committed`.
+    """
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI of the root, without a trailing slash."""
+        ...
+
+    def get(self, key: str) -> Blob:
+        """Return the whole object. One GET. Raises `NotFound`."""
+        ...
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Return bytes `start` to `end` (exclusive). One GET. Raises `NotFound`; `Corrupt` when the object is shorter."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return the object's figures without its content. One HEAD. Raises `NotFound`."""
+        ...
+
+    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+        """Write one object, durable before `Committed` is returned. One PUT."""
+        ...
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects whose key starts with `prefix`, in any order. One LIST per 1,000 keys.
+
+        Callers must not rely on order or on completeness against concurrent writers for correctness.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
+        """Delete objects and return, per key, None or the error text. Deleting what is absent succeeds."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """Return the path of a file that holds exactly this object, where the store has one; else None. No request."""
+        ...

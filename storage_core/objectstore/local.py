@@ -1,0 +1,221 @@
+"""The object store contract on a directory of a local file system (design page 01)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import assert_never
+
+from storage_core.clock import Clock, SystemClock
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.objectstore.contract import (
+    Blob,
+    Committed,
+    Conflict,
+    IfAbsent,
+    IfMatch,
+    ObjectInfo,
+    OutcomeUnknown,
+    Overwrite,
+    PutMode,
+    PutResult,
+)
+from storage_core.objectstore.key_safety import TEMPORARY_FOLDER, check_key, check_prefix, check_range, is_safe_key
+from storage_core.objectstore.local_files import (
+    exclusive,
+    open_folder,
+    open_object,
+    remove_abandoned,
+    stat_object,
+    temporary_file,
+)
+
+
+class LocalStore:
+    """A directory as an object store; safe for any number of threads and processes of one machine.
+
+    Create-only is `link()` of a finished, fsynced file, which fails when the name exists. Compare-and-swap compares and
+    renames under a lock file. A reader therefore sees whole objects only. Nothing is created before the first put.
+    No symlink below the root is followed: `InvalidInput`. Emptied folders stay; they hold no object.
+    """
+
+    def __init__(self, root: str | Path, *, clock: Clock | None = None) -> None:
+        self._root = Path(root).resolve()
+        self._clock = clock or SystemClock()
+        self._tidied = False
+
+    @property
+    def uri(self) -> str:
+        """The `file://` URI of the root, without a trailing slash."""
+        return self._root.as_uri()
+
+    def get(self, key: str) -> Blob:
+        """Return the whole object and the ETag of exactly these bytes. Raises `NotFound`, `Corrupt` when cut short."""
+        folder_segments, name = _split(key)
+        with open_folder(self._root, folder_segments, key=key, create=False) as folder:
+            descriptor = open_object(folder, name, key)
+        with open(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            data = _read(file.fileno(), 0, status.st_size, key)
+        return Blob(data, _etag(status))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Return bytes `start` to `end` (exclusive). Raises `NotFound`; `Corrupt` when the object is shorter."""
+        check_range(key, start, end)
+        folder_segments, name = _split(key)
+        with open_folder(self._root, folder_segments, key=key, create=False) as folder:
+            descriptor = open_object(folder, name, key)
+        with open(descriptor, "rb", buffering=0) as file:
+            return _read(file.fileno(), start, end - start, key)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return the figures of the object. Raises `NotFound`."""
+        folder_segments, name = _split(key)
+        with open_folder(self._root, folder_segments, key=key, create=False) as folder:
+            return _info(key, stat_object(folder, name, key))
+
+    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+        """Write one object; `Committed` means that file and folder are fsynced.
+
+        Raises `Unavailable` when the file system refuses before the object exists (full disk, permissions); a failure
+        after it exists, which only the last fsync can meet, is `OutcomeUnknown`.
+        """
+        folder_segments, name = _split(key)
+        self._tidy()
+        try:
+            with open_folder(self._root, folder_segments, key=key, create=True) as folder:
+                match mode:
+                    case IfAbsent():
+                        return self._create(folder, name, data, key)
+                    case IfMatch(etag):
+                        with exclusive(self._root, key, self._clock):
+                            return self._replace(folder, key, data, expected=etag)
+                    case Overwrite():
+                        with exclusive(self._root, key, self._clock):
+                            return self._replace(folder, key, data, expected=None)
+                    case _:
+                        assert_never(mode)
+        except NotFound as error:
+            raise InvalidInput(f"{key}: an object has the name of one of its folders", key=key) from error
+        except OSError as error:
+            raise Unavailable(f"{key}: {error.strerror}; nothing was written", key=key, errno=error.errno) from error
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects whose key starts with `prefix`; temporary files, locks and symlinks are not objects."""
+        return self._walk("", check_prefix(prefix), start_after or "")
+
+    def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
+        """Delete objects; an illegal key raises `InvalidInput` before anything is deleted."""
+        for key in keys:
+            check_key(key)
+        return {key: self._delete(key) for key in keys}
+
+    def local_path(self, key: str) -> Path | None:
+        """Return the object's own file; None when there is no such object. Raises `InvalidInput` for a symlink."""
+        try:
+            self.head(key)
+        except NotFound:
+            return None
+        return self._root / key
+
+    def _create(self, folder: int, name: str, data: bytes | memoryview, key: str) -> PutResult:
+        with suppress(NotFound):
+            stat_object(folder, name, key)
+            return Conflict()
+        with temporary_file(self._root, data) as (source, temporary):
+            etag = _etag(os.stat(temporary, dir_fd=source))
+            try:
+                os.link(temporary, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError:
+                return Conflict()
+            return _settled(folder, etag)
+
+    def _replace(self, folder: int, key: str, data: bytes | memoryview, *, expected: str | None) -> PutResult:
+        name = key.split("/")[-1]
+        try:
+            status: os.stat_result | None = stat_object(folder, name, key)
+        except NotFound:
+            if expected is not None:
+                return Conflict()
+            status = None
+        if status is not None and expected is not None and _etag(status) != expected:
+            return Conflict()
+        with temporary_file(self._root, data, status.st_mtime_ns if status else None) as (source, temporary):
+            etag = _etag(os.stat(temporary, dir_fd=source))
+            os.rename(temporary, name, src_dir_fd=source, dst_dir_fd=folder)
+            return _settled(folder, etag)
+
+    def _delete(self, key: str) -> str | None:
+        folder_segments, name = _split(key)
+        try:
+            with open_folder(self._root, folder_segments, key=key, create=False) as folder:
+                stat_object(folder, name, key)
+                os.unlink(name, dir_fd=folder)
+        except (NotFound, FileNotFoundError):
+            return None
+        except (InvalidInput, Unavailable, OSError) as error:
+            return str(error)
+        return None
+
+    def _walk(self, folder_key: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        folders: list[str] = []
+        segments = folder_key.split("/")[:-1]
+        with suppress(NotFound), open_folder(self._root, segments, key=folder_key, create=False) as folder:
+            for name in sorted(os.listdir(folder)):
+                key = folder_key + name
+                if not is_safe_key(key) or key == TEMPORARY_FOLDER:
+                    continue
+                with suppress(NotFound, InvalidInput):
+                    if key.startswith(prefix) and key > start_after:
+                        yield _info(key, stat_object(folder, name, key))
+                        continue
+                inside = key + "/"
+                # Every key of a folder starts with `inside`: smaller than `start_after` unless that is in it or before.
+                wanted = inside.startswith(prefix) or prefix.startswith(inside)
+                if wanted and (inside > start_after or start_after.startswith(inside)):
+                    folders.append(inside)
+        for inside in folders:
+            with suppress(InvalidInput):
+                yield from self._walk(inside, prefix, start_after)
+
+    def _tidy(self) -> None:
+        if not self._tidied:
+            self._tidied = True
+            remove_abandoned(self._root, self._clock.now_ms())
+
+
+def _split(key: str) -> tuple[list[str], str]:
+    *folders, name = check_key(key).split("/")
+    return folders, name
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, _etag(status), status.st_mtime_ns // 1_000_000)
+
+
+def _settled(folder: int, etag: str) -> PutResult:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        return OutcomeUnknown(f"the object is in place, but its folder could not be made durable: {error.strerror}")
+    return Committed(etag)
+
+
+def _read(descriptor: int, start: int, length: int, key: str) -> bytes:
+    chunks: list[bytes] = []
+    position, end = start, start + length
+    try:
+        while position < end and (chunk := os.pread(descriptor, end - position, position)):
+            chunks.append(chunk)
+            position += len(chunk)
+    except OSError as error:
+        raise Unavailable(f"{key}: {error.strerror}", key=key, errno=error.errno) from error
+    if position < end:
+        raise Corrupt(f"{key}: expected bytes {start} to {end}, the object ends at {position}", key=key)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

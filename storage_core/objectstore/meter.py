@@ -1,0 +1,129 @@
+"""Counting requests: budgets are stable where latencies are not (design page 01, "Request budgets")."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
+
+RequestKind = Literal["get", "put", "list", "head", "delete"]
+
+PAGE_KEYS = 1000
+
+
+class RequestMeter:
+    """Requests by kind and bytes both ways, counted from any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: dict[str, int] = {"get": 0, "put": 0, "list": 0, "head": 0, "delete": 0}
+        self._bytes_read = 0
+        self._bytes_written = 0
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """Requests so far: the five kinds get, put, list, head, delete, each present. A copy."""
+        with self._lock:
+            return dict(self._requests)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of object content that GETs returned."""
+        return self._bytes_read
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of object content that PUTs carried, whatever their outcome."""
+        return self._bytes_written
+
+    def count(self, kind: RequestKind, *, read: int = 0, written: int = 0) -> None:
+        """Add one request and its bytes."""
+        with self._lock:
+            self._requests[kind] += 1
+            self._bytes_read += read
+            self._bytes_written += written
+
+
+class MeteredStore:
+    """The wrapped store, unchanged but counted. Failed requests count as well: they cost the same.
+
+    One LIST per 1,000 keys yielded, one DELETE per 1,000 keys. A file opened through `local_path` is no request.
+    """
+
+    def __init__(self, store: ObjectStore, meter: RequestMeter | None = None) -> None:
+        self._store = store
+        self.meter = meter or RequestMeter()
+
+    @property
+    def uri(self) -> str:
+        """The URI of the wrapped store."""
+        return self._store.uri
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """Requests so far, by kind."""
+        return self.meter.requests
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of object content read so far."""
+        return self.meter.bytes_read
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of object content written so far."""
+        return self.meter.bytes_written
+
+    def get(self, key: str) -> Blob:
+        """Count one GET."""
+        read = 0
+        try:
+            blob = self._store.get(key)
+            read = len(blob.data)
+            return blob
+        finally:
+            self.meter.count("get", read=read)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Count one GET of the bytes in the range."""
+        read = 0
+        try:
+            data = self._store.get_range(key, start, end)
+            read = len(data)
+            return data
+        finally:
+            self.meter.count("get", read=read)
+
+    def head(self, key: str) -> ObjectInfo:
+        """Count one HEAD."""
+        self.meter.count("head")
+        return self._store.head(key)
+
+    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+        """Count one PUT."""
+        self.meter.count("put", written=memoryview(data).nbytes)
+        return self._store.put(key, data, mode)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Count one LIST per page of 1,000 keys, the first one at once."""
+        self.meter.count("list")
+        return self._counted(self._store.list(prefix, start_after))
+
+    def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
+        """Count one DELETE per 1,000 keys."""
+        for _ in range(0, len(keys), PAGE_KEYS):
+            self.meter.count("delete")
+        return self._store.delete(keys)
+
+    def local_path(self, key: str) -> Path | None:
+        """Count nothing."""
+        return self._store.local_path(key)
+
+    def _counted(self, found: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
+        for number, info in enumerate(found):
+            if number and number % PAGE_KEYS == 0:
+                self.meter.count("list")
+            yield info

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.store_conformance import StoreConformance
+
+
+class FixedClock:
+    def __init__(self, now_ms: int) -> None:
+        self.now = now_ms
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        self.now += int(duration_ms)
+
+
+class TestMemoryStore(StoreConformance):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return MemoryStore("conformance")
+
+
+def test_last_modified_follows_the_given_clock() -> None:
+    clock = FixedClock(1_000)
+    store = MemoryStore("clocked", clock=clock)
+    assert isinstance(store.put("k", b"", IfAbsent()), Committed)
+    clock.now = 5_000
+    assert store.head("k").last_modified_ms == 1_000
+
+
+def test_a_listing_is_of_the_moment_of_the_call() -> None:
+    store = MemoryStore("listing")
+    store.put("a", b"", IfAbsent())
+    listing = store.list("")
+    store.put("b", b"", IfAbsent())
+    assert [info.key for info in listing] == ["a"]
