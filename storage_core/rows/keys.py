@@ -1,0 +1,256 @@
+"""Order-preserving integer codes of column values: the one place that defines the total order of values.
+
+Numbers numerically, -0.0 equal to 0.0 and NaN above everything; strings and binary by bytes (UTF-8, not UTF-16); false
+before true; null last in both directions (design page 04 "Sort schema"; lessons 62, 63, 68, 69 of page 10). Strings
+and decimals are ranked through their distinct values, and dictionary columns through their dictionaries alone, so the
+rows themselves are only ever touched as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import InvalidInput
+
+Unsigned = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+KEY_BITS = 64
+_SIGN = np.uint64(1 << 63)
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """One code per row, comparing like the values: smaller first, `null_code` (above all others) for null.
+
+    Every code is at most `null_code`; equal values have equal codes. Codes need not be dense.
+    """
+
+    values: Unsigned
+    null_code: int
+
+
+def codes(column: pa.ChunkedArray, *, descending: bool = False) -> Codes:
+    """Return the codes of a column in the total order, reversed except for nulls when `descending`.
+
+    Dictionary columns are not decoded; unused, repeated and null dictionary values, and a dictionary per chunk, give
+    what the plain column gives. Raises `InvalidInput` for lists, structs and maps, which have no order.
+    """
+    if pa.types.is_dictionary(column.type):
+        return _dictionary_codes(column, descending=descending)
+    if _is_ranked(column.type):
+        return _dictionary_codes(column.dictionary_encode(), descending=descending)
+    return _fixed_codes(column, descending=descending)
+
+
+def pack(columns: Sequence[Codes], rows: int) -> list[Unsigned]:
+    """Return 64-bit keys, most significant first, whose lexicographic order is that of the columns.
+
+    Neighbouring columns share a key as long as their ranges fit; usually one key is all there is.
+    """
+    keys: list[Unsigned] = []
+    capacity = 0
+    for column in columns:
+        size = column.null_code + 1
+        if capacity * size > 1 << KEY_BITS or not keys:
+            keys.append(column.values)
+            capacity = size
+        else:
+            keys[-1] = keys[-1] * np.uint64(size) + column.values
+            capacity *= size
+    return keys or [np.zeros(rows, np.uint64)]
+
+
+def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[npt.NDArray[np.int64]]:
+    """Return one dense code per row of every table: equal keys have equal codes, greater keys greater ones.
+
+    Raises `InvalidInput` for a key column that is missing, of different types, or null somewhere (naming column and
+    row, counted from 0 in its table).
+    """
+    ends = np.cumsum([table.num_rows for table in tables])
+    columns = [_key_column(tables, name) for name in key]
+    dense = dense_ranks(pack(columns, int(ends[-1])))
+    return np.split(dense, ends[:-1])
+
+
+def dense_ranks(keys: Sequence[Unsigned]) -> npt.NDArray[np.int64]:
+    """Return the rank of every row among the distinct rows of `keys` (most significant first), from 0."""
+    order = sorted_order(keys)
+    rises = np.zeros(len(order), np.int64)
+    for key in keys:
+        ordered = key[order]
+        rises[1:] |= ordered[1:] != ordered[:-1]
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(rises)
+    return ranks
+
+
+def sorted_order(keys: Sequence[Unsigned]) -> npt.NDArray[np.int64]:
+    """Return the stable order of rows by `keys`, most significant first. Presorted runs cost one merge each."""
+    if len(keys) == 1:
+        # numpy's stable sort of 64-bit keys is a timsort: it finds the presorted runs of merged inputs.
+        return np.argsort(keys[0], kind="stable").astype(np.int64, copy=False)
+    return np.lexsort(tuple(reversed(keys))).astype(np.int64, copy=False)
+
+
+def ordered_bits(column: pa.ChunkedArray) -> Unsigned:
+    """Return a 64-bit key per row of a fixed-width column, ordered unsigned like the values; anything for null.
+
+    Equal values have equal bits: both zeros, and all NaNs. Floats of any width, integers, booleans, dates, times.
+    """
+    if pa.types.is_floating(column.type):
+        numbers = _filled(column.cast(pa.float64()))
+        # One NaN, positive, so above infinity; adding zero turns -0.0 into 0.0.
+        bits = (np.where(np.isnan(numbers), np.nan, numbers) + 0.0).view(np.uint64)
+        return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+    return _filled(_as_integers(column)).view(np.uint64) ^ _sign_flip(column.type)
+
+
+def null_mask(column: pa.ChunkedArray) -> Mask | None:
+    """Return which rows are null, or None if none is. For dictionary columns: by the indices alone."""
+    return column.is_null().to_numpy() if column.null_count else None
+
+
+def is_blob_or_text(type_: pa.DataType) -> bool:
+    """Whether values are bytes: strings and binary in any of Arrow's layouts."""
+    kinds = pa.types
+    texts = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
+    blobs = (kinds.is_binary, kinds.is_large_binary, kinds.is_binary_view, kinds.is_fixed_size_binary)
+    return any(is_kind(type_) for is_kind in (*texts, *blobs))
+
+
+def _sign_flip(type_: pa.DataType) -> np.uint64:
+    return np.uint64(0) if type_.equals(pa.uint64()) else _SIGN
+
+
+def _as_integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kinds, type_ = pa.types, column.type
+    if kinds.is_uint64(type_) or kinds.is_int64(type_):
+        return column
+    if kinds.is_integer(type_) or kinds.is_boolean(type_) or kinds.is_null(type_):
+        return column.cast(pa.int64())
+    if kinds.is_date32(type_) or kinds.is_time32(type_):
+        return column.cast(pa.int32()).cast(pa.int64())
+    if kinds.is_temporal(type_):
+        return column.cast(pa.int64())
+    raise InvalidInput(f"values of type {type_} have no order; leave the column out of keys and sort schemas")
+
+
+def _filled(column: pa.ChunkedArray) -> npt.NDArray[np.generic]:
+    """The values as one array, 0 for null; it may be the column's own memory."""
+    values: npt.NDArray[np.generic] = (column.fill_null(0) if column.null_count else column).to_numpy()
+    return values
+
+
+def _is_ranked(type_: pa.DataType) -> bool:
+    """Whether values are ranked through their distinct values because they do not fit 64 bits."""
+    return is_blob_or_text(type_) or bool(pa.types.is_decimal(type_))
+
+
+def _fixed_codes(column: pa.ChunkedArray, *, descending: bool) -> Codes:
+    bits, nulls = ordered_bits(column), null_mask(column)
+    present = bits if nulls is None else bits[~nulls]
+    if not len(present):
+        return Codes(np.zeros(len(bits), np.uint64), 0)
+    low, high = int(present.min()), int(present.max())
+    if high - low >= _WORD:
+        # Both ends of the range are taken, so there is no code left for null: rank instead.
+        return _dense_codes(bits, nulls, descending=descending)
+    values = np.uint64(high) - bits if descending else bits - np.uint64(low)
+    return Codes(_with_nulls(values, nulls, high - low + 1), high - low + 1)
+
+
+def _dense_codes(bits: Unsigned, nulls: Mask | None, *, descending: bool) -> Codes:
+    distinct, inverse = np.unique(bits, return_inverse=True)
+    values = inverse.astype(np.uint64)
+    if descending:
+        values = np.uint64(len(distinct) - 1) - values
+    return Codes(_with_nulls(values, nulls, len(distinct)), len(distinct))
+
+
+def _with_nulls(values: Unsigned, nulls: Mask | None, null_code: int) -> Unsigned:
+    if nulls is not None:
+        values[nulls] = null_code
+    return values
+
+
+def _dictionary_codes(column: pa.ChunkedArray, *, descending: bool) -> Codes:
+    """Rank the distinct values of all chunks once, then look every row's index up in the ranks."""
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    dictionaries, offsets = _stacked([chunk.dictionary for chunk in chunks])
+    if dictionaries is None:
+        return Codes(np.zeros(0, np.uint64), 0)
+    ranked = _rank_values(dictionaries, descending=descending)
+    lookup = np.append(ranked.values, np.uint64(ranked.null_code))
+    parts = [
+        lookup[_indices(chunk.indices, offset, len(lookup) - 1)] for chunk, offset in zip(chunks, offsets, strict=True)
+    ]
+    return Codes(np.concatenate(parts), ranked.null_code)
+
+
+def _stacked(dictionaries: Iterable[pa.Array]) -> tuple[pa.Array | None, list[int]]:
+    """All dictionaries one after the other, and where each begins; a repeated one is stacked once."""
+    distinct: list[pa.Array] = []
+    offsets: list[int] = []
+    length = 0
+    for dictionary in dictionaries:
+        if distinct and dictionary.equals(distinct[-1]):
+            offsets.append(length - len(dictionary))
+            continue
+        distinct.append(dictionary)
+        offsets.append(length)
+        length += len(dictionary)
+    return (pa.concat_arrays(distinct) if distinct else None), offsets
+
+
+def _indices(indices: pa.Array, offset: int, null_position: int) -> npt.NDArray[np.int64]:
+    positions: npt.NDArray[np.int64] = indices.fill_null(0).to_numpy().astype(np.int64) + offset
+    if indices.null_count:
+        positions[indices.is_null().to_numpy(zero_copy_only=False)] = null_position
+    return positions
+
+
+def _rank_values(values: pa.Array, *, descending: bool) -> Codes:
+    if not _is_ranked(values.type):
+        return _fixed_codes(pa.chunked_array([values]), descending=descending)
+    encoded = values.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    ranks = np.empty(len(order) + 1, np.uint64)
+    ranks[order] = np.arange(len(order), dtype=np.uint64)[::-1] if descending else np.arange(len(order))
+    ranks[-1] = len(order)
+    return Codes(ranks[_indices(encoded.indices, 0, len(order))], len(order))
+
+
+def _joined(columns: Sequence[pa.ChunkedArray], name: str) -> pa.ChunkedArray:
+    types = {str(column.type.value_type if pa.types.is_dictionary(column.type) else column.type) for column in columns}
+    if len(types) > 1:
+        raise InvalidInput(f"the key column {name!r} has the types {sorted(types)}; they must be one", column=name)
+    if len({column.type for column in columns}) > 1:  # plain here, dictionary there
+        columns = [
+            column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in columns
+        ]
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
+
+
+def _key_column(tables: Sequence[pa.Table], name: str) -> Codes:
+    for table in tables:
+        if name not in table.schema.names:
+            raise InvalidInput(f"the key column {name!r} is missing; found {table.schema.names}", column=name)
+    coded = codes(_joined([table.column(name) for table in tables], name))
+    # By code, not by null count: a dictionary may hold null as one of its values.
+    missing = np.flatnonzero(coded.values == coded.null_code)
+    if len(missing):
+        row = int(missing[0])
+        for table in tables:
+            if row < table.num_rows:
+                break
+            row -= table.num_rows
+        raise InvalidInput(f"the key column {name!r} is null in row {row}; a key needs a value", column=name, row=row)
+    return coded

@@ -1,0 +1,257 @@
+"""Table schemas: Spark JSON in the log, Arrow in memory, and the only door through which rows enter (design page 02).
+
+| Spark | Arrow | | Spark | Arrow |
+|---|---|---|---|---|
+| boolean | bool | | binary | binary |
+| byte, short, integer, long | int8, int16, int32, int64 | | date | date32 |
+| float, double | float32, float64 | | timestamp | timestamp[us, UTC] |
+| string | string | | timestamp_ntz | timestamp[us] |
+| decimal(p,s) | decimal128(p, s) | | array, struct, map | list, struct, map |
+
+Only columns can be required; the fields inside lists, structs and maps are always nullable, so that an old split can
+be read under a newer schema. Everything else is refused rather than approximated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import InvalidInput
+
+_ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_SPARK_BY_ARROW: Mapping[pa.DataType, str] = {arrow: spark for spark, arrow in _ARROW_BY_SPARK.items()}
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
+
+
+def to_schema_string(schema: pa.Schema) -> str:
+    """Return the schema as compact Spark JSON; equal schemas give equal text, whatever their Arrow metadata.
+
+    Raises `InvalidInput` for a type outside the table above, and for names that are empty, repeated, or differ only
+    in case (Spark and DuckDB could not tell them apart).
+    """
+    _check_names(schema.names)
+    return json.dumps(_struct_to_spark(schema, ""), separators=(",", ":"), ensure_ascii=False)
+
+
+def from_schema_string(text: str) -> pa.Schema:
+    """Return the Arrow schema of a Spark schema JSON; the inverse of `to_schema_string`. Raises `InvalidInput`."""
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"the schema string is not JSON: {error}") from error
+    if not isinstance(parsed, dict) or parsed.get("type") != "struct":
+        raise InvalidInput(f"the schema string must be a Spark struct, found {text[:80]!r}")
+    return pa.schema(list(_fields_from_spark(parsed, "")))
+
+
+def conform(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """Return the same rows under exactly `schema`: its columns, order and types, every value unchanged.
+
+    Missing nullable columns become null. Conversions are exact or refused: other text, binary and list layouts,
+    dictionaries, integers and decimals that fit, integers as floats that represent them, timestamps of other units
+    and zones. Raises `InvalidInput` for an unknown or repeated column, a type that would need interpretation, a value
+    that does not fit, and a null in a required column (naming the column and the first row, counted from 0).
+    """
+    rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+    _check_columns(rows.schema.names, schema)
+    columns = [_conform_column(rows, field) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _check_names(names: list[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name:
+            raise InvalidInput("a column has an empty name; give every column a name")
+        folded = name.casefold()
+        if folded in seen:
+            raise InvalidInput(
+                f"the columns {seen[folded]!r} and {name!r} differ at most in case; rename one", column=name
+            )
+        seen[folded] = name
+
+
+def _check_columns(names: list[str], schema: pa.Schema) -> None:
+    unknown = sorted(set(names) - set(schema.names))
+    if unknown:
+        raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidInput(f"the columns {repeated} occur more than once; pass each column once", columns=repeated)
+
+
+def _conform_column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    if field.name not in rows.schema.names:
+        column = pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+    else:
+        column = _cast(rows.column(field.name), field)
+    if not field.nullable and column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise InvalidInput(
+            f"column {field.name!r} is required, but row {row} has no value ({column.null_count} rows in all); "
+            "fill it or leave the rows out",
+            column=field.name,
+            row=row,
+        )
+    return column
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if column.type.equals(field.type):
+        # Lists and maps are equal whatever their inner fields are called; the cast renames them without a copy.
+        return column.cast(field.type) if pa.types.is_nested(field.type) else column
+    if not _is_exact(column.type, field.type):
+        hint = _hint(column.type, field.type)
+        raise InvalidInput(
+            f"column {field.name!r} has type {column.type}, the table has {field.type}; {hint}", column=field.name
+        )
+    if pa.types.is_dictionary(column.type) and not column.type.value_type.equals(field.type):
+        column = column.cast(column.type.value_type)
+    try:
+        return column.cast(field.type, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidInput(
+            f"column {field.name!r}: a value of type {column.type} does not fit {field.type} exactly: {error}",
+            column=field.name,
+        ) from error
+
+
+def _hint(source: pa.DataType, target: pa.DataType) -> str:
+    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
+        return "only one of them names an instant: attach or drop the time zone yourself"
+    return "convert it before writing"
+
+
+def _is_exact(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether a checked Arrow cast keeps every value that it accepts; the cast itself refuses what does not fit."""
+    kinds = pa.types
+    if source.equals(target) or kinds.is_null(source):
+        return True
+    if kinds.is_dictionary(source):
+        return _is_exact(source.value_type, target)
+    if kinds.is_string(target):
+        return bool(kinds.is_large_string(source) or kinds.is_string_view(source))
+    if kinds.is_binary(target):
+        variants = (kinds.is_large_binary, kinds.is_binary_view, kinds.is_fixed_size_binary)
+        return any(is_variant(source) for is_variant in variants)
+    if kinds.is_integer(target):
+        return bool(kinds.is_integer(source))
+    if kinds.is_floating(target):
+        return bool(kinds.is_integer(source)) or 0 < _float_width(source) <= target.bit_width
+    if kinds.is_decimal(target):
+        return bool(kinds.is_decimal(source))
+    if kinds.is_timestamp(target):
+        return bool(kinds.is_timestamp(source)) and (source.tz is None) == (target.tz is None)
+    return _is_exact_nested(source, target)
+
+
+def _float_width(source: pa.DataType) -> int:
+    return int(source.bit_width) if pa.types.is_floating(source) else 0
+
+
+def _is_exact_nested(source: pa.DataType, target: pa.DataType) -> bool:
+    kinds = pa.types
+    if kinds.is_map(target):
+        return (
+            kinds.is_map(source)
+            and _is_exact(source.key_type, target.key_type)
+            and _is_exact(source.item_type, target.item_type)
+        )
+    if kinds.is_list(target):
+        listed = kinds.is_list(source) or kinds.is_large_list(source) or kinds.is_fixed_size_list(source)
+        return listed and _is_exact(source.value_type, target.value_type)
+    if kinds.is_struct(target) and kinds.is_struct(source):
+        theirs, ours = list(source.fields), list(target.fields)
+        return [field.name for field in theirs] == [field.name for field in ours] and all(
+            _is_exact(a.type, b.type) for a, b in zip(theirs, ours, strict=True)
+        )
+    return False
+
+
+def _struct_to_spark(fields: Any, where: str) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [
+            {
+                "name": field.name,
+                "type": _to_spark(field.type, f"{where}{field.name}"),
+                "nullable": field.nullable or bool(where),
+                "metadata": {},
+            }
+            for field in fields
+        ],
+    }
+
+
+def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:
+    kinds = pa.types
+    if type_ in _SPARK_BY_ARROW:
+        return _SPARK_BY_ARROW[type_]
+    if kinds.is_decimal128(type_) and 0 <= type_.scale <= type_.precision:
+        return f"decimal({type_.precision},{type_.scale})"
+    if kinds.is_struct(type_):
+        return _struct_to_spark(type_.fields, f"{where}.")
+    if kinds.is_map(type_):
+        return {
+            "type": "map",
+            "keyType": _to_spark(type_.key_type, f"{where}.key"),
+            "valueType": _to_spark(type_.item_type, f"{where}.value"),
+            "valueContainsNull": True,
+        }
+    if kinds.is_list(type_):
+        return {"type": "array", "elementType": _to_spark(type_.value_type, f"{where}.element"), "containsNull": True}
+    supported = [*_ARROW_BY_SPARK, "decimal(p,s)", "array", "struct", "map"]
+    raise InvalidInput(
+        f"column {where!r} has the type {type_}, which tables do not hold; use one of {', '.join(supported)}",
+        column=where,
+    )
+
+
+def _fields_from_spark(struct: Mapping[str, Any], where: str) -> Iterator[pa.Field]:
+    for field in struct.get("fields", []):
+        try:
+            name, type_, nullable = field["name"], field["type"], field.get("nullable", True)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"the schema string has a field without name or type: {field!r}") from error
+        yield pa.field(name, _from_spark(type_, f"{where}{name}"), nullable=bool(nullable) or bool(where))
+
+
+def _from_spark(type_: object, where: str) -> pa.DataType:
+    if isinstance(type_, str):
+        return _atom_from_spark(type_, where)
+    match type_:
+        case {"type": "struct", "fields": fields}:
+            return pa.struct(list(_fields_from_spark({"fields": fields}, f"{where}.")))
+        case {"type": "array", "elementType": element}:
+            return pa.list_(pa.field("element", _from_spark(element, f"{where}.element")))
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return pa.map_(_from_spark(key, f"{where}.key"), _from_spark(value, f"{where}.value"))
+    raise InvalidInput(f"column {where!r} has the unknown Spark type {type_!r}", column=where)
+
+
+def _atom_from_spark(text: str, where: str) -> pa.DataType:
+    if text in _ARROW_BY_SPARK:
+        return _ARROW_BY_SPARK[text]
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal and 1 <= int(decimal[1]) <= 38 and 0 <= int(decimal[2]) <= int(decimal[1]):
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    raise InvalidInput(f"column {where!r} has the unknown Spark type {text!r}", column=where)

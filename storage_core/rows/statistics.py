@@ -1,0 +1,200 @@
+"""Column statistics that never lie: every value lies between the bounds, in the total order of `rows.keys`.
+
+The bounds are text, because the log stores them as text; `decode` is the way back, so that numbers compare as numbers
+and numeric-looking strings as strings (lessons 62, 64 and 66 of design page 10).
+
+| Type | Text | | Type | Text |
+|---|---|---|---|---|
+| boolean | `true`, `false` | | date | `2015-05-17` |
+| integers | decimal digits | | timestamp | `2015-05-17T10:05:03.000000Z`, no `Z` without a zone |
+| floats | shortest that reads back; `NaN`, `Infinity` | | string | cut at 32 code points, a cut maximum rounded up |
+| decimal | plain digits with its scale | | binary, lists, structs, maps | none |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import Corrupt
+
+TRUNCATE_AT = 32
+
+_LAST_CODE_POINT = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+_SPECIAL_FLOATS: Mapping[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+Value = bool | int | float | Decimal | str | date | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Bounds in text form per column, and the number of nulls of every column.
+
+    A column without a bound on one side has no entry there: no values, a type without bounds, a maximum that cannot
+    be rounded up, or an instant that the calendar of the text cannot write (years 1 to 9999). No entry never prunes.
+    """
+
+    min_values: dict[str, str] = field(default_factory=dict)
+    max_values: dict[str, str] = field(default_factory=dict)
+    null_counts: dict[str, int] = field(default_factory=dict)
+
+
+def compute(table: pa.Table, truncate_at: int = TRUNCATE_AT) -> Statistics:
+    """Return the statistics of every column; strings are cut after `truncate_at` code points."""
+    statistics = Statistics()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        values, statistics.null_counts[name] = _values_and_nulls(column)
+        if not _has_bounds(values.type):
+            continue
+        low, high = _extremes(values)
+        for bounds, text in (
+            (statistics.min_values, _lower(low, truncate_at)),
+            (statistics.max_values, _upper(high, truncate_at)),
+        ):
+            if text is not None:
+                bounds[name] = text
+    return statistics
+
+
+def decode(text: str, type_: pa.DataType) -> Value:
+    """Return the bound as a Python value that compares like the column: bool, int, float, Decimal, str, date, datetime.
+
+    Timestamps with a zone are aware (UTC), others naive. NaN is returned as such: it is the greatest value of the total
+    order, but Python finds it neither smaller nor greater than anything, so prune only on a comparison that holds.
+    Raises `Corrupt` for text that this type never produces.
+    """
+    try:
+        return _decode(text, type_)
+    except (ValueError, InvalidOperation) as error:
+        raise Corrupt(f"the statistic {text!r} is not a value of type {type_}: {error}", text=text) from error
+
+
+def _decode(text: str, type_: pa.DataType) -> Value:
+    kinds = pa.types
+    if kinds.is_boolean(type_):
+        return text == "true" if text in ("true", "false") else _refuse("true or false")
+    if kinds.is_integer(type_):
+        return int(text)
+    if kinds.is_floating(type_):
+        return _SPECIAL_FLOATS[text] if text in _SPECIAL_FLOATS else float(text)
+    if kinds.is_decimal(type_):
+        return Decimal(text)
+    if kinds.is_date(type_):
+        return date.fromisoformat(text)
+    if kinds.is_timestamp(type_):
+        instant = datetime.fromisoformat(text)
+        if (instant.tzinfo is None) != (type_.tz is None):
+            return _refuse("a zone exactly when the column has one")
+        return instant
+    if kinds.is_dictionary(type_):
+        return _decode(text, type_.value_type)
+    return text
+
+
+def _refuse(expected: str) -> NoReturn:
+    raise ValueError(f"expected {expected}")
+
+
+def _values_and_nulls(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, int]:
+    """The values that occur (of a dictionary column: once each), and how many rows are null."""
+    if not pa.types.is_dictionary(column.type):
+        return column, column.null_count
+    used: list[pa.Array] = []
+    nulls = 0
+    for chunk in column.chunks:
+        nulls += chunk.null_count
+        if chunk.dictionary.null_count:
+            nulls += chunk.dictionary_decode().null_count - chunk.null_count
+        used.append(chunk.dictionary.take(pc.unique(chunk.indices)))
+    return pa.chunked_array(used, column.type.value_type), nulls
+
+
+def _has_bounds(type_: pa.DataType) -> bool:
+    kinds = pa.types
+    texts = kinds.is_string(type_) or kinds.is_large_string(type_) or kinds.is_string_view(type_)
+    times = kinds.is_date(type_) or kinds.is_timestamp(type_)
+    numbers = kinds.is_boolean(type_) or kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_decimal(type_)
+    return bool(texts or times or numbers)
+
+
+def _extremes(values: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
+    if not pa.types.is_floating(values.type):
+        bounds = pc.min_max(values.cast(pa.string()) if pa.types.is_string_view(values.type) else values)
+        return bounds["min"], bounds["max"]
+    unordered = pc.is_nan(values)
+    bounds = pc.min_max(values.filter(pc.invert(unordered)))
+    if not pc.any(unordered).as_py():
+        return bounds["min"], bounds["max"]
+    nan = pa.scalar(math.nan, values.type)
+    return (bounds["min"] if bounds["min"].is_valid else nan), nan
+
+
+def _lower(bound: pa.Scalar, truncate_at: int) -> str | None:
+    text = _text(bound)
+    return text[:truncate_at] if text is not None and _is_text(bound.type) else text
+
+
+def _upper(bound: pa.Scalar, truncate_at: int) -> str | None:
+    text = _text(bound)
+    if text is None or len(text) <= truncate_at or not _is_text(bound.type):
+        return text
+    return _next_after_prefix(text[:truncate_at])
+
+
+def _next_after_prefix(prefix: str) -> str | None:
+    """The least text of at most this length above every text with the prefix; None when there is none.
+
+    Order by code point is order by UTF-8 bytes. Surrogates are no characters, so the step before them skips them.
+    """
+    kept = prefix.rstrip(chr(_LAST_CODE_POINT))
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _text(bound: pa.Scalar) -> str | None:
+    if not bound.is_valid:
+        return None
+    kinds, type_ = pa.types, bound.type
+    if kinds.is_date(type_) or kinds.is_timestamp(type_):
+        return _calendar_text(bound)
+    value = bound.as_py()
+    if kinds.is_boolean(type_):
+        return "true" if value else "false"
+    if kinds.is_floating(type_):
+        return _float_text(float(value))
+    return format(value, "f") if kinds.is_decimal(type_) else str(value)
+
+
+def _float_text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return repr(value + 0.0)  # -0.0 and 0.0 are one value
+
+
+def _calendar_text(bound: pa.Scalar) -> str | None:
+    try:
+        if pa.types.is_date(bound.type):
+            return str(bound.as_py().isoformat())
+        instant = bound.cast(pa.timestamp("us", tz=bound.type.tz)).as_py()
+        if bound.type.tz is None:
+            return str(instant.isoformat(timespec="microseconds"))
+        return str(instant.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")) + "Z"
+    except (ValueError, OverflowError, pa.ArrowInvalid):
+        return None  # outside years 1 to 9999, or finer than the text: without a bound nothing is pruned

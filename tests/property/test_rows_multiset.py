@@ -1,0 +1,76 @@
+"""The fingerprint of rows against Python's own multiset of them (design page 04, MC-1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage_core.rows.fingerprint import combine, of
+
+SCHEMA = pa.schema(
+    [
+        ("text", pa.string()),
+        ("number", pa.int32()),
+        ("tags", pa.list_(pa.string())),
+        ("labels", pa.map_(pa.string(), pa.int64())),
+        ("point", pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int64()))])),
+    ]
+)
+SMALL = st.integers(0, 2)
+TEXT = st.sampled_from(["", "a", "b", "ab", "\U00010000"])
+ROW = st.fixed_dictionaries(
+    {
+        "text": st.none() | TEXT,
+        "number": st.none() | SMALL,
+        "tags": st.none() | st.lists(st.none() | TEXT, max_size=2),
+        "labels": st.none() | st.lists(st.tuples(TEXT, st.none() | SMALL), max_size=2),
+        "point": st.none()
+        | st.fixed_dictionaries({"x": st.none() | SMALL, "y": st.none() | st.lists(SMALL, max_size=2)}),
+    }
+)
+ROWS = st.lists(ROW, max_size=6)
+
+
+def _table(rows: list[dict[str, object]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def _multiset(rows: list[dict[str, object]]) -> Counter[str]:
+    return Counter(repr(row) for row in _table(rows).to_pylist())
+
+
+@given(ROWS, ROWS)
+def test_fingerprints_are_equal_exactly_when_the_multisets_are(
+    left: list[dict[str, object]], right: list[dict[str, object]]
+) -> None:
+    assert (of(_table(left)) == of(_table(right))) == (_multiset(left) == _multiset(right))
+
+
+@given(ROWS, st.randoms(use_true_random=False), st.data())
+def test_neither_order_nor_chunks_nor_dictionaries_count(
+    rows: list[dict[str, object]],
+    random: Random,
+    data: st.DataObject,
+) -> None:
+    expected = of(_table(rows))
+    random.shuffle(rows)
+    whole = _table(rows)
+    cut = data.draw(st.integers(0, len(rows)))
+    parts = [whole.slice(0, cut), whole.slice(cut)]
+    assert of(pa.concat_tables(parts)) == expected
+    assert combine(of(parts[0]), of(parts[1])) == expected
+    encoded = pa.chunked_array([part.column("text").combine_chunks().dictionary_encode() for part in parts])
+    assert of(whole.set_column(0, "text", encoded)) == expected
+    columns = data.draw(st.permutations(SCHEMA.names))
+    assert of(whole.select(columns)) == expected
+
+
+@given(ROWS, st.sampled_from(SCHEMA.names))
+def test_a_missing_column_equals_one_without_values(rows: list[dict[str, object]], name: str) -> None:
+    without = _table(rows).drop_columns([name])
+    nulls = without.append_column(name, pa.nulls(len(rows), SCHEMA.field(name).type))
+    assert of(nulls) == of(without)

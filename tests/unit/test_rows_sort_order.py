@@ -1,0 +1,84 @@
+"""Binding a sort schema to a table (design page 04)."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import InvalidInput
+from storage_core.rows.sort_order import OrderColumn, bind
+
+SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("status", pa.int32()),
+        pa.field("path", pa.string()),
+        pa.field("share", pa.float64()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("tiebreaker", pa.int64()),
+    ]
+)
+
+
+def test_timestamp_means_the_time_column_whatever_its_name() -> None:
+    order = bind(TableConfig(time_column="at", sort_schema="status__i|-path|timestamp/V2"), SCHEMA)
+    assert order.columns == (OrderColumn("status", False), OrderColumn("path", True), OrderColumn("at", True))
+    assert order.text == "status__i|path:-|timestamp/V2"
+
+
+def test_columns_behind_the_cutoff_are_not_compared_but_time_is() -> None:
+    order = bind(TableConfig(time_column="at", sort_schema="status|&path|timestamp|tiebreaker/V2"), SCHEMA)
+    assert [column.name for column in order.columns] == ["status", "at", "tiebreaker"]
+    assert order.text == "status|&path|timestamp|tiebreaker/V2"
+
+
+def test_a_time_column_alone_orders_newest_first() -> None:
+    order = bind(TableConfig(time_column="at"), SCHEMA)
+    assert order.columns == (OrderColumn("at", True),)
+    assert order.text == "timestamp/V2"
+
+
+def test_a_keyed_table_without_time_is_ordered_by_its_key() -> None:
+    order = bind(TableConfig(primary_key=("path", "status")), SCHEMA)
+    assert order.columns == (OrderColumn("path", False), OrderColumn("status", False))
+    assert order.text == "key(path,status)"
+
+
+def test_a_keyed_table_with_time_is_ordered_by_its_sort_schema() -> None:
+    order = bind(TableConfig(time_column="at", primary_key=("path", "at"), sort_schema="path|timestamp/V2"), SCHEMA)
+    assert order.text == "path|timestamp/V2"
+
+
+def test_a_table_with_neither_has_no_order() -> None:
+    order = bind(TableConfig(), SCHEMA)
+    assert order.columns == ()
+    assert order.text == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            TableConfig(time_column="at", sort_schema="status__s|timestamp/V2"),
+            "'status' is string, the table says int32",
+        ),
+        (TableConfig(time_column="at", sort_schema="path__i|timestamp/V2"), "'path' is int64, the table says string"),
+        (TableConfig(time_column="at", sort_schema="status__nf|timestamp/V2"), "'status' is float64"),
+        (TableConfig(time_column="at", sort_schema="host|timestamp/V2"), "'host'"),
+        (TableConfig(time_column="at", sort_schema="tags|timestamp/V2"), "no order"),
+        (TableConfig(time_column="at", sort_schema="at|timestamp/V2"), "'at' twice"),
+        (TableConfig(time_column="path"), "must be a timestamp"),
+        (TableConfig(time_column="missing"), "'missing'"),
+        (TableConfig(sort_schema="path|timestamp/V2"), "no time column"),
+        (TableConfig(primary_key=("nope",)), "'nope'"),
+        (TableConfig(primary_key=("tags",)), "no order"),
+    ],
+)
+def test_an_order_that_the_table_cannot_have_is_refused(config: TableConfig, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        bind(config, SCHEMA)
+
+
+def test_a_default_type_of_a_name_does_not_contradict_the_table() -> None:
+    assert bind(TableConfig(time_column="at", sort_schema="status|timestamp/V2"), SCHEMA).columns[0].name == "status"
