@@ -1,0 +1,295 @@
+"""The Avro state of a checkpoint as bytes: file entries and the state manifest (design page 02; `004` appendix B).
+
+Pure: records to bytes and back. The same records give the same bytes: map keys are sorted, the sync marker is fixed,
+and nothing of the clock enters. Writing keeps the field ids and the order of the source; Tidemark's own fields follow
+with ids from 160. Reading resolves by name, never by id: files with fields we do not know and files without ours open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import fastavro
+from fastavro.schema import SchemaParseException, UnknownType
+from fastavro.types import Schema
+
+from storage_core.errors import Corrupt
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdError
+else:
+    from backports.zstd import ZstdError
+
+# A damaged Avro file fails in whichever decoder meets the damage first.
+_DAMAGE = (
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    SchemaParseException,
+    UnknownType,
+    ZstdError,
+    zlib.error,
+)
+
+FORMAT_VERSION = 1
+STATE_PROTOCOL_VERSION = 4
+ENTRIES_PER_MANIFEST = 50_000
+MAX_ENTRIES = 20_000_000
+SOURCE_FIELD_IDS = range(100, 150)
+OWN_FIELD_IDS = range(160, 200)
+
+_CODEC = "zstandard"
+_LEVEL = 3
+_MAGIC = b"Obj\x01"
+_SYNC_MARKER = hashlib.sha256(b"tidemark state").digest()[:16]
+
+Entry = Mapping[str, Any]
+
+
+def _optional(kind: object) -> list[object]:
+    return ["null", kind]
+
+
+def _map(values: str) -> dict[str, str]:
+    return {"type": "map", "values": values}
+
+
+# (name, type, field id), in the order of the bytes. The first eighteen are the source's, unchanged.
+_ENTRY_FIELDS: tuple[tuple[str, object, int], ...] = (
+    ("path", "string", 100),
+    ("partitionValues", _map("string"), 101),
+    ("size", "long", 102),
+    ("modificationTime", "long", 103),
+    ("dataChange", "boolean", 104),
+    ("stats", _optional("string"), 110),
+    ("minValues", _optional(_map("string")), 111),
+    ("maxValues", _optional(_map("string")), 112),
+    ("numRecords", _optional("long"), 113),
+    ("footerStartOffset", _optional("long"), 120),
+    ("footerEndOffset", _optional("long"), 121),
+    ("hasFooterOffsets", "boolean", 122),
+    ("splitTags", _optional({"type": "array", "items": "string"}), 130),
+    ("numMergeOps", _optional("int"), 131),
+    ("docMappingRef", _optional("string"), 132),
+    ("uncompressedSizeBytes", _optional("long"), 133),
+    ("addedAtVersion", "long", 140),
+    ("addedAtTimestamp", "long", 141),
+    ("windowStart", _optional("long"), 160),
+    ("windowSeconds", _optional("long"), 161),
+    ("sortSchema", _optional("string"), 162),
+    ("sourceId", _optional("string"), 163),
+    ("partitionId", _optional("string"), 164),
+    ("minRowKey", _optional("string"), 165),
+    ("maxRowKey", _optional("string"), 166),
+    ("nullCounts", _optional(_map("long")), 167),
+    ("xxh3", _optional("string"), 168),
+    ("deletionVector", _optional("string"), 169),
+    ("docMappingJson", _optional("string"), 170),
+)
+ENTRY_FIELD_NAMES = frozenset(name for name, _, _ in _ENTRY_FIELDS)
+
+
+def _entry_field(name: str, kind: object, number: int) -> dict[str, object]:
+    declared: dict[str, object] = {"name": name, "type": kind, "field-id": number}
+    if isinstance(kind, list):
+        declared["default"] = None
+    if name == "hasFooterOffsets":
+        declared["default"] = False
+    return declared
+
+
+ENTRY_SCHEMA: Schema = {
+    "type": "record",
+    "name": "FileEntry",
+    "namespace": "io.indextables.spark.transaction.avro",
+    "fields": [_entry_field(*each) for each in _ENTRY_FIELDS],
+}
+
+_BOUNDS_SCHEMA: Schema = {
+    "type": "record",
+    "name": "PartitionBoundsItem",
+    "fields": [
+        {"name": "min", "type": ["null", "string"], "default": None},
+        {"name": "max", "type": ["null", "string"], "default": None},
+    ],
+}
+_MANIFEST_INFO_SCHEMA: Schema = {
+    "type": "record",
+    "name": "ManifestInfoItem",
+    "fields": [
+        {"name": "path", "type": "string"},
+        {"name": "numEntries", "type": "long"},
+        {"name": "minAddedAtVersion", "type": "long"},
+        {"name": "maxAddedAtVersion", "type": "long"},
+        {
+            "name": "partitionBounds",
+            "type": ["null", {"type": "map", "values": _BOUNDS_SCHEMA}],
+            "default": None,
+        },
+        {"name": "tombstoneCount", "type": "long", "default": 0},
+        {"name": "liveEntryCount", "type": "long", "default": -1},
+    ],
+}
+STATE_SCHEMA: Schema = {
+    "type": "record",
+    "name": "StateManifest",
+    "namespace": "io.indextables.state",
+    "fields": [
+        {"name": "formatVersion", "type": "int"},
+        {"name": "stateVersion", "type": "long"},
+        {"name": "createdAt", "type": "long"},
+        {"name": "numFiles", "type": "long"},
+        {"name": "totalBytes", "type": "long"},
+        {"name": "protocolVersion", "type": "int"},
+        {"name": "manifests", "type": {"type": "array", "items": _MANIFEST_INFO_SCHEMA}},
+        {"name": "tombstones", "type": {"type": "array", "items": "string"}, "default": []},
+        {"name": "schemaRegistry", "type": {"type": "map", "values": "string"}, "default": {}},
+        {"name": "metadata", "type": ["null", "string"], "default": None},
+        {"name": "actions", "type": {"type": "array", "items": "string"}, "default": []},
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestInfo:
+    """One manifest that a state names: `path` as written, entries, versions covered, bounds per partition column."""
+
+    path: str
+    num_entries: int
+    min_added_at_version: int
+    max_added_at_version: int
+    partition_bounds: Mapping[str, tuple[str | None, str | None]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateManifest:
+    """The root of a state. `created_at` is in ms; `actions` are action lines for what the source has no field for.
+
+    `metadata` is JSON text: wrapped in `{"metaData": …}`, bare, or None. `actions` is empty in states of others.
+    """
+
+    state_version: int
+    created_at: int
+    num_files: int
+    total_bytes: int
+    manifests: tuple[ManifestInfo, ...]
+    tombstones: tuple[str, ...] = ()
+    schema_registry: Mapping[str, str] = field(default_factory=dict)
+    metadata: str | None = None
+    actions: tuple[str, ...] = ()
+    protocol_version: int = STATE_PROTOCOL_VERSION
+
+
+def content_id(data: bytes) -> str:
+    """Return the id of a manifest: the first 16 hex digits of the SHA-256 of its content."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def encode_entries(entries: Iterable[Entry]) -> bytes:
+    """Return an Avro file of the entries in the given order; absent optional fields become null."""
+    return _write(ENTRY_SCHEMA, [_sorted_maps(entry) for entry in entries])
+
+
+def decode_entries(data: bytes, where: str) -> list[dict[str, Any]]:
+    """Return the entries of an Avro file as they are named there. Raises `Corrupt` naming `where`."""
+    return _read(data, where, MAX_ENTRIES)
+
+
+def encode_state(state: StateManifest) -> bytes:
+    """Return the bytes of a state manifest."""
+    record = {
+        "formatVersion": FORMAT_VERSION,
+        "stateVersion": state.state_version,
+        "createdAt": state.created_at,
+        "numFiles": state.num_files,
+        "totalBytes": state.total_bytes,
+        "protocolVersion": state.protocol_version,
+        "manifests": [_manifest_record(each) for each in state.manifests],
+        "tombstones": sorted(state.tombstones),
+        "schemaRegistry": dict(sorted(state.schema_registry.items())),
+        "metadata": state.metadata,
+        "actions": list(state.actions),
+    }
+    return _write(STATE_SCHEMA, [record])
+
+
+def decode_state(data: bytes, where: str) -> StateManifest:
+    """Return the state manifest in `data`, whoever wrote it. Raises `Corrupt` naming `where`."""
+    records = _read(data, where, 1)
+    if len(records) != 1:
+        raise Corrupt(f"{where}: expected one state record, found {len(records)}", key=where)
+    record = records[0]
+    try:
+        return StateManifest(
+            state_version=record["stateVersion"],
+            created_at=record.get("createdAt") or 0,
+            num_files=record.get("numFiles") or 0,
+            total_bytes=record.get("totalBytes") or 0,
+            manifests=tuple(_manifest_info(each) for each in record["manifests"]),
+            tombstones=tuple(record.get("tombstones") or ()),
+            schema_registry=record.get("schemaRegistry") or {},
+            metadata=record.get("metadata"),
+            actions=tuple(record.get("actions") or ()),
+            protocol_version=record.get("protocolVersion") or STATE_PROTOCOL_VERSION,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{where}: the state lacks a field it needs: {error}", key=where) from error
+
+
+def _manifest_record(info: ManifestInfo) -> dict[str, object]:
+    bounds = info.partition_bounds
+    return {
+        "path": info.path,
+        "numEntries": info.num_entries,
+        "minAddedAtVersion": info.min_added_at_version,
+        "maxAddedAtVersion": info.max_added_at_version,
+        "partitionBounds": bounds and {name: {"min": low, "max": high} for name, (low, high) in sorted(bounds.items())},
+        "tombstoneCount": 0,
+        "liveEntryCount": info.num_entries,
+    }
+
+
+def _manifest_info(record: Mapping[str, Any]) -> ManifestInfo:
+    bounds = record.get("partitionBounds")
+    return ManifestInfo(
+        path=record["path"],
+        num_entries=record["numEntries"],
+        min_added_at_version=record.get("minAddedAtVersion") or 0,
+        max_added_at_version=record.get("maxAddedAtVersion") or 0,
+        partition_bounds=bounds and {name: (each.get("min"), each.get("max")) for name, each in bounds.items()},
+    )
+
+
+def _sorted_maps(entry: Entry) -> dict[str, Any]:
+    return {name: dict(sorted(value.items())) if isinstance(value, Mapping) else value for name, value in entry.items()}
+
+
+def _write(schema: Schema, records: Sequence[Mapping[str, object]]) -> bytes:
+    target = io.BytesIO()
+    fastavro.writer(target, schema, records, codec=_CODEC, codec_compression_level=_LEVEL, sync_marker=_SYNC_MARKER)
+    return target.getvalue()
+
+
+def _read(data: bytes, where: str, most: int) -> list[dict[str, Any]]:
+    if not data.startswith(_MAGIC):
+        raise Corrupt(f"{where}: expected an Avro file, found {data[:4].hex(' ') or 'no bytes'}", key=where)
+    found: list[dict[str, Any]] = []
+    try:
+        for record in fastavro.reader(io.BytesIO(data)):
+            if len(found) == most:
+                raise Corrupt(f"{where}: more than {most} records", key=where)
+            found.append(cast("dict[str, Any]", record))
+    except _DAMAGE as error:
+        raise Corrupt(f"{where}: damaged Avro file: {type(error).__name__}: {error}", key=where) from error
+    return found

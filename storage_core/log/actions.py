@@ -1,0 +1,236 @@
+"""The actions of the transaction log as records (design page 02; source: `004`, "Actions" and appendix A).
+
+A version file is a sequence of actions, one JSON object per line with one top-level key that names the action. This
+module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from storage_core.errors import Corrupt, Unsupported
+
+READER_VERSION = 4
+WRITER_VERSION = 4
+FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", "tidemark"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInfo:
+    """First line of every version file. `timestamp` (ms) is max(now, previous + 1): it never goes back."""
+
+    NAME: ClassVar[str] = "commitInfo"
+    commitId: str
+    operation: str
+    timestamp: int
+    jobRunId: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """Minimum reader and writer version, and the named features a reader or writer must know."""
+
+    NAME: ClassVar[str] = "protocol"
+    minReaderVersion: int = READER_VERSION
+    minWriterVersion: int = WRITER_VERSION
+    readerFeatures: tuple[str, ...] | None = None
+    writerFeatures: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """Schema and configuration of the table. `schemaString` is a Spark schema as JSON; `createdTime` is in ms."""
+
+    NAME: ClassVar[str] = "metaData"
+    id: str
+    schemaString: str
+    partitionColumns: tuple[str, ...] = ()
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    format: Mapping[str, Any] = field(default_factory=lambda: {"provider": "tidemark", "options": {}})
+    name: str | None = None
+    description: str | None = None
+    createdTime: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    """A split joins the table. Fields of the source first, then Tidemark's own (Avro field ids from 160).
+
+    `minValues` / `maxValues` hold sound bounds in the text form of `rows.statistics`; a missing column never prunes.
+    `windowStart` is the window in seconds since the epoch, None for the bucket of null timestamps or a table without
+    windows. `minRowKey` / `maxRowKey` are the first and last sort key as JSON arrays. `xxh3` is the xxh3-64 of the
+    whole file as 16 hex digits.
+    """
+
+    NAME: ClassVar[str] = "add"
+    path: str
+    size: int
+    modificationTime: int
+    partitionValues: Mapping[str, str] = field(default_factory=dict)
+    dataChange: bool = True
+    stats: str | None = None
+    minValues: Mapping[str, str] | None = None
+    maxValues: Mapping[str, str] | None = None
+    numRecords: int | None = None
+    hasFooterOffsets: bool = False
+    footerStartOffset: int | None = None
+    footerEndOffset: int | None = None
+    splitTags: tuple[str, ...] | None = None
+    numMergeOps: int | None = None
+    docMappingRef: str | None = None
+    docMappingJson: str | None = None
+    uncompressedSizeBytes: int | None = None
+    windowStart: int | None = None
+    windowSeconds: int | None = None
+    sortSchema: str | None = None
+    sourceId: str | None = None
+    partitionId: str | None = None
+    minRowKey: str | None = None
+    maxRowKey: str | None = None
+    nullCounts: Mapping[str, int] | None = None
+    xxh3: str | None = None
+    deletionVector: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """A split leaves the table. Its file stays until the collector finds that nothing retained names it."""
+
+    NAME: ClassVar[str] = "remove"
+    path: str
+    deletionTimestamp: int | None = None
+    dataChange: bool = True
+    partitionValues: Mapping[str, str] | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSkip:
+    """A split is left out of an operation for a while, with the reason. Times in ms."""
+
+    NAME: ClassVar[str] = "mergeskip"
+    path: str
+    skipTimestamp: int
+    reason: str
+    operation: str
+    retryAfter: int | None = None
+    skipCount: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Txn:
+    """Idempotency of a batch job: a commit that repeats a recorded (appId, version) is a no-op."""
+
+    NAME: ClassVar[str] = "txn"
+    appId: str
+    version: int
+    lastUpdated: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """The highest fencing token that has committed for a resource."""
+
+    NAME: ClassVar[str] = "fence"
+    resource: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedGenerations:
+    """Merge progress of a region: generations up to `generation` are in the base as of this commit."""
+
+    NAME: ClassVar[str] = "mergedGenerations"
+    region: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSegment:
+    """A segment joins an index. `covers` names the splits it answers for; `details` is specific to the kind."""
+
+    NAME: ClassVar[str] = "indexSegment"
+    index: str
+    kind: str
+    path: str
+    covers: tuple[str, ...]
+    size: int
+    xxh3: str
+    footerOffset: int
+    numRecords: int
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveIndexSegment:
+    """A segment leaves an index."""
+
+    NAME: ClassVar[str] = "removeIndexSegment"
+    index: str
+    path: str
+
+
+Action = (
+    CommitInfo
+    | Protocol
+    | Metadata
+    | Add
+    | Remove
+    | MergeSkip
+    | Txn
+    | Fence
+    | MergedGenerations
+    | IndexSegment
+    | RemoveIndexSegment
+)
+
+_BY_NAME: Mapping[str, type[Action]] = {
+    kind.NAME: kind
+    for kind in (
+        CommitInfo,
+        Protocol,
+        Metadata,
+        Add,
+        Remove,
+        MergeSkip,
+        Txn,
+        Fence,
+        MergedGenerations,
+        IndexSegment,
+        RemoveIndexSegment,
+    )
+}
+
+
+def to_json_object(action: Action) -> dict[str, dict[str, Any]]:
+    """Return the action as `{name: fields}`; fields that are None are left out."""
+    body: dict[str, Any] = {}
+    for each in fields(action):
+        value = getattr(action, each.name)
+        if value is not None:
+            body[each.name] = list(value) if isinstance(value, tuple) else value
+    return {action.NAME: body}
+
+
+def from_json_object(line: Mapping[str, Any], where: str) -> Action:
+    """Return the record for one parsed line of a version file; `where` names the file and line for the error.
+
+    Raises `Unsupported` for an action this release does not know, `Corrupt` for one without its required fields.
+    """
+    if len(line) != 1:
+        raise Corrupt(f"{where}: expected one action per line, found the keys {sorted(line)}", where=where)
+    name, body = next(iter(line.items()))
+    kind = _BY_NAME.get(name)
+    if kind is None:
+        raise Unsupported(f"{where}: unknown action {name!r}; this table needs a newer Tidemark", where=where)
+    if not isinstance(body, Mapping):
+        raise Corrupt(f"{where}: the action {name!r} is not an object", where=where)
+    known = {each.name for each in fields(kind)}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items() if key in known}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise Corrupt(f"{where}: the action {name!r} is incomplete: {error}", where=where) from error

@@ -1,0 +1,194 @@
+"""Committing: put-if-absent of the next version, rebase and retry (design page 02, "Committing"; lessons 01 to 13).
+
+The version file is the commit. It lands at one version at most, because an attempt moves on to the next version only
+after it has read who won the one before. So an unknown outcome is resolved by reading back, and nothing is ever undone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitConflict, CommitUnknown, Fenced, NotFound, Unavailable
+from storage_core.formats.keys import version_key
+from storage_core.ids import Ids
+from storage_core.log.actions import Action, CommitInfo
+from storage_core.log.codec import commit_info, encode_version
+from storage_core.log.conflicts import Plan, settle
+from storage_core.log.replay import advance, open_head, read_version
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import (
+    Committed,
+    Conflict,
+    IfAbsent,
+    ObjectStore,
+    OutcomeUnknown,
+    PutResult,
+)
+
+MAX_ATTEMPTS = 10
+BASE_DELAY_MS = 100
+MAX_DELAY_MS = 5_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The commit is durable. `version` is where, `snapshot` the table right after, `attempts` the puts it took.
+
+    `already_committed` tells that the work was in the table before this call and nothing was written; `version` is
+    then the version found, or the head when only the recorded transactions tell.
+    """
+
+    version: int
+    commit_id: str
+    snapshot: Snapshot
+    already_committed: bool
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitLabel:
+    """What the first line of the version file says about a commit, besides its time."""
+
+    commit_id: str
+    operation: str
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    job_run_id: str | None = None
+
+    def info(self, timestamp_ms: int) -> CommitInfo:
+        """Return that first line for an attempt at `timestamp_ms`."""
+        return CommitInfo(
+            commitId=self.commit_id,
+            operation=self.operation,
+            timestamp=timestamp_ms,
+            jobRunId=self.job_run_id,
+            metrics=self.metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """What became of one put: `head` is the newest snapshot then known, `open` that its next version may yet be ours."""
+
+    landed: bool
+    head: Snapshot
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Commits to one log. Without contention: one HEAD, and one PUT."""
+
+    store: ObjectStore
+    clock: Clock
+    ids: Ids
+
+    def commit(self, plan: Plan, label: CommitLabel) -> CommitResult:
+        """Make the plan the next version, exactly once, or raise with nothing written.
+
+        Raises `CommitConflict` and `Fenced` as `conflicts.settle` does, `CommitConflict` after 10 lost races, and
+        `CommitUnknown` when the store never said what became of the last attempt: its context holds `commit_id` and
+        the one `version` that the commit may have become.
+        """
+        last = _Attempt(landed=False, head=self._still_on_the_log(plan.planned))
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            if attempt > 1:
+                self.clock.sleep_ms(self._delay_ms(attempt - 1))
+            head, actions = self._settled(plan, last.head)
+            if actions is None:
+                return CommitResult(head.version, label.commit_id, head, already_committed=True, attempts=attempt - 1)
+            last = self._attempt(head, actions, label)
+            if last.landed:
+                log.info(
+                    "committed version %d of %s: %s, %d actions, attempt %d",
+                    last.head.version, self.store.uri, label.operation, len(actions), attempt,
+                )  # fmt: skip
+                return CommitResult(
+                    last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt
+                )
+        raise self._gave_up(last, label)
+
+    def _settled(self, plan: Plan, head: Snapshot) -> tuple[Snapshot, tuple[Action, ...] | None]:
+        """Settle the plan on `head`; what fails there is judged on the newest version before it is a conflict."""
+        try:
+            return head, settle(plan, head)
+        except (CommitConflict, Fenced):
+            newest = advance(self.store, head)
+            if newest is None or newest is head:
+                raise
+            return newest, settle(plan, newest)
+
+    def _attempt(self, head: Snapshot, actions: tuple[Action, ...], label: CommitLabel) -> _Attempt:
+        """Try to become the version after `head`."""
+        version = head.version + 1
+        # Never at or before the previous commit, whatever the clock does: times order versions.
+        content = (label.info(max(self.clock.now_ms(), head.timestamp + 1)), *actions)
+        match put_if_absent(self.store, version_key(version), encode_version(content)):
+            case Committed():
+                return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
+            case Conflict() | OutcomeUnknown() as outcome:
+                # Also a conflict may be our own put whose reply was lost: only the stored bytes tell.
+                log.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
+                return self._read_back(head, label.commit_id)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _read_back(self, head: Snapshot, commit_id: str) -> _Attempt:
+        """Follow the log past `head` to our commit, or to its end."""
+        start = head.version
+        while True:
+            try:
+                actions = read_version(self.store, head.version + 1)
+            except Unavailable:
+                actions = None
+            if actions is None:
+                # Past `start` somebody else holds the version that our put was for: it can never land.
+                return _Attempt(landed=False, head=head, open=head.version == start)
+            head = Snapshot.apply(head, head.version + 1, actions)
+            info = commit_info(actions)
+            if info is not None and info.commitId == commit_id:
+                return _Attempt(landed=True, head=head)
+
+    def _still_on_the_log(self, planned: Snapshot) -> Snapshot:
+        """Return `planned` when its version file exists, else the newest snapshot. One HEAD.
+
+        Behind a snapshot older than retention the next version may have been collected: creating it anew would
+        resurrect a dead number and lose the commit. While its own file exists, its successor was never deleted.
+        """
+        try:
+            self.store.head(version_key(planned.version))
+        except NotFound:
+            return open_head(self.store)
+        return planned
+
+    def _delay_ms(self, failures: int) -> float:
+        return self.ids.fraction() * float(min(BASE_DELAY_MS * 2 ** (failures - 1), MAX_DELAY_MS))
+
+    def _gave_up(self, last: _Attempt, label: CommitLabel) -> CommitConflict | CommitUnknown:
+        head = last.head
+        if last.open:
+            return CommitUnknown(
+                f"{version_key(head.version + 1)}: the store did not say whether commit {label.commit_id} landed; "
+                "search the history for it before doing anything else, and clean nothing up",
+                commit_id=label.commit_id,
+                version=head.version + 1,
+            )
+        return CommitConflict(
+            f"{self.store.uri}: {MAX_ATTEMPTS} attempts to commit lost against other writers, the newest version is "
+            f"{head.version}; nothing was written, plan again",
+            version=head.version,
+        )
+
+
+def put_if_absent(store: ObjectStore, key: str, data: bytes) -> PutResult:
+    """Create the object; a store that cannot be reached is an unknown outcome. One PUT."""
+    try:
+        return store.put(key, data, IfAbsent())
+    except Unavailable as error:
+        # A connection that broke after the request was sent looks the same as one that broke before.
+        return OutcomeUnknown(str(error))

@@ -1,0 +1,163 @@
+"""The transaction log of one table: the only truth about its base (design page 02)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage_core.clock import Clock, SystemClock
+from storage_core.config import TableConfig
+from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
+from storage_core.formats.keys import version_key
+from storage_core.ids import Ids, SystemIds
+from storage_core.log.actions import Action, Metadata, Protocol
+from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
+from storage_core.log.codec import commit_info, decode_version, encode_version
+from storage_core.log.commit import CommitLabel, CommitResult, Committer, put_if_absent
+from storage_core.log.conflicts import Plan, validated
+from storage_core.log.history import HistoryEntry, entries, find_commit
+from storage_core.log.replay import advance, list_log, open_head, open_timestamp, open_version, read_version
+from storage_core.log.requirements import Requirement
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import Committed, ObjectStore
+from storage_core.rows.schema import from_schema_string
+
+TABLE_FEATURES = ("avroState", "schemaDeduplication", "tidemark")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLog:
+    """Reads and extends the log under `store`. Holds no state of its own: any number of them may work on one table."""
+
+    store: ObjectStore
+    clock: Clock = field(default_factory=SystemClock, kw_only=True)
+    ids: Ids = field(default_factory=SystemIds, kw_only=True)
+
+    def create(self, metadata: Metadata, *, operation: str = "CREATE TABLE") -> Snapshot:
+        """Create the table as version 0 and return it. One LIST and one PUT.
+
+        Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists here already or the
+        schema or configuration cannot be read, `CommitUnknown` when the store did not say.
+        """
+        from_schema_string(metadata.schemaString)
+        TableConfig.from_configuration(metadata.configuration)
+        # Version 0 may have been collected, so its absence alone does not prove that there is no table.
+        if list_log(self.store).newest >= 0:
+            raise _exists(self.store)
+        now = self.clock.now_ms()
+        label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
+        content = (
+            label.info(now),
+            Protocol(readerFeatures=TABLE_FEATURES, writerFeatures=TABLE_FEATURES),
+            metadata if metadata.createdTime is not None else replace(metadata, createdTime=now),
+        )
+        data = encode_version(content)
+        if not isinstance(put_if_absent(self.store, version_key(0), data), Committed):
+            self._require_own_version_zero(label.commit_id)
+        log.info("created table %s at %s", metadata.id, self.store.uri)
+        return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
+
+    def snapshot(self, *, version: int | None = None, timestamp_ms: int | None = None) -> Snapshot:
+        """Return the newest snapshot, or the one at `version`, or the newest committed at or before `timestamp_ms`.
+
+        Raises `NotFound` when there is no table, no such version, or nothing that old is retained; `Corrupt` for a
+        damaged log; `Unsupported` for features this release does not know. Requests: see `replay.open_head`.
+        """
+        if version is not None and timestamp_ms is not None:
+            raise InvalidInput("name a version or a timestamp, not both")
+        if version is not None:
+            if version < 0:
+                raise InvalidInput(f"version {version}: versions start at 0")
+            return open_version(self.store, version)
+        if timestamp_ms is not None:
+            return open_timestamp(self.store, timestamp_ms)
+        return open_head(self.store)
+
+    def refresh(self, snapshot: Snapshot) -> Snapshot:
+        """Return the newest snapshot, found by probing forward from `snapshot`: one GET per new version and one more.
+
+        Meant for recent snapshots: behind one older than `version_retention_ms`, `snapshot()` looks from the hint.
+        """
+        return advance(self.store, snapshot) or snapshot
+
+    def commit(
+        self,
+        snapshot: Snapshot,
+        actions: Sequence[Action],
+        *,
+        operation: str,
+        requirements: Sequence[Requirement] = (),
+        metrics: Mapping[str, Any] | None = None,
+        commit_id: str | None = None,
+        job_run_id: str | None = None,
+    ) -> CommitResult:
+        """Make `actions`, planned on `snapshot`, the next version: all of them, exactly once, or none.
+
+        Every check of design page 02 that follows from the actions, and every requirement, holds on the version the
+        commit follows. Actions whose transactions are all recorded write nothing. A given `commit_id` marks a possible
+        retry: the history up to `snapshot` is searched for it first, one GET per retained version. Uncontended: one
+        HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure is logged only.
+
+        Raises `InvalidInput`, `CommitConflict`, `Fenced`, `Unsupported`: nothing was written; `CommitUnknown`:
+        call `find_commit` with its `commit_id`, or commit again with the same id.
+        """
+        written = validated(actions)
+        if commit_id is not None:
+            found = find_commit(self.store, snapshot.version, commit_id)
+            if found is not None:
+                return CommitResult(found, commit_id, snapshot, already_committed=True, attempts=0)
+        label = CommitLabel(
+            commit_id=commit_id or self.ids.uuid(), operation=operation, metrics=metrics or {}, job_run_id=job_run_id
+        )
+        plan = Plan(snapshot, written, tuple(requirements))
+        result = Committer(self.store, self.clock, self.ids).commit(plan, label)
+        if result.already_committed or not _is_due(result.snapshot):
+            return result
+        return replace(result, snapshot=self._checkpoint_if_possible(result.snapshot))
+
+    def find_commit(self, commit_id: str) -> int | None:
+        """Return the version that a commit became, however many have followed; None when it never landed so far."""
+        return find_commit(self.store, open_head(self.store).version, commit_id)
+
+    def history(self) -> Iterator[HistoryEntry]:
+        """Yield the retained versions, newest first. Opens the head, then one GET per version taken."""
+        yield from entries(self.store, open_head(self.store).version)
+
+    def checkpoint(self, snapshot: Snapshot) -> CheckpointResult:
+        """Make sure that the snapshot's version has a complete state, and the hint is no older. Idempotent."""
+        return write_checkpoint(self.store, snapshot, self.ids.uuid)
+
+    def _checkpoint_if_possible(self, snapshot: Snapshot) -> Snapshot:
+        try:
+            self.checkpoint(snapshot)
+        except TidemarkError as error:
+            log.warning(
+                "version %d of %s is committed, its checkpoint failed: %s", snapshot.version, self.store.uri, error
+            )
+            return snapshot
+        return replace(snapshot, checkpoint_version=snapshot.version)
+
+    def _require_own_version_zero(self, commit_id: str) -> None:
+        actions = read_version(self.store, 0)
+        if actions is None:
+            raise CommitUnknown(
+                f"{self.store.uri}: the store did not say whether the table was created; look again before retrying",
+                commit_id=commit_id,
+                version=0,
+            )
+        info = commit_info(actions)
+        if info is None or info.commitId != commit_id:
+            raise _exists(self.store)
+
+
+def _is_due(snapshot: Snapshot) -> bool:
+    interval = snapshot.config.checkpoint_interval
+    return interval > 0 and snapshot.version % interval == 0
+
+
+def _exists(store: ObjectStore) -> InvalidInput:
+    return InvalidInput(f"{store.uri}: a table exists here already; open it, or choose another location", uri=store.uri)

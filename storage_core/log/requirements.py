@@ -1,0 +1,31 @@
+"""What a commit demands of the head it lands on, beyond what follows from its own actions (design page 02)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage_core.errors import CommitConflict
+from storage_core.log.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProgress:
+    """The region's last merged generation must be `after` (0: none yet), so that no generation lands twice or late."""
+
+    region: str
+    after: int
+
+    def check(self, head: Snapshot) -> None:
+        """Raise `CommitConflict` when another merge of the region has committed since the plan."""
+        recorded = head.merged_generations.get(self.region, 0)
+        if recorded != self.after:
+            raise CommitConflict(
+                f"region {self.region}: generations up to {recorded} are merged at version {head.version}, "
+                f"this merge was planned after {self.after}; plan again",
+                region=self.region,
+                expected=self.after,
+                found=recorded,
+            )
+
+
+Requirement = MergeProgress

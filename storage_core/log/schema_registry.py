@@ -1,0 +1,75 @@
+"""Schema registry of the log: one copy of each mapping, addressed by a hash of its canonical form (design page 02, 09).
+
+`add.docMappingRef` holds the hash, `metaData.configuration` the text under `docMappingSchema.<hash>`. Tables written by
+others also use the bare hash as the key; both are read, only the prefixed form is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import cast
+
+from storage_core.log.actions import Add, Metadata
+
+PREFIX = "docMappingSchema."
+HASH_LENGTH = 16
+
+
+def canonical(text: str) -> str:
+    """Return the canonical form of a JSON text; text that does not parse is its own canonical form.
+
+    Object keys are sorted at every depth, arrays whose every element is an object with `name` are stably sorted by
+    it, and the result is compact and not escaped to ASCII.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return json.dumps(_ordered(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def schema_hash(text: str) -> str:
+    """Return the registry hash: 16 characters of URL-safe base64 over the SHA-256 of the canonical form."""
+    digest = hashlib.sha256(canonical(text).encode()).digest()
+    return base64.urlsafe_b64encode(digest).decode()[:HASH_LENGTH]
+
+
+def registry(configuration: Mapping[str, str]) -> dict[str, str]:
+    """Return every registered schema by its bare hash, sorted by hash."""
+    found = {key.removeprefix(PREFIX): value for key, value in configuration.items() if key.startswith(PREFIX)}
+    return dict(sorted(found.items()))
+
+
+def doc_mapping(add: Add, metadata: Metadata) -> str | None:
+    """Return the mapping of a split: inline, or by its reference under a prefixed or a bare key; None when unknown."""
+    if add.docMappingJson is not None or add.docMappingRef is None:
+        return add.docMappingJson
+    configuration = metadata.configuration
+    return configuration.get(PREFIX + add.docMappingRef, configuration.get(add.docMappingRef))
+
+
+def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str]) -> dict[str, str]:
+    """Return `configuration` completed with schemas that a state carries beside it; keys bare or prefixed."""
+    found = dict(configuration)
+    for key, value in registered.items():
+        found.setdefault(PREFIX + key.removeprefix(PREFIX), value)
+    return found
+
+
+def _ordered(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _ordered(each) for key, each in value.items()}
+    if isinstance(value, list):
+        elements = [_ordered(each) for each in value]
+        if all(isinstance(each, dict) and "name" in each for each in elements):
+            return sorted(cast("list[dict[str, object]]", elements), key=_name)
+        return elements
+    return value
+
+
+def _name(element: Mapping[str, object]) -> str:
+    name = element["name"]
+    return name if isinstance(name, str) else json.dumps(name, sort_keys=True)

@@ -1,0 +1,214 @@
+"""A snapshot: the complete state of a table at one version (design page 02).
+
+Snapshots are values. A reader takes one and never asks for "latest" twice; a commit is planned against one and checked
+against a newer one. `SnapshotBuilder` replays versions in time linear in their actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import assert_never
+
+import pyarrow as pa
+
+from storage_core.config import TableConfig
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.log.actions import (
+    FEATURES,
+    READER_VERSION,
+    Action,
+    Add,
+    CommitInfo,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    MergeSkip,
+    Metadata,
+    Protocol,
+    Remove,
+    RemoveIndexSegment,
+    Txn,
+)
+from storage_core.log.codec import commit_info
+from storage_core.rows.schema import from_schema_string
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything the log says at `version`. Two snapshots of one version are equal, however they were loaded.
+
+    `timestamp` is the commit time in ms. `splits` are the live splits by path and `added_at` the (version, ms) that
+    added each; neither has an order. `txns` maps appId to the highest recorded version, `fences` a resource to its
+    highest token, `merged_generations` a region to its last merged generation, `segments` and `mergeskips` paths to
+    their action.
+    `checkpoint_version` is the state that loading started from or that was written since, None without one; it is
+    no part of equality. Not slotted: `schema` and `config` are parsed once per snapshot.
+    """
+
+    version: int
+    timestamp: int
+    protocol: Protocol
+    metadata: Metadata
+    splits: Mapping[str, Add]
+    added_at: Mapping[str, tuple[int, int]]
+    txns: Mapping[str, int] = field(default_factory=dict)
+    fences: Mapping[str, int] = field(default_factory=dict)
+    merged_generations: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, IndexSegment] = field(default_factory=dict)
+    mergeskips: Mapping[str, MergeSkip] = field(default_factory=dict)
+    checkpoint_version: int | None = field(default=None, compare=False)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The table's schema."""
+        return from_schema_string(self.metadata.schemaString)
+
+    @cached_property
+    def config(self) -> TableConfig:
+        """The table's settings."""
+        return TableConfig.from_configuration(self.metadata.configuration)
+
+    @property
+    def table_id(self) -> str:
+        """The UUID that the table was created with."""
+        return self.metadata.id
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the live splits; splits written by others without a count add nothing."""
+        return sum(add.numRecords or 0 for add in self.splits.values())
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of the live splits."""
+        return sum(add.size for add in self.splits.values())
+
+    @staticmethod
+    def apply(snapshot: Snapshot | None, version: int, actions: Sequence[Action]) -> Snapshot:
+        """Return the snapshot after `actions` as `version`; None stands for the table before version 0.
+
+        Raises `Corrupt` when `version` does not follow, or when the first version carries no protocol or metadata.
+        """
+        builder = SnapshotBuilder(snapshot)
+        builder.apply(version, actions)
+        return builder.build()
+
+
+class SnapshotBuilder:
+    """Replays versions one after the other; `build` hands what it has over to a `Snapshot` and ends the builder."""
+
+    def __init__(self, base: Snapshot | None = None) -> None:
+        """Start after `base`, which stays as it is; None is the table before version 0."""
+        self.version = base.version if base else -1
+        self._base = base
+        self._timestamp = base.timestamp if base else 0
+        self._protocol = base.protocol if base else None
+        self._metadata = base.metadata if base else None
+        self._splits: dict[str, Add] = dict(base.splits) if base else {}
+        self._added_at: dict[str, tuple[int, int]] = dict(base.added_at) if base else {}
+        self._txns: dict[str, int] = dict(base.txns) if base else {}
+        self._fences: dict[str, int] = dict(base.fences) if base else {}
+        self._generations: dict[str, int] = dict(base.merged_generations) if base else {}
+        self._segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
+        self._mergeskips: dict[str, MergeSkip] = dict(base.mergeskips) if base else {}
+
+    def apply(self, version: int, actions: Sequence[Action]) -> None:
+        """Apply one version. Raises `Corrupt` unless it is the next one, `Unsupported` for features we do not know."""
+        if version != self.version + 1:
+            raise Corrupt(f"version {version} does not follow version {self.version}; a version file is missing")
+        self._timestamp = commit_timestamp(actions, self._timestamp)
+        for action in actions:
+            self._apply_action(version, action)
+        self.version = version
+
+    def build(self) -> Snapshot:
+        """Return the state reached. Raises `Corrupt` when no protocol or metadata has been seen."""
+        if self._protocol is None or self._metadata is None:
+            missing = "protocol" if self._protocol is None else "metaData"
+            raise Corrupt(f"the log up to version {self.version} has no {missing!r} action")
+        return Snapshot(
+            version=self.version,
+            timestamp=self._timestamp,
+            protocol=self._protocol,
+            metadata=self._metadata,
+            splits=self._splits,
+            added_at=self._added_at,
+            txns=self._txns,
+            fences=self._fences,
+            merged_generations=self._generations,
+            segments=self._segments,
+            mergeskips=self._mergeskips,
+            checkpoint_version=self._base.checkpoint_version if self._base else None,
+        )
+
+    def _apply_action(self, version: int, action: Action) -> None:
+        match action:
+            case CommitInfo():
+                pass
+            case Protocol():
+                require_readable(action)
+                self._protocol = action
+            case Metadata():
+                self._metadata = action
+            case Add():
+                self._splits[action.path] = action
+                self._added_at[action.path] = (version, self._timestamp)
+            case Remove():
+                self._splits.pop(action.path, None)
+                self._added_at.pop(action.path, None)
+                self._mergeskips.pop(action.path, None)
+            case _:
+                self._apply_progress(action)
+
+    def _apply_progress(
+        self, action: MergeSkip | Txn | Fence | MergedGenerations | IndexSegment | RemoveIndexSegment
+    ) -> None:
+        match action:
+            case MergeSkip():
+                self._mergeskips[action.path] = action
+            case Txn():
+                self._txns[action.appId] = max(action.version, self._txns.get(action.appId, action.version))
+            case Fence():
+                self._fences[action.resource] = max(action.token, self._fences.get(action.resource, action.token))
+            case MergedGenerations():
+                self._generations[action.region] = action.generation
+            case IndexSegment():
+                self._segments[action.path] = action
+            case RemoveIndexSegment():
+                self._segments.pop(action.path, None)
+            case _:
+                assert_never(action)
+
+
+def commit_timestamp(actions: Sequence[Action], previous: int) -> int:
+    """Return the time (ms) of a version: as recorded, else, for logs of others, the newest time its actions name."""
+    info = commit_info(actions)
+    if info is not None:
+        return info.timestamp
+    return max([previous + 1, *_named_times(actions)])
+
+
+def require_readable(protocol: Protocol) -> None:
+    """Raise `Unsupported` naming the version or feature that this release cannot read."""
+    if protocol.minReaderVersion > READER_VERSION:
+        raise Unsupported(
+            f"the table needs reader version {protocol.minReaderVersion}, this release has {READER_VERSION}; upgrade"
+        )
+    unknown = sorted(set(protocol.readerFeatures or ()) - FEATURES)
+    if unknown:
+        raise Unsupported(f"the table needs the reader features {', '.join(unknown)}; upgrade", features=unknown)
+
+
+def _named_times(actions: Iterable[Action]) -> Iterable[int]:
+    for action in actions:
+        match action:
+            case Add():
+                yield action.modificationTime
+            case Remove():
+                yield action.deletionTimestamp or 0
+            case Metadata():
+                yield action.createdTime or 0
+            case _:
+                pass

@@ -1,0 +1,130 @@
+"""A table's state never depends on how it was loaded: random commits, checkpoints and losses against a dictionary."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from storage_core.config import TableConfig
+from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, RemoveIndexSegment, Txn
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.replay import list_log
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import IfAbsent, Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.log_tables import INDEX, START_MS, ManualClock, log_on, metadata, removal, segment, split
+
+SMALL = st.integers(0, 3)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """One table, the snapshot that each commit returned, and a model of what is live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore("t")
+        self.clock = ManualClock()
+        self.log = log_on(self.store, clock=self.clock)
+        self.returned: list[Snapshot] = []
+        self.live: dict[str, int] = {}
+        self.names = 0
+
+    @initialize(interval=st.sampled_from([0, 2, 5]))
+    def create(self, interval: int) -> None:
+        self.returned = [self.log.create(metadata(TableConfig(checkpoint_interval=interval, indexes=(INDEX,))))]
+
+    @rule(
+        added=st.integers(0, 3),
+        removed=SMALL,
+        indexed=st.booleans(),
+        progress=st.sets(st.sampled_from(["txn", "fence", "generation", "skip", "drop"])),
+        step=st.sampled_from([-3_600_000, -1, 0, 1, 1000]),
+        behind=SMALL,
+    )
+    def commit(self, added: int, removed: int, indexed: bool, progress: set[str], step: int, behind: int) -> None:
+        self.clock.now += step
+        version = len(self.returned)
+        fresh = [f"n{self.names + number}" for number in range(added)]
+        gone = list(self.live)[:removed]
+        actions: list[Action] = [*(split(name) for name in fresh), *(removal(name) for name in gone)]
+        if indexed and fresh:
+            actions.append(segment(f"s{version}", *fresh))
+        actions += self._progress(progress, version, gone)
+        if not actions:
+            return
+        planned = self.returned[max(0, len(self.returned) - 1 - behind)]
+        result = self.log.commit(planned, actions, operation="TEST")
+        assert result.version == version
+        self.names += added
+        self.live = {name: at for name, at in self.live.items() if name not in gone} | dict.fromkeys(fresh, version)
+        self.returned.append(result.snapshot)
+
+    def _progress(self, kinds: set[str], version: int, gone: list[str]) -> list[Action]:
+        kept = [name for name in self.live if name not in gone]
+        segments = sorted(self.returned[-1].segments)
+        possible: dict[str, list[Action]] = {
+            "txn": [Txn(appId=f"job{version % 3}", version=version)],
+            "fence": [Fence(resource=f"r{version % 2}", token=version)],
+            "generation": [MergedGenerations(region=f"g{version % 2}", generation=version)],
+            "skip": [
+                MergeSkip(path=split(name).path, skipTimestamp=version, reason="r", operation="o") for name in kept[:1]
+            ],
+            "drop": [RemoveIndexSegment(index=INDEX.name, path=path) for path in segments[:1]],
+        }
+        return [action for kind in sorted(kinds) for action in possible[kind]]
+
+    @rule(back=st.integers(0, 4))
+    def checkpoint(self, back: int) -> None:
+        self.log.checkpoint(self.returned[max(0, len(self.returned) - 1 - back)])
+
+    @rule(kind=st.sampled_from(["missing", "empty", "torn", "stale", "ahead"]), at=st.integers(0, 30))
+    def damage_the_hint(self, kind: str, at: int) -> None:
+        if kind == "missing":
+            self.store.delete([last_checkpoint_key()])
+            return
+        version = {"stale": at % len(self.returned), "ahead": len(self.returned) + at}.get(kind, 0)
+        body = b'{"version": %d, "format": "avro-state"}' % version
+        data = {"empty": b"", "torn": body[: at % len(body)]}.get(kind, body)
+        self.store.put(last_checkpoint_key(), data, Overwrite())
+
+    @precondition(lambda self: bool(list_log(self.store).states))
+    @rule(pick=st.integers(0, 100), manifests=st.booleans())
+    def lose_a_state(self, pick: int, manifests: bool) -> None:
+        states = list_log(self.store).states
+        version = states[pick % len(states)]
+        keys = manifest_keys(read_state(self.store, version)) if manifests else (state_key(version),)
+        self.store.delete(keys)
+
+    @rule(pick=st.integers(0, 100))
+    def open_a_version_and_its_timestamp(self, pick: int) -> None:
+        expected = self.returned[pick % len(self.returned)]
+        assert self.log.snapshot(version=expected.version) == expected
+        assert self.log.snapshot(timestamp_ms=expected.timestamp) == expected
+
+    @invariant()
+    def the_head_is_what_the_last_commit_returned_and_what_a_full_replay_gives(self) -> None:
+        if not self.returned:
+            return
+        found = self.log.snapshot()
+        assert found == self.returned[-1]
+        assert found == self._replayed()
+        assert {path: version for path, (version, _) in found.added_at.items()} == {
+            split(name).path: version for name, version in self.live.items()
+        }
+
+    def teardown(self) -> None:
+        for expected in self.returned:
+            assert self.log.snapshot(version=expected.version) == expected
+            assert expected.timestamp >= START_MS
+
+    def _replayed(self) -> Snapshot:
+        bare = MemoryStore("bare")
+        for version in range(len(self.returned)):
+            bare.put(version_key(version), self.store.get(version_key(version)).data, IfAbsent())
+        return log_on(bare).snapshot()
+
+
+LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
+test_the_log_answers_the_same_however_it_is_loaded = LogMachine.TestCase
