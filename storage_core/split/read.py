@@ -1,0 +1,222 @@
+"""Splits to rows: the rows that were written, or an error; never others.
+
+Three nets (design page 10, lessons 60 and 61): the size and xxh3-64 of the log against the whole file, a checksum on
+every page where only some columns are read, and the path that the file itself claims to have.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.log.actions import Add
+from storage_core.log.schema_registry import schema_hash
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.schema import to_schema_string
+from storage_core.split.metadata import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSplit:
+    """A split whose footer has been read and found to be the one that the log names."""
+
+    add: Add
+    schema: pa.Schema
+    metadata: Mapping[str, str]
+    rows: int
+    row_groups: int
+    _file: pq.ParquetFile
+
+    def read(self, columns: Collection[str] | None = None) -> pa.Table:
+        """Return the rows in file order with the columns in file order; names the split does not have are left out."""
+        with _corrupt_on_failure(self.add):
+            return self._file.read(columns=self._present(columns))
+
+    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the rows in file order, one table per row group, so that at most one row group is in memory."""
+        for index in range(self.row_groups):
+            with _corrupt_on_failure(self.add):
+                table = self._file.read_row_group(index, columns=self._present(columns))
+            yield table
+
+    def native_sorting(self) -> list[tuple[str, bool]]:
+        """Return the sort order that Parquet itself records, as (column, descending); empty when it records none."""
+        columns = self._file.metadata.row_group(0).sorting_columns
+        ordering, _ = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
+        return [(name, direction == "descending") for name, direction in ordering]
+
+    def _present(self, columns: Collection[str] | None) -> list[str] | None:
+        return None if columns is None else [name for name in self.schema.names if name in columns]
+
+
+def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionary: bool = False) -> OpenSplit:
+    """Open a split for reading; `as_dictionary` returns top-level strings dictionary-encoded, never decoding them.
+
+    `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
+    memory while the result lives. Else ranged GETs as columns are read (footer first), each page by its own checksum.
+    Raises `Corrupt` for bytes that are not what was written, `NotFound` for a vanished file, `Unsupported` for a split
+    with a deletion vector, which this release cannot apply.
+    """
+    if add.deletionVector is not None:
+        raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
+    with _corrupt_on_failure(add):
+        source = pa.BufferReader(_whole_file(store, add)) if whole else _RangedFile(store, add)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        schema = file.schema_arrow.remove_metadata()
+        if as_dictionary:
+            strings = [field.name for field in schema if pa.types.is_string(field.type)]
+            file = pq.ParquetFile(
+                source, metadata=file.metadata, read_dictionary=strings, page_checksum_verification=True
+            )
+        entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
+        _require_itself(add, entries, schema, file.metadata)
+    return OpenSplit(add, schema, entries, file.metadata.num_rows, file.metadata.num_row_groups, file)
+
+
+def read_split(
+    store: ObjectStore,
+    add: Add,
+    columns: Collection[str] | None = None,
+    *,
+    verify: bool = False,
+    as_dictionary: bool = False,
+) -> pa.Table:
+    """Return the rows of a split in their stored order, checked against the log.
+
+    With all columns, or with `verify`, the file is read by one GET and its checksum compared; with some columns only
+    their ranges are read. Columns that the split does not have are not added (`conform_split` does). Raises what
+    `open_split` raises.
+    """
+    whole = verify or columns is None
+    return open_split(store, add, whole=whole, as_dictionary=as_dictionary).read(columns)
+
+
+def read_metadata(store: ObjectStore, add: Add) -> Mapping[str, str]:
+    """Return what the file says about itself: its key-value metadata. One or two ranged GETs of the footer."""
+    return open_split(store, add, whole=False).metadata
+
+
+def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of `schema` in its order: missing ones all null, dictionaries decoded, unknown ones left out.
+
+    Raises `InvalidInput` for a column whose type is another one than the schema's.
+    """
+    return pa.table([_conform_column(table, field) for field in schema], names=schema.names)
+
+
+def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    if field.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    column = table.column(field.name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.type != field.type:
+        raise InvalidInput(
+            f"column {field.name!r} is {column.type} in the split and {field.type} in the table; "
+            "the split was written under another schema",
+            column=field.name,
+        )
+    return column
+
+
+def _whole_file(store: ObjectStore, add: Add) -> pa.Buffer:
+    data = _get(store, add)
+    if len(data) != add.size:
+        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}; run fsck", key=add.path)
+    found = xxhash.xxh3_64_hexdigest(data)
+    if add.xxh3 is not None and found != add.xxh3:
+        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}; run fsck", key=add.path)
+    return pa.py_buffer(data)
+
+
+def _get(store: ObjectStore, add: Add) -> bytes:
+    try:
+        return store.get(add.path).data
+    except NotFound as error:
+        raise _vanished(add) from error
+
+
+def _vanished(add: Add) -> NotFound:
+    return NotFound(
+        f"{add.path}: the log names this split but the store does not have it; "
+        "if the snapshot is old, open a newer version, else run fsck",
+        key=add.path,
+    )
+
+
+def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
+    """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
+    recorded = metadata.get(PREFIX + "schema_hash")
+    if recorded is not None and recorded != _schema_hash(add, schema):
+        raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written; run fsck", key=add.path)
+    claimed = metadata.get(PREFIX + "path")
+    if claimed is not None and claimed != add.path:
+        raise Corrupt(f"{add.path}: the object there says that it is {claimed}; run fsck", key=add.path)
+    rows = sum(footer.row_group(index).num_rows for index in range(footer.num_row_groups))
+    expected = footer.num_rows if add.numRecords is None else add.numRecords
+    if not rows == footer.num_rows == expected:
+        raise Corrupt(f"{add.path}: expected {expected} rows, the file has {rows}; run fsck", key=add.path)
+
+
+def _schema_hash(add: Add, schema: pa.Schema) -> str:
+    try:
+        return schema_hash(to_schema_string(schema))
+    except InvalidInput as error:
+        raise Corrupt(f"{add.path}: no table can have its columns: {error}; run fsck", key=add.path) from error
+
+
+@contextmanager
+def _corrupt_on_failure(add: Add) -> Iterator[None]:
+    """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}; run fsck", key=add.path) from error
+
+
+class _RangedFile(io.RawIOBase):
+    """A split as a seekable file over ranged GETs. The size comes from the log, so it costs no HEAD."""
+
+    def __init__(self, store: ObjectStore, add: Add) -> None:
+        super().__init__()
+        self._store = store
+        self._add = add
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._add.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._add.size if size < 0 else min(self._position + size, self._add.size)
+        if end <= self._position:
+            return b""
+        try:
+            data = self._store.get_range(self._add.path, self._position, end)
+        except NotFound as error:
+            raise _vanished(self._add) from error
+        self._position = end
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
