@@ -1,0 +1,1 @@
+"""Compaction: fewer splits per window, the same rows (design page 04)."""

@@ -1,0 +1,126 @@
+"""Planning compaction: what may be merged (CS-1 to CS-3), what is worth merging, and what the debt is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from storage_core.compaction.planner import MergeOperation, WindowDebt, debt, plan
+from storage_core.compaction.scope import scope_of
+from storage_core.config import TableConfig
+from storage_core.log.actions import Add, MergeSkip
+from storage_core.testkit.events import CONFIG, TABLE_ID, context, snapshot
+
+
+def _add(name: str, window: int | None = 0, *, size: int = 1000) -> Add:
+    return Add(
+        path=f"splits/{'null' if window is None else window}/{name}.parquet",
+        size=size,
+        modificationTime=1,
+        numRecords=10,
+        numMergeOps=0,
+        windowStart=window,
+        windowSeconds=3600,
+        sortSchema="service|host|timestamp/V2",
+        xxh3="0" * 16,
+    )
+
+
+def _paths(operations: list[MergeOperation]) -> list[list[str]]:
+    return [[add.path for add in operation.inputs] for operation in operations]
+
+
+def test_splits_of_one_window_are_merged_and_a_lone_split_is_left_alone() -> None:
+    adds = [_add("a", 3600), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None)]
+    operations = plan(snapshot(adds))
+    assert _paths(operations) == [
+        ["splits/3600/a.parquet", "splits/3600/c.parquet"],
+        ["splits/null/d.parquet", "splits/null/e.parquet"],
+    ]
+    assert [operation.window for operation in operations] == [3600, None]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sourceId": "s2"},
+        {"partitionId": "p2"},
+        {"docMappingRef": "abcdefghijklmnop"},
+        {"sortSchema": "service|timestamp/V2"},
+        {"sortSchema": None},
+        {"windowSeconds": 900},
+        {"windowStart": 3600},
+    ],
+    ids="-".join,
+)
+def test_splits_that_differ_in_scope_or_window_are_not_merged(other: dict[str, object]) -> None:
+    assert plan(snapshot([_add("a"), replace(_add("b"), **other)])) == []  # type: ignore[arg-type]  # one field each
+
+
+def test_the_name_of_a_sort_schema_does_not_separate() -> None:
+    named = replace(_add("b"), sortSchema="old=service|host|timestamp/V2")
+    assert scope_of(TABLE_ID, named) == scope_of(TABLE_ID, _add("a"))
+    assert len(plan(snapshot([_add("a"), named]))) == 1
+
+
+def test_the_inputs_are_in_the_order_of_their_commits() -> None:
+    assert _paths(plan(snapshot([_add("z"), _add("m"), _add("a")]))) == [
+        ["splits/0/z.parquet", "splits/0/m.parquet", "splits/0/a.parquet"]
+    ]
+
+
+def test_only_the_windows_asked_for_are_planned() -> None:
+    adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", 3600), _add("e", None), _add("f", None)]
+    assert [operation.window for operation in plan(snapshot(adds), windows=[3600, None])] == [3600, None]
+    assert plan(snapshot(adds), windows=[]) == []
+
+
+def test_splits_of_half_the_target_size_are_mature() -> None:
+    config = replace(CONFIG, target_split_bytes=2000)
+    adds = [_add("big", size=1000), _add("a", size=999), _add("b", size=500)]
+    assert _paths(plan(snapshot(adds, config=config))) == [["splits/0/a.parquet", "splits/0/b.parquet"]]
+    assert plan(snapshot(adds[:2], config=config)) == []
+
+
+def test_a_split_with_a_deletion_vector_is_left_alone() -> None:
+    assert plan(snapshot([_add("a"), replace(_add("b"), deletionVector={"cardinality": 1})])) == []
+
+
+def test_an_active_mergeskip_keeps_a_split_out_until_it_runs_out() -> None:
+    skip = MergeSkip(path=_add("a").path, skipTimestamp=0, reason="r", operation="compact", retryAfter=5000)
+    adds = [_add("a"), _add("b")]
+    assert plan(snapshot(adds, mergeskips=[skip], timestamp=4999)) == []
+    assert plan(snapshot(adds, mergeskips=[skip], timestamp=4999), now_ms=5000) != []
+    assert plan(snapshot(adds, mergeskips=[replace(skip, retryAfter=None)]), now_ms=10**15) == []
+    assert plan(snapshot(adds, mergeskips=[replace(skip, operation="index")], timestamp=0)) != []
+
+
+def test_splits_keep_the_sort_schema_and_window_they_were_written_with() -> None:
+    changed = replace(CONFIG, sort_schema="host|timestamp/V2", window_seconds=900)
+    (operation,) = plan(snapshot([_add("a"), _add("b")], config=changed))
+    assert operation.context.order == context().order
+    assert operation.context.window_seconds == 3600
+
+
+def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
+    foreign = [replace(_add(name), sortSchema="gone|timestamp/V2") for name in ("a", "b")]
+    assert plan(snapshot(foreign)) == []
+
+
+def test_debt_counts_only_what_a_compaction_would_read() -> None:
+    adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
+    assert debt(snapshot(adds)) == [WindowDebt(0, 2, 20, 2000), WindowDebt(None, 2, 20, 1007)]
+    assert debt(snapshot([_add("a", 0), _add("b", 3600)])) == []
+
+
+def test_a_table_without_windows_is_one_group() -> None:
+    config = TableConfig(primary_key=("service",))
+    adds = [replace(_add(name, None), windowSeconds=None, sortSchema="key(service)") for name in ("a", "b")]
+    (operation,) = plan(snapshot(adds, config=config))
+    assert (operation.window, operation.context.order.text) == (None, "key(service)")
+
+
+def test_an_operation_travels_as_json() -> None:
+    (operation,) = plan(snapshot([_add("a"), replace(_add("b"), minValues={"service": "é"}, nullCounts={"host": 1})]))
+    assert MergeOperation.from_json(operation.to_json()) == operation
