@@ -1,0 +1,261 @@
+"""Tables as declared in `tables/*.yaml`: checked completely on load, each error with its file, line and field.
+
+A declaration says what a table is (columns, keys, windows, order, indexes), where its rows land, and when its upkeep
+runs (design page 08). Adding a file adds a table. Every scalar is read as text and converted by the field that takes
+it, so a column called `on` or `no` is not a boolean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
+
+from storage_core.config import TableConfig
+from storage_core.declaration_parts import (
+    Closed,
+    ColumnDeclaration,
+    GcDeclaration,
+    IndexDeclaration,
+    LandingDeclaration,
+    PartitionsDeclaration,
+    ScheduleDeclaration,
+    arrow_field,
+)
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.formats import located_yaml
+from storage_core.formats.keys import validate_table_name
+from storage_core.ingest.landing import LandingSpec, captured_columns
+from storage_core.rows import sort_schema as sort_schemas
+from storage_core.rows import windows
+from storage_core.rows.sort_order import bind
+
+MOST_PARTITIONS = 40_000
+
+
+class TableDeclaration(Closed):
+    """One table. Fields are checked in this order, each against those before it.
+
+    `window` is in seconds; one above an hour needs `coarse_window: true` (design page 04). A keyed table may be
+    windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
+    """
+
+    name: str
+    uri: str
+    columns: dict[str, ColumnDeclaration] = Field(min_length=1)
+    time_column: str | None = None
+    primary_key: tuple[str, ...] = ()
+    sort_schema: str | None = None
+    coarse_window: bool = False
+    window: int | None = None
+    indexes: tuple[IndexDeclaration, ...] = ()
+    landing: LandingDeclaration | None = None
+    partitions: PartitionsDeclaration | None = None
+    schedule: ScheduleDeclaration = ScheduleDeclaration()
+    gc: GcDeclaration = GcDeclaration()
+
+    def schema(self) -> pa.Schema:  # type: ignore[override]  # pydantic's own is deprecated and says something else
+        """Return the columns in declared order; the time column and the key columns are required (non-nullable)."""
+        required = {self.time_column, *self.primary_key}
+        return pa.schema(
+            [
+                arrow_field(name, column.type, nullable=column.nullable and name not in required)
+                for name, column in self.columns.items()
+            ]
+        )
+
+    def config(self) -> TableConfig:
+        """Return the settings that travel with the table, the sort schema in its canonical text."""
+        return TableConfig(
+            time_column=self.time_column,
+            sort_schema=self.sort_schema,
+            window_seconds=self.window,
+            primary_key=self.primary_key,
+            indexes=tuple(index.definition() for index in self.indexes),
+            gc_horizon_ms=self.gc.horizon,
+            version_retention_ms=self.gc.retention,
+        )
+
+    def landing_spec(self) -> LandingSpec | None:
+        """Return where rows of this table land, or None when they only come through writers."""
+        return self.landing.spec() if self.landing else None
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_table_name(cls, name: str) -> str:
+        return validate_table_name(name)
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_stays_below_its_root(cls, uri: str) -> str:
+        if not uri.strip() or any(ord(character) < 32 for character in uri):
+            raise InvalidInput(f"{uri!r} is not a place; write a path such as warehouse/events, or a URI")
+        if ".." in PurePosixPath(uri).parts:
+            raise InvalidInput(f"{uri!r} leaves its folder with `..`; write the path without it")
+        return uri
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_are_distinct(cls, columns: dict[str, ColumnDeclaration]) -> dict[str, ColumnDeclaration]:
+        seen: dict[str, str] = {}
+        for name in columns:
+            if not name.isprintable() or not name.strip() or name.startswith("_"):
+                raise InvalidInput(f"{name!r} cannot name a column: it is blank, unprintable or starts with `_`")
+            other = seen.setdefault(name.casefold(), name)
+            if other is not name:
+                raise InvalidInput(f"the columns {other!r} and {name!r} differ only in case; rename one")
+        return columns
+
+    @field_validator("time_column")
+    @classmethod
+    def _time_column_is_a_timestamp(cls, name: str | None, info: ValidationInfo) -> str | None:
+        columns = info.data.get("columns")
+        if name is not None and columns is not None:
+            _require_columns([name], columns)
+            if columns[name].type not in ("timestamp", "timestamp_ntz"):
+                raise InvalidInput(f"column {name!r} is a {columns[name].type}; a time column must be a timestamp")
+        return name
+
+    @field_validator("primary_key", mode="before")
+    @classmethod
+    def _one_key_column_needs_no_list(cls, key: object) -> object:
+        return [key] if isinstance(key, str) else key
+
+    @field_validator("primary_key")
+    @classmethod
+    def _key_columns_exist(cls, key: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        _require_columns(key, info.data.get("columns"))
+        return TableConfig(primary_key=key).primary_key
+
+    @field_validator("sort_schema")
+    @classmethod
+    def _sort_schema_fits_the_columns(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
+            return text
+        canonical = sort_schemas.parse(text).text
+        settled = cls.model_construct(**info.data, sort_schema=canonical)
+        bind(settled.config(), settled.schema())
+        return canonical
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _window_is_a_duration(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str | int):
+            return value
+        return windows.validate_duration(windows.parse_duration(value), coarse=bool(info.data.get("coarse_window")))
+
+    @field_validator("window")
+    @classmethod
+    def _window_has_a_time_column(cls, seconds: int | None, info: ValidationInfo) -> int | None:
+        time_column, key = info.data.get("time_column"), info.data.get("primary_key", ())
+        if seconds is not None and "time_column" in info.data:
+            if time_column is None:
+                raise InvalidInput("a windowed table needs a time_column")
+            if key and time_column not in key:
+                raise InvalidInput(f"a keyed table may be windowed only if {time_column!r} is part of its primary_key")
+        return seconds
+
+    @field_validator("indexes")
+    @classmethod
+    def _index_columns_exist(
+        cls, indexes: tuple[IndexDeclaration, ...], info: ValidationInfo
+    ) -> tuple[IndexDeclaration, ...]:
+        settled = TableConfig(indexes=tuple(index.definition() for index in indexes))
+        for index in settled.indexes:
+            _require_columns(index.columns, info.data.get("columns"))
+        return indexes
+
+    @field_validator("landing")
+    @classmethod
+    def _landed_files_fill_the_columns(
+        cls, landing: LandingDeclaration | None, info: ValidationInfo
+    ) -> LandingDeclaration | None:
+        if landing is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
+            return landing
+        if info.data["primary_key"]:
+            raise InvalidInput("landed files are ingested into append tables; write a keyed table with Table.writer()")
+        if landing.pattern is not None:
+            captured = captured_columns(landing.pattern)
+            _require_columns(captured, info.data["columns"])
+            lost = [each.name for each in cls.model_construct(**info.data).schema() if not each.nullable]
+            if missing := sorted(set(lost) - set(captured)):
+                raise InvalidInput(f"the pattern captures no group for the required columns {', '.join(missing)}")
+        return landing
+
+    @field_validator("partitions")
+    @classmethod
+    def _partitions_are_windows(
+        cls, partitions: PartitionsDeclaration | None, info: ValidationInfo
+    ) -> PartitionsDeclaration | None:
+        if partitions is None or "window" not in info.data:
+            return partitions
+        seconds = info.data["window"]
+        if seconds is None:
+            raise InvalidInput("only a table with a window has partitions")
+        start, end = partitions.start, partitions.end
+        if any(each.timestamp() % seconds for each in (start, end) if each):
+            raise InvalidInput(f"start and end must be starts of windows of {seconds} s")
+        if end and not 0 < (end - start).total_seconds() / seconds <= MOST_PARTITIONS:
+            raise InvalidInput(f"end must come after start, by at most {MOST_PARTITIONS} windows of {seconds} s")
+        return partitions
+
+
+def _require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, object] | None) -> None:
+    if columns is not None and (unknown := [name for name in names if name not in columns]):
+        raise InvalidInput(f"{', '.join(map(repr, unknown))} is not among the columns {', '.join(columns)}")
+
+
+def load(path: str | Path) -> TableDeclaration:
+    """Return the table declared in one file.
+
+    Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems
+    as can be seen at once; `NotFound` when there is no such file.
+    """
+    where = str(path)
+    try:
+        document = located_yaml.parse(Path(path).read_bytes(), where)
+    except OSError as error:
+        raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
+    try:
+        return TableDeclaration.model_validate(document.value)
+    except ValidationError as error:
+        problems = [_problem(each, document, where) for each in error.errors(include_url=False)]
+        raise InvalidInput("\n".join(problems), file=where) from error
+
+
+def load_all(folder: str | Path) -> list[TableDeclaration]:
+    """Return every table declared in `*.yaml` of the folder, by file name. Raises `InvalidInput` as `load` does.
+
+    Also refuses two tables of one name or one place, which would write into each other.
+    """
+    declarations: list[TableDeclaration] = []
+    taken: dict[tuple[str, str], str] = {}
+    for path in sorted(Path(folder).glob("*.yaml")):
+        table = load(path)
+        for field, value in (("name", table.name), ("uri", table.uri)):
+            other = taken.setdefault((field, value), str(path))
+            if other != str(path):
+                line = located_yaml.parse(path.read_bytes(), str(path)).line_of((field,))
+                raise InvalidInput(f"{path}:{line}: field `{field}`: {value!r} is taken by {other}", file=str(path))
+        declarations.append(table)
+    return declarations
+
+
+def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str) -> str:
+    field = ".".join(str(part) for part in error["loc"]) or "(file)"
+    return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error)}"
+
+
+def _what_is_wrong(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "missing":
+            return "is missing; add it"
+        case "extra_forbidden":
+            return "is not a field that a declaration has; check its spelling"
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case _:
+            return f"{error['msg']}; found {error['input']!r:.80}"

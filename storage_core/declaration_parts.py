@@ -1,0 +1,147 @@
+"""The parts of a table declaration: columns, indexes, landing place, partitions, schedule, collection."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self
+
+import pyarrow as pa
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.errors import InvalidInput
+from storage_core.ingest.landing import LandingFormat, LandingSpec
+from storage_core.rows import windows
+from storage_core.rows.schema import from_schema_string
+
+PARTITION_FORMAT = "%Y-%m-%dT%H:%M"
+_COLUMN_TYPES = (
+    "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary"
+)
+_DAYS = re.compile(r"(\d{1,5})d")
+_CRON_FIELD = re.compile(r"(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?(,(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?)*")
+
+
+def _milliseconds(text: object) -> object:
+    """Read `24h`, `30d` or a number of seconds as milliseconds; what is not text goes on to the field's own check."""
+    if not isinstance(text, str):
+        return text
+    days = _DAYS.fullmatch(text)
+    return int(days[1]) * 86_400_000 if days else windows.parse_duration(text) * 1000
+
+
+def _instant(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    try:
+        return datetime.strptime(text, PARTITION_FORMAT).replace(tzinfo=UTC)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds)") from error
+
+
+def _cron(text: str) -> str:
+    parts = text.split()
+    if len(parts) != 5 or not all(_CRON_FIELD.fullmatch(part) for part in parts):
+        raise InvalidInput(f"{text!r} is not a cron line of five fields, such as '*/15 * * * *'")
+    return " ".join(parts)
+
+
+Milliseconds = Annotated[int, BeforeValidator(_milliseconds), Field(ge=0)]
+Instant = Annotated[datetime, BeforeValidator(_instant)]
+Cron = Annotated[str, BeforeValidator(_cron)]
+
+
+class Closed(BaseModel):
+    """Immutable, and no field but the declared ones: a misspelt setting is an error, not a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ColumnDeclaration(Closed):
+    """Type and nullability of one column; in short `int`, or `int!` for a column that must have a value."""
+
+    type: str
+    nullable: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, value: object) -> object:
+        if isinstance(value, str):
+            return {"type": value.removesuffix("!"), "nullable": not value.endswith("!")}
+        return value
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        spark = "integer" if text == "int" else text
+        try:
+            arrow_field("column", spark)
+        except InvalidInput as error:
+            raise InvalidInput(f"{text!r} is not a column type; use one of {_COLUMN_TYPES}") from error
+        return spark
+
+
+class IndexDeclaration(Closed):
+    """One index: `kind` decides which `options` mean something."""
+
+    name: str
+    kind: Literal["fulltext", "bitmap"]
+    columns: tuple[str, ...]
+    options: dict[str, str] = {}
+
+    def definition(self) -> IndexDefinition:
+        """Return the record that travels with the table. Raises `InvalidInput`."""
+        return IndexDefinition(self.name, self.kind, self.columns, self.options)
+
+
+class LandingDeclaration(Closed):
+    """Where files of this table land and how they read; the fields are those of `ingest.landing.LandingSpec`."""
+
+    uri: str
+    format: LandingFormat
+    pattern: str | None = None
+    time_format: str | None = None
+    null_values: tuple[str, ...] = ()
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        self.spec()
+        return self
+
+    def spec(self) -> LandingSpec:
+        """Return the record that ingestion works with. Raises `InvalidInput`."""
+        return LandingSpec(**dict(self))
+
+
+class PartitionsDeclaration(Closed):
+    """The windows that Dagster shows and backfills: from `start` (inclusive) to `end` (exclusive; open when None)."""
+
+    start: Instant
+    end: Instant | None = None
+
+
+class ScheduleDeclaration(Closed):
+    """A cron line per step, UTC. The names are those of the jobs."""
+
+    ingest: Cron = "*/15 * * * *"
+    merge: Cron = "*/15 * * * *"
+    compact: Cron = "5 * * * *"
+    checkpoint: Cron = "20 * * * *"
+    catch_up: Cron = "10,40 * * * *"
+    collect: Cron = "30 3 * * *"
+
+
+class GcDeclaration(Closed):
+    """How long an unreferenced object stays (`horizon`), and how long old versions can be opened (`retention`)."""
+
+    horizon: Milliseconds = TableConfig().gc_horizon_ms
+    retention: Milliseconds = TableConfig().version_retention_ms
+
+
+def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:
+    """Return the Arrow field of a column. Raises `InvalidInput` for an unknown type."""
+    field = {"name": name, "type": spark_type, "nullable": nullable, "metadata": {}}
+    return from_schema_string(json.dumps({"type": "struct", "fields": [field]})).field(0)

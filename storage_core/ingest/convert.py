@@ -1,0 +1,166 @@
+"""Text fields to typed columns: every value converts exactly, or its row is named with the reason.
+
+One SQL statement over the whole block, run by DuckDB in UTC. DuckDB's own casts forgive too much for data that cannot
+be asked for again (1.5 becomes 2, 0x1f becomes 31, infinity becomes a time), so each type first admits only text of
+its own form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+
+_REASON = "_reason"
+_INTEGER_FORM = "[+-]?[0-9]+"
+_FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
+_DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK_FORM = r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
+_ZONE_FORM = " ?(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """What text must become, and how it reads: the time column, its strptime format, and the words for null."""
+
+    schema: pa.Schema
+    time_column: str | None = None
+    time_format: str | None = None
+    null_values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """As many rows as went in, of the table's schema; `reasons` holds why a row does not fit, null where it does."""
+
+    rows: pa.Table
+    reasons: pa.StringArray
+
+
+@contextmanager
+def connected() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a private in-memory DuckDB: UTC, one thread, no file, network or extension within its reach."""
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "enable_external_access": False,
+        "threads": 1,
+    }
+    with duckdb.connect(":memory:", config=config) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        yield connection
+
+
+def convert(raw: pa.Table, target: RowFormat) -> Converted:
+    """Convert columns of strings to the schema; a column that `raw` lacks is null, one that the schema lacks an error.
+
+    Empty text is no value for any type but string. A time without a zone is UTC. A row that lacks a required value, or
+    has a value that is not of its column's type, gets a reason that names the first such column in schema order.
+    Raises `InvalidInput` for an unknown column, a type that text cannot hold, and a time format that is none.
+    """
+    unknown = sorted(set(raw.column_names) - set(target.schema.names))
+    if unknown:
+        raise InvalidInput(f"{', '.join(unknown)} is not a column of the table", columns=unknown)
+    with connected() as connection:
+        connection.register("raw", raw)
+        try:
+            table = connection.sql(_statement(raw.column_names, target)).to_arrow_table()
+        except duckdb.Error as error:
+            problem = str(error).splitlines()[0]
+            raise InvalidInput(f"time_format {target.time_format!r} cannot be used: {problem}") from error
+    reasons = table.column(_REASON).combine_chunks()
+    return Converted(table.drop_columns([_REASON]), reasons)
+
+
+def _statement(present: Sequence[str], target: RowFormat) -> str:
+    """Three projections: `c<i>` is column i with the words for null taken out, `t<i>` typed, then names and reason."""
+    schema = target.schema
+    clean = [_cleaned(field, target.null_values) if field.name in present else "NULL::VARCHAR" for field in schema]
+    typed = [_typed(f"c{index}", field, target) for index, field in enumerate(schema)]
+    cases = [case for index, field in enumerate(schema) for case in _reasons(index, field)]
+    named = [f"t{index} AS {_quoted(field.name)}" for index, field in enumerate(schema)]
+    reason = f"CASE {' '.join(cases)} END" if cases else "NULL"
+    # Names and literals are quoted by `_quoted` and `_literal`; values never become part of the statement.
+    return (
+        f"WITH clean AS (SELECT {', '.join(f'{each} AS c{index}' for index, each in enumerate(clean))} FROM raw), "  # noqa: S608
+        f"typed AS (SELECT *, {', '.join(f'{each} AS t{index}' for index, each in enumerate(typed))} FROM clean) "
+        f"SELECT {', '.join(named)}, ({reason})::VARCHAR AS {_REASON} FROM typed"
+    )
+
+
+def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:
+    name = _quoted(field.name)
+    nulls = [*null_values] if pa.types.is_string(field.type) else ["", *null_values]
+    return f"CASE WHEN {name} NOT IN ({', '.join(map(_literal, nulls))}) THEN {name} END" if nulls else name
+
+
+def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
+    if pa.types.is_timestamp(field.type) and field.name == target.time_column and target.time_format is not None:
+        return f"TRY_CAST(try_strptime({value}, {_literal(target.time_format)}) AS {_sql_type(field)})"
+    form = _form(field)
+    cast = f"TRY_CAST({value} AS {_sql_type(field)})"
+    return cast if form is None else f"CASE WHEN regexp_full_match({value}, {_literal(form)}) THEN {cast} END"
+
+
+def _form(field: pa.Field) -> str | None:
+    """The text form that a type admits; None where the cast itself is exact."""
+    types, type_ = pa.types, field.type
+    if types.is_integer(type_):
+        return _INTEGER_FORM
+    if types.is_floating(type_):
+        return _FLOAT_FORM
+    if types.is_decimal(type_):
+        return rf"[+-]?[0-9]+(\.[0-9]{{0,{type_.scale}}}0*)?"
+    if types.is_date(type_):
+        return _DATE_FORM
+    if types.is_timestamp(type_):
+        return f"{_DATE_FORM}({_CLOCK_FORM}" + (f"({_ZONE_FORM})?" if type_.tz else "") + ")?"
+    return None
+
+
+def _sql_type(field: pa.Field) -> str:
+    types, type_ = pa.types, field.type
+    names = {
+        pa.string(): "VARCHAR",
+        pa.bool_(): "BOOLEAN",
+        pa.int8(): "TINYINT",
+        pa.int16(): "SMALLINT",
+        pa.int32(): "INTEGER",
+        pa.int64(): "BIGINT",
+        pa.float32(): "FLOAT",
+        pa.float64(): "DOUBLE",
+        pa.date32(): "DATE",
+    }
+    if type_ in names:
+        return names[type_]
+    if types.is_timestamp(type_):
+        return "TIMESTAMPTZ" if type_.tz else "TIMESTAMP"
+    if types.is_decimal(type_):
+        return f"DECIMAL({type_.precision}, {type_.scale})"
+    raise InvalidInput(f"column {field.name!r}: {type_} has no text form; land it as Parquet", column=field.name)
+
+
+def _reasons(index: int, field: pa.Field) -> Iterator[str]:
+    if not field.nullable:
+        yield f"WHEN c{index} IS NULL THEN {_literal(f'column {field.name}: a value is required')}"
+    if not pa.types.is_string(field.type):
+        reason = _literal(f"column {field.name}: not a valid {_readable(field.type)}")
+        yield f"WHEN t{index} IS NULL AND c{index} IS NOT NULL THEN {reason}"
+
+
+def _readable(type_: pa.DataType) -> str:
+    return re.sub(r"\[.*\]|128", "", str(type_))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

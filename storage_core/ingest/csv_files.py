@@ -1,0 +1,117 @@
+"""CSV files with a header (RFC 4180: quoted fields may hold commas, quotes and line breaks)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from storage_core.errors import Corrupt
+from storage_core.ingest.convert import RowFormat
+from storage_core.ingest.lines import valid_text
+from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
+
+
+def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
+    """Yield the records of a CSV file; the header is record 1, empty records say nothing.
+
+    An empty field is null, a quoted empty one is empty text; the words for null are not applied inside quotes. A
+    column that the header lacks is null. Raises `Corrupt` for a header with unknown or repeated columns.
+    """
+    counter = _RecordCounter(file)
+    reader = _open(stream, target, counter, block_bytes)
+    # The reader takes out the words for null, because only it knows which fields were quoted.
+    as_read = replace(target, null_values=())
+    for batch in _batches(reader):
+        numbers, misshapen = counter.number(batch.num_rows)
+        yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
+    _, misshapen = counter.number(0, at_end=True)
+    yield Parsed(target.schema.empty_table(), tuple(misshapen))
+
+
+class _RecordCounter:
+    """Numbers the records that come out, given the numbers of the misshapen ones that the reader skips."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._next = 2
+        self._skipped: list[RejectedLine] = []
+
+    def skip(self, row: pa_csv.InvalidRow) -> str:
+        """Take note of a record with too many or too few fields; the reader's handler."""
+        if row.text:
+            reason = f"the record has {row.actual_columns} fields, the header has {row.expected_columns}"
+        else:
+            reason = ""  # an empty line: it takes a number, and says nothing
+        self._skipped.append(RejectedLine(self._file, row.number, reason, row.text))
+        return "skip"
+
+    def number(self, rows: int, *, at_end: bool = False) -> tuple[npt.NDArray[np.int64], list[RejectedLine]]:
+        """Return the numbers of the next `rows` records, and the misshapen ones before the last of them."""
+        taken = np.array([each.line for each in self._skipped], np.int64)
+        free = np.setdiff1d(np.arange(self._next, self._next + rows + len(taken)), taken)[:rows]
+        self._next = int(free[-1]) + 1 if rows else self._next
+        passed = [each for each in self._skipped if at_end or (each.line or 0) < self._next]
+        self._skipped = [each for each in self._skipped if each not in passed]
+        return free, [each for each in passed if each.reason]
+
+
+def _open(stream: BinaryIO, target: RowFormat, counter: _RecordCounter, block_bytes: int) -> pa_csv.CSVStreamingReader:
+    try:
+        reader = pa_csv.open_csv(
+            stream,
+            # Threads would lose the record numbers.
+            read_options=pa_csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            parse_options=pa_csv.ParseOptions(
+                newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=counter.skip
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(target.schema.names, pa.binary()),
+                null_values=["", *target.null_values],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
+    names = reader.schema.names
+    unknown = [name for name in names if name not in target.schema.names]
+    if unknown or len(set(names)) != len(names):
+        raise Corrupt(
+            f"its header has columns that the table has not, or has them twice: {', '.join(unknown or names)}"
+        )
+    return reader
+
+
+def _batches(reader: pa_csv.CSVStreamingReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except pa.ArrowInvalid as error:
+        raise Corrupt(f"it is not CSV throughout ({error})") from error
+
+
+def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], target: RowFormat) -> Parsed:
+    blank, valid = np.ones(batch.num_rows, np.bool_), np.ones(batch.num_rows, np.bool_)
+    for column in batch.columns:
+        blank &= np.asarray(column.is_null())
+        valid &= valid_text(column)
+    bad = [(int(numbers[index]), _line(batch.columns, int(index))) for index in np.flatnonzero(~valid)]
+    kept = batch.filter(pa.array(valid & ~blank))
+    fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
+    records = Records(file, fields, numbers[valid & ~blank], lambda index: _line(kept.columns, index).decode())
+    return typed(records, target).and_rejected(not_text(file, bad))
+
+
+def _line(columns: Sequence[pa.Array], index: int) -> bytes:
+    """The text of a record rebuilt from its values: the reader does not hand out its bytes."""
+    values = [(column[index].as_py() or b"").decode("utf-8", "surrogateescape") for column in columns]
+    written = io.StringIO()
+    csv.writer(written, lineterminator="").writerow(values)
+    return written.getvalue().encode("utf-8", "surrogateescape")

@@ -1,0 +1,90 @@
+"""Files of one record per line: a regular expression with named groups, or JSON objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.ingest.convert import RowFormat, connected
+from storage_core.ingest.lines import LineBlock, read_lines
+from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
+
+NO_MATCH = "the line does not match the pattern"
+
+# Why each line is no record (null where it is one), and the fields, as text, of those that are.
+Fields = tuple[pa.StringArray, pa.Table]
+
+_WHY_NO_OBJECT = """
+    SELECT CASE WHEN NOT json_valid(line) THEN 'the line is not valid JSON'
+                WHEN json_type(line) <> 'OBJECT' THEN 'the line is not a JSON object'
+                WHEN NOT list_has_all($names, json_keys(line)) THEN
+                    'the field ' || list_filter(json_keys(line), lambda key: NOT list_contains($names, key))[1]
+                    || ' is not a column of the table'
+           END FROM lines
+"""
+
+
+def pattern_blocks(
+    file: str, stream: BinaryIO, target: RowFormat, *, pattern: str, block_bytes: int
+) -> Iterator[Parsed]:
+    """Yield the lines that match `pattern`, fields taken from its named groups, which may nest.
+
+    A group that takes no part in a match is empty text. Raises `InvalidInput` when a group is no column.
+    """
+
+    def capture(lines: pa.StringArray) -> Fields:
+        groups = pc.extract_regex(lines, pattern=pattern)
+        matched = groups.is_valid()
+        reasons = pc.if_else(matched, pa.scalar(None, pa.string()), NO_MATCH)
+        return reasons, pa.Table.from_struct_array(groups.filter(matched))
+
+    for block in read_lines(stream, block_bytes):
+        yield _parsed(file, block, capture, target)
+
+
+def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
+    """Yield the lines that are JSON objects whose fields are columns of the table.
+
+    A nested value is its JSON text; a missing field and a JSON null are null.
+    """
+    for block in read_lines(stream, block_bytes):
+        yield _parsed(file, block, lambda lines: _json_fields(lines, target.schema.names), target)
+
+
+def _parsed(
+    file: str,
+    block: LineBlock,
+    fields_of: Callable[[pa.StringArray], Fields],
+    target: RowFormat,
+) -> Parsed:
+    reasons, fields = fields_of(block.text)
+    whole = reasons.is_null()
+    is_whole = np.asarray(whole)
+    broken = [
+        RejectedLine(file, int(block.numbers[index]), reasons[int(index)].as_py(), block.text[int(index)].as_py())
+        for index in np.flatnonzero(~is_whole)
+    ]
+    lines = block.text if not broken else block.text.filter(whole)
+    records = Records(file, fields, block.numbers[is_whole], lambda index: str(lines[index]))
+    return typed(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
+
+
+def _json_fields(lines: pa.StringArray, names: Sequence[str]) -> Fields:
+    # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
+    pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
+    chosen = ", ".join(f"found[{index + 1}] AS c{index}" for index in range(len(names)))
+    with connected() as connection:
+        connection.register("lines", pa.table({"line": lines}))
+        table = connection.sql(_WHY_NO_OBJECT, params={"names": list(names)}).to_arrow_table()
+        reasons = table.column(0).combine_chunks()
+        connection.register("objects", pa.table({"line": lines.filter(reasons.is_null())}))
+        fields = connection.sql(
+            # `chosen` is made of column numbers only.
+            f"SELECT {chosen} FROM (SELECT json_extract_string(line, $pointers) AS found FROM objects)",  # noqa: S608
+            params={"pointers": pointers},
+        ).to_arrow_table()
+    return reasons.cast(pa.string()), fields.rename_columns(list(names))

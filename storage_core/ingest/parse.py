@@ -1,0 +1,77 @@
+"""Landed files to rows: every line becomes a row of the table's schema or a rejection with its number and reason.
+
+Parsing runs in whole blocks (Arrow and DuckDB kernels), never line by line, and holds a few blocks in memory whatever
+the size of the file. A file that cannot be read to its end gives no row at all: it is one rejection without a line.
+Design page 03.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from typing import assert_never
+
+import pyarrow as pa
+
+from storage_core.errors import Corrupt, Unavailable
+from storage_core.ingest.convert import RowFormat
+from storage_core.ingest.csv_files import csv_blocks
+from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, open_text
+from storage_core.ingest.line_files import ndjson_blocks, pattern_blocks
+from storage_core.ingest.lines import BLOCK_BYTES
+from storage_core.ingest.parquet_files import parquet_blocks
+from storage_core.ingest.rejection import Parsed, RejectedLine
+
+__all__ = ["Parsed", "RejectedLine", "parse", "parse_blocks"]
+
+
+def parse(landed: LandedFile, spec: LandingSpec, schema: pa.Schema, time_column: str | None) -> Parsed:
+    """Return the whole file at once; see `parse_blocks`."""
+    blocks = list(parse_blocks(landed, spec, schema, time_column))
+    if blocks and blocks[-1].unreadable:
+        return blocks[-1]
+    rows = pa.concat_tables([schema.empty_table(), *(block.rows for block in blocks)])
+    return Parsed(rows, tuple(line for block in blocks for line in block.rejected))
+
+
+def parse_blocks(
+    landed: LandedFile,
+    spec: LandingSpec,
+    schema: pa.Schema,
+    time_column: str | None,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[Parsed]:
+    """Yield the file in blocks; a last one marked `unreadable` takes back all before it.
+
+    Rows keep the order of the file. Unreadable are a cut or damaged gzip or Parquet file, one whose columns are not the
+    table's, and one that changed since it was listed. Raises `NotFound` when the file is gone, `Unavailable` when the
+    place cannot be read, and `InvalidInput` when the spec does not fit the schema: no file could be read with it.
+    """
+    target = RowFormat(schema, time_column, spec.time_format, spec.null_values)
+    try:
+        yield from _blocks(landed, spec, target, block_bytes)
+    except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        reason = f"the file cannot be used: {error}; land it again, whole, under a new name"
+        yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
+    except OSError as error:
+        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+
+
+def _blocks(landed: LandedFile, spec: LandingSpec, target: RowFormat, block_bytes: int) -> Iterator[Parsed]:
+    if spec.format == "parquet":
+        with open_bytes(landed) as stream:
+            yield from parquet_blocks(landed.path, stream, target.schema)
+        return
+    with open_text(landed) as stream:
+        match spec.format:
+            case "pattern":
+                pattern = spec.pattern or ""
+                yield from pattern_blocks(landed.path, stream, target, pattern=pattern, block_bytes=block_bytes)
+            case "ndjson":
+                yield from ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes)
+            case "csv":
+                yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes)
+            case _:
+                assert_never(spec.format)

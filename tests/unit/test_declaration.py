@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core import declaration
+from storage_core.errors import InvalidInput, NotFound
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """\
+name: events
+uri: warehouse/events
+columns:
+  at: timestamp
+  on: boolean
+  level: {type: int, nullable: false}
+  price: decimal(10,2)
+  text: string
+time_column: at
+sort_schema: level|timestamp/V2
+window: 15m
+indexes:
+  - name: words
+    kind: fulltext
+    columns: [text]
+    options: {tokenizer: 1}
+landing:
+  uri: landing/events
+  format: ndjson
+partitions: {start: 2024-01-01T00:00, end: 2024-01-02T00:00}
+schedule:
+  compact: "7 * * * *"
+gc:
+  horizon: 2d
+"""
+
+KEYED = """\
+name: planes
+uri: warehouse/planes
+columns:
+  tailnum: string
+  at: timestamp
+primary_key: tailnum
+"""
+
+
+def write(folder: Path, text: str, name: str = "events.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(folder: Path, text: str) -> str:
+    path = write(folder, text)
+    with pytest.raises(InvalidInput) as refused:
+        declaration.load(path)
+    return str(refused.value).replace(str(folder), "tables")
+
+
+def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -> None:
+    table = declaration.load(write(tmp_path, GOOD))
+    expected = pa.schema(
+        [
+            pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("on", pa.bool_()),
+            pa.field("level", pa.int32(), nullable=False),
+            pa.field("price", pa.decimal128(10, 2)),
+            pa.field("text", pa.string()),
+        ]
+    )
+    assert table.schema() == expected
+    config = table.config()
+    assert (config.kind, config.time_column, config.window_seconds) == ("append", "at", 900)
+    assert config.sort_schema == "level|timestamp/V2"
+    assert config.gc_horizon_ms == 2 * 86_400_000
+    assert config.indexes[0].options == {"tokenizer": "1"}
+    landing = table.landing_spec()
+    assert landing is not None
+    assert (landing.uri, landing.format) == ("landing/events", "ndjson")
+    assert table.partitions is not None
+    assert table.partitions.start == datetime(2024, 1, 1, tzinfo=UTC)
+    assert (table.schedule.compact, table.schedule.collect) == ("7 * * * *", "30 3 * * *")
+
+
+def test_key_columns_are_required(tmp_path: Path) -> None:
+    table = declaration.load(write(tmp_path, KEYED))
+    assert table.config().primary_key == ("tailnum",)
+    assert not table.schema().field("tailnum").nullable
+    assert table.schema().field("at").nullable
+
+
+def test_the_declared_tables_of_the_repository_load() -> None:
+    tables = {table.name: table for table in declaration.load_all(ROOT / "tables")}
+    assert tables["access_log"].config().window_seconds == 3600
+    assert tables["planes"].config().kind == "keyed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("window: 15m", "window: 7m", "tables/events.yaml:11: field `window`: a window of 420 s does not divide"),
+        ("window: 15m", "window: 2h", "tables/events.yaml:11: field `window`: a window of 7200 s is coarse"),
+        ("window: 15m", "window: soon", "tables/events.yaml:11: field `window`: 'soon' is not a duration"),
+        ("window: 15m", "windw: 15m", "tables/events.yaml:11: field `windw`: is not a field"),
+        ("name: events\n", "", "tables/events.yaml:1: field `name`: is missing; add it"),
+        ("name: events", "name: ../events", "tables/events.yaml:1: field `name`:"),
+        ("name: events", "name: ev..ents", "tables/events.yaml:1: field `name`:"),
+        ("uri: warehouse/events", "uri: ../events", "tables/events.yaml:2: field `uri`: '../events' leaves its folder"),
+        ("on: boolean", "on: bool", "tables/events.yaml:5: field `columns.on.type`: 'bool' is not a column type"),
+        ("on: boolean", "TEXT: string", "tables/events.yaml:3: field `columns`: the columns 'TEXT' and 'text' differ"),
+        ("price: decimal(10,2)", "price: decimal(50,2)", "tables/events.yaml:7: field `columns.price.type`:"),
+        ("time_column: at", "time_column: when", "tables/events.yaml:9: field `time_column`: 'when' is not among"),
+        (
+            "time_column: at",
+            "time_column: text",
+            "tables/events.yaml:9: field `time_column`: column 'text' is a string",
+        ),
+        ("time_column: at\n", "", "tables/events.yaml:10: field `window`: a windowed table needs a time_column"),
+        ("level|timestamp/V2", "level|", "tables/events.yaml:10: field `sort_schema`:"),
+        ("columns: [text]", "columns: [txt]", "tables/events.yaml:12: field `indexes`: 'txt' is not among"),
+        ("kind: fulltext", "kind: vector", "tables/events.yaml:14: field `indexes.0.kind`:"),
+        ("format: ndjson", "format: xml", "tables/events.yaml:19: field `landing.format`:"),
+        ("format: ndjson", "format: pattern", "tables/events.yaml:17: field `landing`: format 'pattern': a pattern"),
+        ("2024-01-02T00:00", "2024-01-02T00:07", "tables/events.yaml:20: field `partitions`: start and end must be"),
+        ("2024-01-02T00:00", "2023-01-02T00:00", "tables/events.yaml:20: field `partitions`: end must come after"),
+        ("2024-01-02T00:00", "tomorrow", "tables/events.yaml:20: field `partitions.end`: 'tomorrow' is not a time"),
+        ("7 * * * *", "hourly", "tables/events.yaml:22: field `schedule.compact`: 'hourly' is not a cron line"),
+        ("horizon: 2d", "horizon: -1", "tables/events.yaml:24: field `gc.horizon`:"),
+        ("gc:", "window: 5m\ngc:", "tables/events.yaml:23: field `window`: given twice, first on line 11"),
+        ("window: 15m", "window: [15m", "tables/events.yaml:12: not valid YAML:"),
+    ],
+)
+def test_a_bad_field_is_refused_with_file_line_and_field(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+    message = refusal(tmp_path, GOOD.replace(old, new))
+    assert any(line.startswith(expected) for line in message.splitlines()), message
+
+
+@pytest.mark.parametrize(
+    ("addition", "expected"),
+    [
+        ("time_column: at\nwindow: 1h\n", "field `window`: a keyed table may be windowed only if 'at' is part"),
+        ("landing: {uri: landing/planes, format: csv}\n", "field `landing`: landed files are ingested into append"),
+        ("partitions: {start: 2024-01-01T00:00}\n", "field `partitions`: only a table with a window has partitions"),
+    ],
+)
+def test_a_keyed_table_refuses_what_only_append_tables_have(tmp_path: Path, addition: str, expected: str) -> None:
+    assert expected in refusal(tmp_path, KEYED + addition)
+
+
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("window: 15m", "window: 7m").replace("name: events", "name: a/b")
+    message = refusal(tmp_path, text)
+    assert [line.split(": field ")[0] for line in message.splitlines()] == [
+        "tables/events.yaml:1",
+        "tables/events.yaml:11",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- a list\n", "\x00", "\xff: 1", "a: &a [*a]\n"])
+def test_a_file_that_is_no_declaration_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "events.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidInput, match=r"events\.yaml:1: "):
+        declaration.load(path)
+
+
+def test_a_coarse_window_needs_its_mark(tmp_path: Path) -> None:
+    text = GOOD.replace("window: 15m", "coarse_window: true\nwindow: 2h")
+    assert declaration.load(write(tmp_path, text)).config().window_seconds == 7200
+
+
+def test_a_pattern_must_capture_declared_columns_and_all_required_ones(tmp_path: Path) -> None:
+    def with_pattern(pattern: str) -> str:
+        return GOOD.replace("format: ndjson", f"format: pattern\n  pattern: '{pattern}'")
+
+    assert "the required columns level" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+)$"))
+    assert "'other' is not among" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+) (?P<level>\d) (?P<other>.)$"))
+    assert "not an RE2 expression" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+"))
+    assert "name each of its groups" in refusal(tmp_path, with_pattern(r"^no groups$"))
+
+
+def test_two_tables_of_one_name_or_one_place_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "a.yaml")
+    write(tmp_path, GOOD.replace("warehouse/events", "warehouse/other"), "b.yaml")
+    with pytest.raises(InvalidInput, match=r"b\.yaml:1: field `name`: 'events' is taken by .*a\.yaml"):
+        declaration.load_all(tmp_path)
+    write(tmp_path, GOOD.replace("name: events", "name: other"), "b.yaml")
+    with pytest.raises(InvalidInput, match=r"b\.yaml:2: field `uri`: 'warehouse/events' is taken by .*a\.yaml"):
+        declaration.load_all(tmp_path)
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"none\.yaml"):
+        declaration.load(tmp_path / "none.yaml")

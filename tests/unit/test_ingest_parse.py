@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage_core import declaration
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.ingest.landing import LandedFile, LandingSpec, discover
+from storage_core.ingest.lines import read_lines
+from storage_core.ingest.parse import Parsed, parse, parse_blocks
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("level", pa.int32()),
+        pa.field("text", pa.string()),
+    ]
+)
+AT = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def landed(folder: Path, name: str, data: bytes | str) -> LandedFile:
+    (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    return LandedFile(name, (folder / name).stat().st_size, folder.resolve().as_uri())
+
+
+def parsed(folder: Path, name: str, data: bytes | str, schema: pa.Schema = SCHEMA, **settings: Any) -> Parsed:
+    file = landed(folder, name, data)
+    return parse(file, LandingSpec(uri=file.uri, **settings), schema, "at")
+
+
+def reasons(result: Parsed) -> list[tuple[int | None, str]]:
+    return [(each.line, each.reason) for each in result.rejected]
+
+
+def parquet(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_bytes", [3, 7, 1000])
+def test_lines_are_numbered_whatever_the_block_size(block_bytes: int) -> None:
+    data = b"\xef\xbb\xbfone\r\n\ntwo\xff\nthr\xc3\xa9e\n\n\rfour"
+    blocks = list(read_lines(io.BytesIO(data), block_bytes))
+    lines = [pair for block in blocks for pair in zip(block.numbers.tolist(), block.text.to_pylist(), strict=True)]
+    assert lines == [(1, "one"), (4, "thr\xe9e"), (6, "\rfour")]
+    assert [bad for block in blocks for bad in block.not_text] == [(3, b"two\xff")]
+
+
+# --- pattern: the access log -----------------------------------------------------------------------------------------
+
+
+def access_log(folder: Path, lines: str) -> Parsed:
+    table = declaration.load(ROOT / "tables" / "access_log.yaml")
+    spec = table.landing_spec()
+    assert spec is not None
+    return parse(landed(folder, "access.log", lines), spec, table.schema(), table.time_column)
+
+
+def line(request: str = "GET /a HTTP/1.1", status: str = "200", size: str = "12", agent: str = "curl") -> str:
+    return f'10.0.0.1 - frank [17/May/2015:10:05:03 +0200] "{request}" {status} {size} "-" "{agent}"\n'
+
+
+def test_every_line_of_the_real_log_is_a_row_or_a_rejection_with_a_reason() -> None:
+    table = declaration.load(ROOT / "tables" / "access_log.yaml")
+    spec = table.landing_spec()
+    assert spec is not None
+    (file,) = discover(LandingSpec(uri=str(ROOT / "examples" / "data"), format="ndjson", suffix="access.log.gz"))
+    result = parse(file, spec, table.schema(), table.time_column)
+    raw = gzip.decompress((ROOT / "examples" / "data" / "apache_access.log.gz").read_bytes()).decode().splitlines()
+    assert len(raw) == 10_000
+    assert result.rows.num_rows + len(result.rejected) == len(raw)
+    # The one line that was cut while it was written: its last field never ends.
+    assert reasons(result) == [(8899, "the line does not match the pattern")]
+    assert result.rejected[0].text == raw[8898]
+    del raw[8898]
+    statuses = [int(each.split('" ')[1].split()[0]) for each in raw]
+    assert result.rows.column("status").to_pylist() == statuses
+    sizes = [None if (size := each.split('" ')[1].split()[1]) == "-" else int(size) for each in raw]
+    assert result.rows.column("bytes").to_pylist() == sizes
+    times = [datetime.strptime(each.split("[")[1].split("]")[0], "%d/%b/%Y:%H:%M:%S %z") for each in raw]
+    assert result.rows.column("timestamp").to_pylist() == times
+    assert result.rows.column("request").to_pylist() == [each.split('"')[1] for each in raw]
+    assert result.rows.column("path").to_pylist() == [each.split('"')[1].split()[1] for each in raw]
+
+
+def test_a_combined_line_becomes_a_row_with_time_in_utc_and_dashes_as_null(tmp_path: Path) -> None:
+    (row,) = access_log(tmp_path, line(size="-")).rows.to_pylist()
+    assert row == {
+        "client": "10.0.0.1",
+        "ident": None,
+        "user": "frank",
+        "timestamp": datetime(2015, 5, 17, 8, 5, 3, tzinfo=UTC),
+        "request": "GET /a HTTP/1.1",
+        "method": "GET",
+        "path": "/a",
+        "protocol": "HTTP/1.1",
+        "status": 200,
+        "bytes": None,
+        "referrer": None,
+        "agent": "curl",
+    }
+
+
+def test_escaped_quotes_and_requests_that_are_none_stay_whole(tmp_path: Path) -> None:
+    text = line(agent=r"say \"hi\"") + line(request=r"\x16\x03", status="400") + line(request="-", status="408")
+    result = access_log(tmp_path, text)
+    assert result.rejected == ()
+    assert result.rows.column("agent").to_pylist()[0] == r"say \"hi\""
+    assert result.rows.column("request").to_pylist() == ["GET /a HTTP/1.1", r"\x16\x03", None]
+    assert result.rows.column("method").to_pylist() == ["GET", None, None]
+
+
+def test_bad_lines_are_rejected_with_line_and_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    good = line()
+    no_day, no_time = good.replace("17/May", "32/May"), good.replace("17/May/2015:10:05:03 +0200", "-")
+    text = good + "garbage\n" + no_day + no_time + line(size="9" * 30) + good
+    result = access_log(tmp_path, text)
+    assert result.rows.num_rows == 2
+    assert reasons(result) == [
+        (2, "the line does not match the pattern"),
+        (3, "column timestamp: not a valid timestamp"),
+        (4, "column timestamp: a value is required"),
+        (5, "column bytes: not a valid int64"),
+    ]
+    assert [each.text + "\n" for each in result.rejected] == text.splitlines(keepends=True)[1:5]
+
+
+def test_a_line_that_is_not_utf8_is_rejected_with_its_bytes(tmp_path: Path) -> None:
+    bad = b"caf\xe9 " + line().encode()
+    result = parsed(tmp_path, "a.log", b"2024-01-01\n" + bad, format="pattern", pattern=r"^(?P<at>\S+)$")
+    assert reasons(result) == [(2, "the line is not UTF-8")]
+    assert (result.rejected[0].encoding, base64.b64decode(result.rejected[0].text) + b"\n") == ("base64", bad)
+
+
+def test_a_group_that_is_no_column_and_a_time_format_that_is_none_are_errors_of_the_spec(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="other is not a column"):
+        parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<other>\S+)$")
+    with pytest.raises(InvalidInput, match="time_format '%Q'"):
+        parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<at>\S+)$", time_format="%Q")
+    binary = pa.schema([("raw", pa.binary())])
+    with pytest.raises(InvalidInput, match="no text form"):
+        parsed(tmp_path, "a.log", "x\n", binary, format="pattern", pattern=r"^(?P<raw>\S+)$")
+
+
+# --- NDJSON ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_lines_become_rows_and_bad_ones_are_named(tmp_path: Path) -> None:
+    lines = [
+        '{"at": "2024-01-01T02:00:00+02:00", "level": 3, "text": "a \\u00e9 \\"q\\""}',
+        '{"at": "2024-01-01T00:00:00Z", "text": {"nested": [1]}}',
+        "",
+        '{"at": "2024-01-01T00:00:00Z", "level": "high"}',
+        '{"at": "2024-01-01T00:00:00Z", "level": 1.5}',
+        '{"at": "2024-01-01T00:00:00Z", "level": 3000000000}',
+        '{"level": 1}',
+        '{"at": null}',
+        '{"at": "infinity"}',
+        '{"at": "2024-01-01T00:00:00Z", "extra": 1}',
+        "[1, 2]",
+        '{"at": "2024-01-01T00:00:00Z", "level": 1',
+    ]
+    result = parsed(tmp_path, "a.ndjson", "\n".join(lines), format="ndjson")
+    assert result.rows.to_pylist() == [
+        {"at": AT, "level": 3, "text": 'a \xe9 "q"'},
+        {"at": AT, "level": None, "text": '{"nested":[1]}'},
+    ]
+    assert reasons(result) == [
+        (4, "column level: not a valid int32"),
+        (5, "column level: not a valid int32"),
+        (6, "column level: not a valid int32"),
+        (7, "column at: a value is required"),
+        (8, "column at: a value is required"),
+        (9, "column at: not a valid timestamp"),
+        (10, "the field extra is not a column of the table"),
+        (11, "the line is not a JSON object"),
+        (12, "the line is not valid JSON"),
+    ]
+    assert [each.text for each in result.rejected] == lines[3:]
+
+
+ALL_TYPES = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("day", pa.date32()),
+        pa.field("tiny", pa.int8()),
+        pa.field("long", pa.int64()),
+        pa.field("half", pa.float32()),
+        pa.field("real", pa.float64()),
+        pa.field("flag", pa.bool_()),
+        pa.field("price", pa.decimal128(9, 2)),
+        pa.field('o\'dd "name"/~', pa.string()),
+    ]
+)
+
+
+def test_every_type_converts_exactly(tmp_path: Path) -> None:
+    row: dict[str, Any] = {
+        "at": "2024-01-01 00:00:00.000001Z",
+        "local": "2024-01-01T10:00",
+        "day": "1969-12-31",
+        "tiny": -128,
+        "long": 9223372036854775807,
+        "half": 0.5,
+        "real": -1.5e300,
+        "flag": True,
+        "price": "-1234567.89",
+        'o\'dd "name"/~': "x",
+    }
+    (found,) = parsed(tmp_path, "a.ndjson", json.dumps(row), ALL_TYPES, format="ndjson").rows.to_pylist()
+    assert found == row | {
+        "at": AT.replace(microsecond=1),
+        "local": datetime(2024, 1, 1, 10),  # noqa: DTZ001  # a column without a zone
+        "day": date(1969, 12, 31),
+        "price": Decimal("-1234567.89"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("at", "2024-01-01T00:00:00.0000001Z"),
+        ("at", "2024-13-01"),
+        ("at", "yesterday"),
+        ("local", "2024-01-01T00:00:00+01:00"),
+        ("day", "2024-01-01T10:00"),
+        ("day", "2023-02-29"),
+        ("tiny", "128"),
+        ("tiny", "0x1f"),
+        ("long", "1_000"),
+        ("long", "1e3"),
+        ("long", "9223372036854775808"),
+        ("real", "1,5"),
+        ("real", "1_0"),
+        ("flag", "maybe"),
+        ("price", "1.005"),
+        ("price", "12345678.00"),
+    ],
+)
+def test_text_that_a_type_would_have_to_guess_at_is_rejected(tmp_path: Path, column: str, value: str) -> None:
+    text = json.dumps({"at": "2024-01-01T00:00:00Z"} | {column: value})
+    result = parsed(tmp_path, "a.ndjson", text, ALL_TYPES, format="ndjson")
+    ((_, reason),) = reasons(result)
+    assert reason.startswith(f"column {column}: not a valid ")
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_records_become_rows_and_bad_ones_are_numbered(tmp_path: Path) -> None:
+    text = (
+        "at,text,level\n"
+        '2024-01-01T00:00:00Z,"two\nlines, ""quoted""",1\n'
+        "2024-01-01T00:00:00Z,only two\n"
+        '2024-01-01T00:00:00Z,"",NA\n'
+        "\n"
+        "2024-01-01T00:00:00Z,,x\n"
+        '2024-01-01T00:00:00Z,"NA",2\n'
+        ",late,3\n"
+        "1,2,3,4\n"
+    )
+    result = parsed(tmp_path, "a.csv", text, format="csv", null_values=("NA",))
+    assert result.rows.to_pylist() == [
+        {"at": AT, "level": 1, "text": 'two\nlines, "quoted"'},
+        {"at": AT, "level": None, "text": ""},
+        {"at": AT, "level": 2, "text": "NA"},
+    ]
+    assert [(each.line, each.reason, each.text) for each in result.rejected] == [
+        (3, "the record has 2 fields, the header has 3", "2024-01-01T00:00:00Z,only two"),
+        (6, "column level: not a valid int32", "2024-01-01T00:00:00Z,,x"),
+        (8, "column at: a value is required", ",late,3"),
+        (9, "the record has 4 fields, the header has 3", "1,2,3,4"),
+    ]
+
+
+def test_csv_record_numbers_hold_across_blocks(tmp_path: Path) -> None:
+    records = [
+        f"2024-01-01T00:00:00Z,{'x' if i % 7 == 0 else i}" + (",more" if i % 11 == 0 else "") for i in range(500)
+    ]
+    file = landed(tmp_path, "a.csv", "\n".join(["at,level", *records]) + "\n")
+    blocks = list(parse_blocks(file, LandingSpec(uri=file.uri, format="csv"), SCHEMA, "at", block_bytes=600))
+    assert len(blocks) > 10
+    bad = {each.line: each.text for block in blocks for each in block.rejected}
+    expected = {i + 2: record for i, record in enumerate(records) if i % 7 == 0 or i % 11 == 0}
+    assert bad == expected
+    levels = [level for block in blocks for level in block.rows.column("level").to_pylist()]
+    assert levels == [i for i in range(500) if i % 7 and i % 11]
+
+
+def test_a_csv_record_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
+    data = b"at,text\n2024-01-01,caf\xe9\n2024-01-01,ok\n"
+    result = parsed(tmp_path, "a.csv", data, format="csv")
+    assert result.rows.column("text").to_pylist() == ["ok"]
+    assert reasons(result) == [(2, "the line is not UTF-8")]
+    assert base64.b64decode(result.rejected[0].text) == b"2024-01-01,caf\xe9"
+
+
+@pytest.mark.parametrize("header", ["at,other", "at,at", "\n"])
+def test_a_csv_file_whose_header_is_not_of_the_table_is_rejected_whole(tmp_path: Path, header: str) -> None:
+    result = parsed(tmp_path, "a.csv", f"{header}\n2024-01-01,1\n", format="csv")
+    assert (result.unreadable, result.rows.num_rows, result.rejected[0].line) == (True, 0, None)
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def table(rows: int = 3) -> pa.Table:
+    return pa.table(
+        {"at": pa.array([AT] * rows, pa.timestamp("ms", tz="UTC")), "level": pa.array(range(rows), pa.int64())}
+    )
+
+
+def test_parquet_rows_conform_and_those_without_a_required_value_are_rejected(tmp_path: Path) -> None:
+    rows = pa.concat_tables([table(), pa.table({"at": pa.array([None], pa.timestamp("ms", tz="UTC")), "level": [9]})])
+    result = parsed(tmp_path, "a.parquet", parquet(rows), format="parquet")
+    assert result.rows.schema == SCHEMA
+    assert result.rows.column("level").to_pylist() == [0, 1, 2]
+    assert [(each.line, each.reason) for each in result.rejected] == [(4, "column at: a value is required")]
+    assert json.loads(result.rejected[0].text) == {"at": None, "level": 9, "text": None}
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_parquet_file_cut_anywhere_is_rejected_whole(tmp_path: Path, kept: float) -> None:
+    data = parquet(table(1000))
+    result = parsed(tmp_path, "a.parquet", data[: int(len(data) * kept)], format="parquet")
+    assert (result.unreadable, result.rows.num_rows, len(result.rejected)) == (True, 0, 1)
+    assert "not a whole Parquet file" in result.rejected[0].reason
+
+
+def test_a_parquet_file_with_another_schema_is_rejected_whole(tmp_path: Path) -> None:
+    other = table().append_column("more", pa.array([1, 2, 3]))
+    result = parsed(tmp_path, "a.parquet", parquet(other), format="parquet")
+    assert "unknown columns ['more']" in result.rejected[0].reason
+    wrong = table().set_column(1, "level", pa.array(["a", "b", "c"]))
+    assert (
+        "column 'level' has type string"
+        in parsed(tmp_path, "b.parquet", parquet(wrong), format="parquet").rejected[0].reason
+    )
+
+
+# --- whole files -----------------------------------------------------------------------------------------------------
+
+
+def test_a_gzipped_file_reads_as_plain_whatever_its_name(tmp_path: Path) -> None:
+    data = gzip.compress(b'{"at": "2024-01-01"}\n' * 5)
+    for name in ("a.ndjson.gz", "a.ndjson"):
+        assert parsed(tmp_path, name, data, format="ndjson").rows.num_rows == 5
+
+
+@pytest.mark.parametrize("name", ["cut", "flipped", "not gzip", "trailing garbage"])
+def test_a_damaged_gzip_file_is_rejected_whole(tmp_path: Path, name: str) -> None:
+    whole = gzip.compress(b"".join(b'{"at": "2024-01-01", "level": %d}\n' % i for i in range(5000)))
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0x55
+    data = {
+        "cut": whole[: len(whole) // 2],
+        "flipped": bytes(flipped),
+        "not gzip": b'{"at": "2024-01-01"}\n',
+        "trailing garbage": whole + b"garbage",
+    }[name]
+    file = landed(tmp_path, "a.ndjson.gz", data)
+    spec = LandingSpec(uri=file.uri, format="ndjson")
+    *_, last = parse_blocks(file, spec, SCHEMA, "at", block_bytes=50_000)
+    assert last.unreadable
+    result = parse(file, spec, SCHEMA, "at")
+    assert (result.rows.num_rows, [each.line for each in result.rejected]) == (0, [None])
+    assert "under a new name" in result.rejected[0].reason
+
+
+def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    file = landed(tmp_path, "a.ndjson", "{}")
+    (tmp_path / "a.ndjson").unlink()
+    with pytest.raises(NotFound):
+        parse(file, LandingSpec(uri=file.uri, format="ndjson"), SCHEMA, "at")

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from storage_core.errors import Corrupt
+from storage_core.formats.keys import KeyKind, parse
+from storage_core.ingest.parse import RejectedLine
+from storage_core.ingest.quarantine import read_quarantine, write_quarantine
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+
+LINES = [
+    RejectedLine("a/b c.log", 3, "the line does not match the pattern", 'caf\xe9 "q"'),
+    RejectedLine("a/b c.log", 9, "the line is not UTF-8", "/w==", "base64"),
+]
+
+
+def test_rejections_are_kept_with_file_line_and_reason() -> None:
+    store = MemoryStore("quarantine")
+    key = write_quarantine(store, "a/b c.log", 100, LINES)
+    parsed = parse(key)
+    assert parsed is not None
+    assert parsed.kind is KeyKind.QUARANTINE
+    common = {"key": key, "source": "a/b c.log", "size": 100}
+    assert list(read_quarantine(store)) == [
+        common | {"line": 3, "reason": LINES[0].reason, "text": 'caf\xe9 "q"', "encoding": "utf-8"},
+        common | {"line": 9, "reason": LINES[1].reason, "text": "/w==", "encoding": "base64"},
+    ]
+
+
+def test_the_same_rejections_are_one_object_and_others_another() -> None:
+    store = MemoryStore("quarantine")
+    first = write_quarantine(store, "a.log", 100, LINES)
+    assert write_quarantine(store, "a.log", 100, LINES) == first
+    others = {
+        write_quarantine(store, "a.log", 101, LINES),
+        write_quarantine(store, "b.log", 100, LINES),
+        write_quarantine(store, "a.log", 100, LINES[:1]),
+    }
+    assert first not in others
+    assert len(others) == 3
+    assert len(list(store.list("quarantine/"))) == 4
+
+
+def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
+    store = MemoryStore("quarantine")
+    key = write_quarantine(store, "a.log", 100, LINES)
+    store.put("quarantine/readme.txt", b"not ours", Overwrite())
+    assert len(list(read_quarantine(store))) == 2
+    store.put(key, b"{}", Overwrite())
+    with pytest.raises(Corrupt, match=key):
+        list(read_quarantine(store))
