@@ -1,0 +1,137 @@
+"""Bytes of a region manifest: the protobuf message `RegionManifest` (design pages 03 and 09; source `001`, "Region
+Manifest"). Pure: records to bytes and back, no I/O.
+
+| Field | Number | Type | Meaning |
+|---|---|---|---|
+| version | 1 | uint64 | version of this manifest, equal to the number in its key |
+| writer_epoch | 2 | uint64 | fencing token of the writer that owns the region |
+| replay_after_wal_id | 3 | uint64 | last WAL entry that is in a flushed generation; replay starts behind it |
+| wal_id_last_seen | 4 | uint64 | a WAL entry known to exist; only seeds the search for the tail |
+| current_generation | 6 | uint64 | the generation that the next flush writes |
+| flushed_generations | 8 | repeated | generation (1) and directory name below the region (2) |
+| region_spec_id | 10 | uint32 | region spec of the region; 0 when no spec governs it |
+| region_id | 11 | message | the 16 bytes of the region's UUID (1) |
+| writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from storage_core.errors import Corrupt
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_PACKAGE = "tidemark.region"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushedGeneration:
+    """One generation that the region's manifest vouches for. `path` is its directory name below the region."""
+
+    generation: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionManifest:
+    """The state of one region at one manifest version: who may write, what is flushed, where replay starts."""
+
+    region_id: str
+    version: int
+    writer_epoch: int
+    current_generation: int = 1
+    replay_after_wal_id: int = 0
+    wal_id_last_seen: int = 0
+    flushed_generations: tuple[FlushedGeneration, ...] = ()
+    region_spec_id: int = 0
+    writer_id: str = ""
+
+
+def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
+    message = file.message_type.add(name=name)
+    for field_name, number, kind, type_name in fields:
+        repeated = field_name == "flushed_generations"
+        message.field.add(
+            name=field_name,
+            number=number,
+            type=_FIELD.Type.ValueType(kind),
+            label=_FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL,
+            type_name=f".{_PACKAGE}.{type_name}" if type_name else None,
+        )
+
+
+def _manifest_class() -> type[Message]:
+    file = descriptor_pb2.FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
+    _message(file, "UUID", ("uuid", 1, _FIELD.TYPE_BYTES, ""))
+    _message(file, "FlushedGeneration", ("generation", 1, _FIELD.TYPE_UINT64, ""), ("path", 2, _FIELD.TYPE_STRING, ""))
+    _message(
+        file,
+        "RegionManifest",
+        ("version", 1, _FIELD.TYPE_UINT64, ""),
+        ("writer_epoch", 2, _FIELD.TYPE_UINT64, ""),
+        ("replay_after_wal_id", 3, _FIELD.TYPE_UINT64, ""),
+        ("wal_id_last_seen", 4, _FIELD.TYPE_UINT64, ""),
+        ("current_generation", 6, _FIELD.TYPE_UINT64, ""),
+        ("flushed_generations", 8, _FIELD.TYPE_MESSAGE, "FlushedGeneration"),
+        ("region_spec_id", 10, _FIELD.TYPE_UINT32, ""),
+        ("region_id", 11, _FIELD.TYPE_MESSAGE, "UUID"),
+        ("writer_id", 100, _FIELD.TYPE_STRING, ""),
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.RegionManifest"))
+
+
+_MANIFEST = _manifest_class()
+
+
+def encode(manifest: RegionManifest) -> bytes:
+    """Return the protobuf bytes; equal manifests give equal bytes."""
+    flushed = [{"generation": each.generation, "path": each.path} for each in manifest.flushed_generations]
+    message = _MANIFEST(
+        version=manifest.version,
+        writer_epoch=manifest.writer_epoch,
+        replay_after_wal_id=manifest.replay_after_wal_id,
+        wal_id_last_seen=manifest.wal_id_last_seen,
+        current_generation=manifest.current_generation,
+        flushed_generations=flushed,
+        region_spec_id=manifest.region_spec_id,
+        region_id={"uuid": uuid.UUID(manifest.region_id).bytes},
+        writer_id=manifest.writer_id,
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, where: str) -> RegionManifest:
+    """Return the manifest in `data`; `where` is its key, for the error.
+
+    Raises `Corrupt` when the bytes are no manifest or lack what each has: region id, version, epoch, generation.
+    """
+    message = _MANIFEST()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise Corrupt(f"{where}: not a region manifest ({len(data)} bytes): {error}", key=where) from error
+    present = {field.name: value for field, value in message.ListFields()}
+    region = present["region_id"].uuid if "region_id" in present else b""
+    if len(region) != 16:
+        raise Corrupt(f"{where}: expected a region id of 16 bytes, found {len(region)}", key=where)
+    missing = [name for name in ("version", "writer_epoch", "current_generation") if name not in present]
+    if missing:
+        raise Corrupt(f"{where}: a region manifest without {', '.join(missing)}", key=where)
+    flushed = present.get("flushed_generations", ())
+    return RegionManifest(
+        region_id=str(uuid.UUID(bytes=region)),
+        version=present["version"],
+        writer_epoch=present["writer_epoch"],
+        current_generation=present["current_generation"],
+        replay_after_wal_id=present.get("replay_after_wal_id", 0),
+        wal_id_last_seen=present.get("wal_id_last_seen", 0),
+        flushed_generations=tuple(FlushedGeneration(generation=each.generation, path=each.path) for each in flushed),
+        region_spec_id=present.get("region_spec_id", 0),
+        writer_id=present.get("writer_id", ""),
+    )

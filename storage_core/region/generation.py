@@ -1,0 +1,168 @@
+"""Generations: what a flush leaves behind (design page 03, "Memtable and generations").
+
+`<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
+certainly not in it. A directory counts only when the region's manifest names it; every flush attempt makes a new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitConflict, Corrupt, NotFound, Unsupported
+from storage_core.formats import keys
+from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.ids import Ids
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import bloom, wal
+from storage_core.region.exactly_once import create
+from storage_core.region.key_hash import key_hashes
+from storage_core.region.memtable import Memtable
+from storage_core.rows import statistics
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "_manifest.json"
+BLOOM_FILE = "bloom_filter.bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
+
+    `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
+    `rows.statistics`; a missing column is not bounded.
+    """
+
+    region: str
+    generation: int
+    path: str
+    entries: tuple[int, ...]
+    records: int
+    min_key: Mapping[str, str]
+    max_key: Mapping[str, str]
+
+
+def write(
+    store: ObjectStore, memtable: Memtable, *, region: str, generation: int, clock: Clock, ids: Ids
+) -> Generation:
+    """Write the memtable as a generation into a fresh directory, durable when this returns. Two PUTs.
+
+    Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
+    """
+    records = memtable.records()
+    bounds = statistics.compute(records.select(memtable.key))
+    written = Generation(
+        region=region,
+        generation=generation,
+        path=f"{ids.uuid()[:8]}_gen_{generation}",
+        entries=memtable.entries,
+        records=records.num_rows,
+        min_key=bounds.min_values,
+        max_key=bounds.max_values,
+    )
+    guard = bloom.build(key_hashes(records, memtable.key))
+    _create(store, _key(written, BLOOM_FILE), guard.to_bytes(), clock)
+    _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
+    return written
+
+
+def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
+    """Return a generation that the region's manifest names. One GET.
+
+    Raises `Corrupt` when it is absent, damaged or speaks of something else, `Unsupported` for a newer format.
+    """
+    key = keys.generation_file_key(region, flushed.path, MANIFEST_FILE)
+    try:
+        data = store.get(key).data
+    except NotFound as error:
+        raise Corrupt(
+            f"{key}: generation {flushed.generation} of region {region} lost its manifest", key=key
+        ) from error
+    found = _decode(data, key)
+    if (found.region, found.generation, found.path) != (region, flushed.generation, flushed.path):
+        raise Corrupt(
+            f"{key}: expected generation {flushed.generation} of region {region} in {flushed.path}, "
+            f"found generation {found.generation} of region {found.region} in {found.path}",
+            key=key,
+        )
+    return found
+
+
+def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
+    """Yield the records in the order of their acknowledgement, one table per WAL entry. One GET each.
+
+    Raises `Corrupt` for an entry that is absent or damaged, or that belongs to another generation.
+    """
+    for entry in generation.entries:
+        logged = wal.read_known(store, generation.region, entry)
+        if logged.entry.generation != generation.generation:
+            key = keys.wal_entry_key(generation.region, entry)
+            raise Corrupt(
+                f"{key}: expected an entry of generation {generation.generation}, found generation "
+                f"{logged.entry.generation}",
+                key=key,
+            )
+        yield logged.entry.records
+
+
+def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: Sequence[str]) -> list[bool]:
+    """Return, per row of `wanted`, False when the generation certainly has no record of that key. One GET."""
+    where = _key(generation, BLOOM_FILE)
+    answers = bloom.from_bytes(store.get(where).data, where).may_contain(key_hashes(wanted, key))
+    return [bool(each) for each in answers]
+
+
+def _key(generation: Generation, name: str) -> str:
+    return keys.generation_file_key(generation.region, generation.path, name)
+
+
+def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
+    if not create(store, key, data, clock=clock):
+        raise CommitConflict(f"{key}: another flush uses this directory; flush again, which takes a new one", key=key)
+
+
+def _encode(generation: Generation) -> bytes:
+    body = {
+        "format": FORMAT_VERSION,
+        "region": generation.region,
+        "generation": generation.generation,
+        "path": generation.path,
+        "entries": list(generation.entries),
+        "records": generation.records,
+        "minKey": dict(generation.min_key),
+        "maxKey": dict(generation.max_key),
+    }
+    return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
+
+
+def _decode(data: bytes, where: str) -> Generation:
+    try:
+        body: dict[str, Any] = json.loads(data)
+        digest = body.pop("xxh3")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
+    if digest != _digest(body):
+        raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
+    if body["format"] != FORMAT_VERSION:
+        raise Unsupported(
+            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade", key=where
+        )
+    return Generation(
+        region=body["region"],
+        generation=body["generation"],
+        path=body["path"],
+        entries=tuple(body["entries"]),
+        records=body["records"],
+        min_key=body["minKey"],
+        max_key=body["maxKey"],
+    )
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,70 @@
+"""64-bit hashes of primary keys, vectorised and stable: they are part of the stored bloom filters.
+
+Equal keys have equal hashes whatever the width of their integers, the layout of their text or their chunks, so that
+a type promotion keeps every filter usable. Different keys may collide, which a filter tolerates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Hashes = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+
+
+def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
+    """Return one hash per row over the key columns in their order; the columns hold no nulls."""
+    hashes = np.zeros(rows.num_rows, dtype=np.uint64)
+    for name in key:
+        hashes = _mix(hashes + _GOLDEN ^ _column_hashes(rows.column(name)))
+    return hashes
+
+
+def _mix(values: Hashes) -> Hashes:
+    """The finaliser of SplitMix64: every input bit reaches every output bit."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX_A
+    values = (values ^ (values >> np.uint64(27))) * _MIX_B
+    return values ^ (values >> np.uint64(31))
+
+
+def _column_hashes(column: pa.ChunkedArray) -> Hashes:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _column_hashes(column.cast(kind.value_type))
+    if pa.types.is_floating(kind):
+        # Adding zero turns -0.0 into 0.0: one number, one key.
+        floats = column.cast(pa.float64()).to_numpy() + 0.0
+        return _mix(np.where(np.isnan(floats), np.nan, floats).view(np.uint64) + _GOLDEN)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return _mix(column.cast(pa.int64()).to_numpy().astype(np.int64).view(np.uint64) + _GOLDEN)
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        width = pa.int64() if pa.types.is_timestamp(kind) else pa.int32()
+        return _mix(column.cast(width).cast(pa.int64()).to_numpy().view(np.uint64) + _GOLDEN)
+    return _text_hashes(column if pa.types.is_binary(kind) else column.cast(pa.string()))
+
+
+def _text_hashes(column: pa.ChunkedArray) -> Hashes:
+    parts = [_byte_hashes(chunk.cast(pa.large_binary())) for chunk in column.chunks if len(chunk)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+
+
+def _byte_hashes(texts: pa.Array) -> Hashes:
+    """Multilinear hashing: the sum of every byte times a constant of its position, then mixed with the length."""
+    _, offset_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = (
+        np.frombuffer(data_buffer, dtype=np.uint8)[offsets[0] : offsets[-1]] if data_buffer else np.zeros(0, np.uint8)
+    )
+    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    position = np.arange(len(data), dtype=np.uint64) - np.repeat(starts, lengths).astype(np.uint64)
+    weighted = (data.astype(np.uint64) + np.uint64(1)) * _mix((position + np.uint64(1)) * _GOLDEN)
+    # A prefix sum that wraps around: the difference of two of its elements is the exact sum in between, empty included.
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weighted, dtype=np.uint64)])
+    return _mix(sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64) * _GOLDEN)

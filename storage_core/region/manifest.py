@@ -1,0 +1,144 @@
+"""The numbered manifests of a region: finding the newest one and committing the next (design page 03, "Regions")."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from storage_core.clock import Clock
+from storage_core.errors import Corrupt, NotFound, TidemarkError, WriterFenced
+from storage_core.formats import keys, region_manifest
+from storage_core.formats.region_manifest import RegionManifest
+from storage_core.objectstore.contract import IfAbsent, IfMatch, ObjectStore
+from storage_core.region.exactly_once import create
+
+_logger = logging.getLogger(__name__)
+
+
+def region_of(table_id: str) -> str:
+    """Return the id of the one region of a table that no region spec governs; the same table gives the same id."""
+    return str(uuid.uuid5(uuid.UUID(table_id), "region:0"))
+
+
+def read_latest(store: ObjectStore, region: str) -> RegionManifest | None:
+    """Return the newest manifest of the region, or None when the region was never claimed.
+
+    The hint only saves requests: missing, torn, stale or ahead gives the same answer (lesson 46). With a good hint one
+    GET of it, one HEAD forward, one GET. Raises `Corrupt` for a manifest that is not what its key says.
+    """
+    hinted = _read_hint(store, region).version
+    if hinted:
+        # Only a hint that is ahead names a version that does not exist; asking first would cost every reader a HEAD.
+        with suppress(NotFound):
+            return read_version(store, region, last_existing(_exists(store, region), hinted))
+    # A hint that is lost must not make a claimed region look new, so the listing decides.
+    version = last_existing(_exists(store, region), _listed_version(store, region))
+    return read_version(store, region, version) if version else None
+
+
+def read_version(store: ObjectStore, region: str, version: int) -> RegionManifest:
+    """Return one manifest version. One GET. Raises `NotFound`, or `Corrupt` when it speaks of another version."""
+    key = keys.region_manifest_key(region, version)
+    manifest = region_manifest.decode(store.get(key).data, key)
+    if (manifest.region_id, manifest.version) != (region, version):
+        raise Corrupt(
+            f"{key}: expected version {version} of region {region}, "
+            f"found version {manifest.version} of region {manifest.region_id}",
+            key=key,
+        )
+    return manifest
+
+
+def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> bool:
+    """Write this version and return True, or return False when another writer's manifest has its number.
+
+    Exactly once under lost replies, which the writer id in the manifest makes possible. One PUT, then the hint as best
+    effort (one GET and one PUT). Raises `CommitUnknown` when the store does not say.
+    """
+    key = keys.region_manifest_key(manifest.region_id, manifest.version)
+    if not create(store, key, region_manifest.encode(manifest), clock=clock):
+        return False
+    _write_hint(store, manifest)
+    return True
+
+
+def check_epoch(store: ObjectStore, region: str, epoch: int) -> RegionManifest:
+    """Return the newest manifest after making sure that `epoch` still owns the region. Raises `WriterFenced`."""
+    latest = read_latest(store, region)
+    if latest is None or latest.writer_epoch != epoch:
+        found = "no manifest" if latest is None else f"epoch {latest.writer_epoch} of writer {latest.writer_id}"
+        raise WriterFenced(
+            f"region {region}: this writer holds epoch {epoch}, the manifest says {found}; another writer claimed the "
+            "region, so stop using this one and open a new one if it should write again",
+            region=region,
+            epoch=epoch,
+        )
+    return latest
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    version: int
+    etag: str | None
+
+
+def last_existing(exists: Callable[[int], bool], start: int) -> int:
+    """Return the highest number that exists at or behind `start`, where every number from `start` on exists up to it.
+
+    About two requests per doubling of the distance; one when `start` is already the last.
+    """
+    low, step = start, 1
+    while exists(low + step):
+        low, step = low + step, step * 2
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if exists(middle) else (low, middle)
+    return low
+
+
+def _exists(store: ObjectStore, region: str) -> Callable[[int], bool]:
+    def exists(version: int) -> bool:
+        try:
+            store.head(keys.region_manifest_key(region, version))
+        except NotFound:
+            return False
+        return True
+
+    return exists
+
+
+def _listed_version(store: ObjectStore, region: str) -> int:
+    prefix = keys.region_manifest_key(region, 1).rsplit("/", 1)[0] + "/"
+    parsed = (keys.parse(info.key) for info in store.list(prefix))
+    return max((each.version or 0 for each in parsed if each is not None), default=0)
+
+
+def _read_hint(store: ObjectStore, region: str) -> _Hint:
+    try:
+        blob = store.get(keys.region_hint_key(region))
+    except NotFound:
+        return _Hint(0, None)
+    try:
+        body: object = json.loads(blob.data)
+    except ValueError:
+        return _Hint(0, blob.etag)
+    version = body.get("version") if isinstance(body, Mapping) else None
+    return _Hint(version if isinstance(version, int) and 0 < version < 2**63 else 0, blob.etag)
+
+
+def _write_hint(store: ObjectStore, manifest: RegionManifest) -> None:
+    # By compare-and-swap and never backwards: a put that arrives late cannot regress it (lesson 05). The writer id
+    # keeps equal versions from having equal bytes (lesson 09).
+    key = keys.region_hint_key(manifest.region_id)
+    body = json.dumps({"version": manifest.version, "nonce": manifest.writer_id}).encode()
+    try:
+        hint = _read_hint(store, manifest.region_id)
+        if hint.version < manifest.version:
+            store.put(key, body, IfAbsent() if hint.etag is None else IfMatch(hint.etag))
+    except TidemarkError as error:
+        _logger.warning("%s: the hint was not updated, which only costs readers time: %s", key, error)

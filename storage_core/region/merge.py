@@ -1,0 +1,241 @@
+"""Merging: generations of a region into the base table (design page 03, "Merge: generations into the base table").
+
+This release rewrites every split that holds a touched key (copy-on-write). The base never holds two live rows of one
+key, so reads of it need no deduplication. Exactly-once is the commit's: the requirement and the progress action say
+which generations it carries, and the log refuses it unless they follow the recorded ones (lessons 22 and 25).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import Corrupt
+from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.ids import Ids
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove, from_json_object, to_json_object
+from storage_core.log.requirements import MergeProgress
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import generation
+from storage_core.region.generation import Generation
+from storage_core.region.manifest import read_latest, region_of
+from storage_core.rows import fold, statistics
+from storage_core.rows.keys import key_codes
+from storage_core.rows.schema import conform
+from storage_core.split.read import conform_split, read_split
+from storage_core.split.write import SplitContext, context_of, sort_and_write
+
+_logger = logging.getLogger(__name__)
+
+MAX_RECORDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeWork:
+    """One merge, planned: everything that a task needs without opening the table again. Travels as JSON.
+
+    `generations` are consecutive and start at `after` + 1. `base` are the live splits whose key bounds admit a touched
+    key; that they hold one is decided by reading them.
+    """
+
+    region: str
+    after: int
+    generations: tuple[FlushedGeneration, ...]
+    primary_key: tuple[str, ...]
+    base: tuple[Add, ...]
+    context: SplitContext
+
+    @property
+    def requirements(self) -> tuple[MergeProgress, ...]:
+        """What the commit has to demand: that the region's progress is still where this work starts."""
+        return (MergeProgress(self.region, self.after),)
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes equal work."""
+        body = {
+            "region": self.region,
+            "after": self.after,
+            "generations": [[each.generation, each.path] for each in self.generations],
+            "primaryKey": list(self.primary_key),
+            "base": [to_json_object(add) for add in self.base],
+            "context": self.context.to_json(),
+        }
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> MergeWork:
+        """Return the work that `to_json` wrote."""
+        body: Mapping[str, Any] = json.loads(text)
+        actions = [from_json_object(each, "merge work") for each in body["base"]]
+        return MergeWork(
+            region=body["region"],
+            after=body["after"],
+            generations=tuple(FlushedGeneration(generation=number, path=path) for number, path in body["generations"]),
+            primary_key=tuple(body["primaryKey"]),
+            base=tuple(action for action in actions if isinstance(action, Add)),
+            context=SplitContext.from_json(body["context"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeResult:
+    """What a merge wrote and has to commit. Rows in are records and rows of rewritten splits; bytes are of splits."""
+
+    adds: tuple[Add, ...]
+    removes: tuple[Remove, ...]
+    merged: MergedGenerations
+    rows_in: int
+    rows_out: int
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def actions(self) -> list[Action]:
+        """The actions of the one commit that carries the rows together with the progress."""
+        return [*self.removes, *self.adds, self.merged]
+
+
+def plan(store: ObjectStore, snapshot: Snapshot, *, max_records: int = MAX_RECORDS) -> list[MergeWork]:
+    """Return what there is to merge: at most one work per region, and none when the base has everything.
+
+    A work takes the oldest unmerged generations, at least one, up to about `max_records` records; plan again for
+    the rest. About three requests per region, and one GET per generation taken. Raises `Corrupt` when the region's
+    manifest skips a generation.
+    """
+    key = snapshot.config.primary_key
+    manifest = read_latest(store, region_of(snapshot.table_id)) if key else None
+    if manifest is None:
+        return []
+    after = snapshot.merged_generations.get(manifest.region_id, 0)
+    waiting = sorted((each for each in manifest.flushed_generations if each.generation > after), key=_number)
+    if not waiting:
+        return []
+    _require_consecutive(manifest.region_id, after, waiting)
+    taken = _take(store, manifest.region_id, waiting, max_records)
+    work = MergeWork(
+        region=manifest.region_id,
+        after=after,
+        generations=tuple(waiting[: len(taken)]),
+        primary_key=key,
+        base=tuple(add for add in snapshot.splits.values() if _may_overlap(add, taken, key, snapshot.schema)),
+        context=context_of(snapshot),
+    )
+    return [work]
+
+
+def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
+    """Fold the generations, rewrite the splits that hold a touched key, and write the rows that are new.
+
+    Commits nothing: pass `actions` with `work.requirements` to the log. Each rewritten split is read and written on its
+    own, so memory holds the folded records and one split. A delete of what does not exist writes nothing (lesson 28).
+    Raises `Corrupt` for a damaged generation or split; what was written until then are orphans.
+    """
+    key = work.primary_key
+    parts = list(_records(store, work))
+    records = pa.concat_tables(parts)
+    pending = fold.fold(records, key)
+    adds: list[Add] = []
+    removes: list[Remove] = []
+    rows_in = records.num_rows
+    for split in work.base:
+        touched, pending = _partition(pending, read_split(store, split, key), key)
+        if not touched.num_rows:
+            continue
+        # The file does not know which columns are required, the table does.
+        base = conform(conform_split(read_split(store, split), work.context.schema), work.context.schema)
+        rows_in += base.num_rows
+        rows = fold.apply(base, touched, key)
+        adds += sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms)
+        removes.append(_remove(split, now_ms))
+    new_rows = fold.apply(work.context.schema.empty_table(), pending, key)
+    adds += sort_and_write(store, new_rows, context=work.context, ids=ids, now_ms=now_ms)
+    result = MergeResult(
+        adds=tuple(adds),
+        removes=tuple(removes),
+        merged=MergedGenerations(region=work.region, generation=work.generations[-1].generation),
+        rows_in=rows_in,
+        rows_out=sum(add.numRecords or 0 for add in adds),
+        bytes_in=sum(each.size or 0 for each in removes),
+        bytes_out=sum(add.size for add in adds),
+    )
+    _logger.info(
+        "region %s: merged generations %d to %d: %d rows in, %d splits rewritten, %d written, not committed yet",
+        work.region,
+        work.after + 1,
+        result.merged.generation,
+        result.rows_in,
+        len(removes),
+        len(adds),
+    )
+    return result
+
+
+def _number(flushed: FlushedGeneration) -> int:
+    return flushed.generation
+
+
+def _require_consecutive(region: str, after: int, waiting: Sequence[FlushedGeneration]) -> None:
+    expected = list(range(after + 1, after + 1 + len(waiting)))
+    found = [each.generation for each in waiting]
+    if found != expected:
+        raise Corrupt(
+            f"region {region}: generations up to {after} are merged, expected {expected} next, the region's manifest "
+            f"lists {found}; merging over the gap would lose rows, run fsck",
+            region=region,
+        )
+
+
+def _take(store: ObjectStore, region: str, waiting: Sequence[FlushedGeneration], max_records: int) -> list[Generation]:
+    taken: list[Generation] = []
+    records = 0
+    for each in waiting:
+        opened = generation.read(store, region, each)
+        records += opened.records
+        if taken and records > max_records:
+            break
+        taken.append(opened)
+    return taken
+
+
+def _may_overlap(add: Add, generations: Iterable[Generation], key: Sequence[str], schema: pa.Schema) -> bool:
+    return any(all(_column_overlaps(add, each, name, schema.field(name).type) for name in key) for each in generations)
+
+
+def _column_overlaps(add: Add, touched: Generation, name: str, kind: pa.DataType) -> bool:
+    """Whether the bounds leave room for a common value; a missing bound never rules anything out."""
+    return not (
+        _below((add.maxValues or {}).get(name), touched.min_key.get(name), kind)
+        or _below(touched.max_key.get(name), (add.minValues or {}).get(name), kind)
+    )
+
+
+def _below(high: str | None, low: str | None, kind: pa.DataType) -> bool:
+    if high is None or low is None:
+        return False
+    # Strictly below: bounds are inclusive. A bound that is NaN compares false and rules nothing out.
+    return bool(statistics.decode(high, kind) < statistics.decode(low, kind))  # type: ignore[operator]  # one kind, ordered
+
+
+def _records(store: ObjectStore, work: MergeWork) -> Iterable[pa.Table]:
+    yield fold.record_schema(work.context.schema).empty_table()
+    for each in work.generations:
+        yield from generation.read_records(store, generation.read(store, work.region, each))
+
+
+def _partition(pending: pa.Table, base_keys: pa.Table, key: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+    """The folded records whose key the split holds, and the others; both keep their order."""
+    wanted, held = key_codes([pending, base_keys], key)
+    in_split = pa.array(np.isin(wanted, held))
+    return pending.filter(in_split), pending.filter(pc.invert(in_split))
+
+
+def _remove(add: Add, now_ms: int) -> Remove:
+    return Remove(path=add.path, deletionTimestamp=now_ms, partitionValues=dict(add.partitionValues), size=add.size)

@@ -1,0 +1,141 @@
+"""What callers hand to a writer, as checked records (design page 03, "Records").
+
+Everything is refused before a byte is written, nothing after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+from storage_core.rows.fold import FIELDS, Operation, record_schema
+from storage_core.rows.schema import conform
+
+Rows: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
+Keys: TypeAlias = Rows | Sequence[object] | str | int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBuilder:
+    """Builds records for one table: its row schema, and the columns of its primary key in order.
+
+    Every method returns a table with `rows.fold.record_schema` in the order of the input, or raises `InvalidInput` that
+    names the column (and the first row, counted from 0) and changes nothing.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+
+    def puts(self, rows: Rows) -> pa.Table:
+        """Return one put per row. Nullable columns that are not given become null: a put is the whole row."""
+        table = conform(_table(rows, self.schema), self.schema)
+        return self._records(table, Operation.PUT, self._no_fields(table))
+
+    def patches(self, rows: Rows) -> pa.Table:
+        """Return one patch per row of the fields that the row gives; a field given as null becomes null.
+
+        A patch may be the first record of its key and then makes the row, so it has to give every required column.
+        """
+        table = _table(rows, self.schema)
+        self._require_key(table, "patch")
+        missing = [each.name for each in self.schema if not each.nullable and each.name not in table.column_names]
+        if missing:
+            raise InvalidInput(
+                f"a patch may create its row, so it must give the required columns {missing}; "
+                "give them, or put the row",
+                columns=missing,
+            )
+        given = conform(table, pa.schema([each for each in self.schema if each.name in table.column_names]))
+        return self._records(self._widened(given), Operation.PATCH, self._given_fields(rows, given))
+
+    def deletes(self, keys: Keys) -> pa.Table:
+        """Return one delete per key: a value, a tuple of values in key order, a mapping, or a row of a table."""
+        table = _table(self._key_rows(keys), self.schema)
+        self._require_key(table, "delete")
+        extra = sorted(set(table.column_names) - set(self.key))
+        if extra and table.num_rows:
+            raise InvalidInput(f"delete takes the key columns {list(self.key)} only, found also {extra}", columns=extra)
+        given = conform(table.select(self.key), pa.schema([self.schema.field(name) for name in self.key]))
+        return self._records(self._widened(given), Operation.DELETE, self._no_fields(given))
+
+    def _records(self, table: pa.Table, operation: Operation, fields: pa.Array) -> pa.Table:
+        for name in self.key:
+            if table.column(name).null_count:
+                raise InvalidInput(
+                    f"the key column {name!r} has rows without a value; every row needs its key", column=name
+                )
+        operations = pa.array(np.full(table.num_rows, operation, dtype=np.int8))
+        return pa.Table.from_arrays([operations, fields, *table.columns], schema=record_schema(self.schema))
+
+    def _require_key(self, table: pa.Table, verb: str) -> None:
+        missing = [name for name in self.key if name not in table.column_names]
+        if missing:
+            raise InvalidInput(
+                f"{verb} needs the key columns {list(self.key)}; {missing} are not given", columns=missing
+            )
+
+    def _widened(self, table: pa.Table) -> pa.Table:
+        present = set(table.column_names)
+        columns = [
+            table.column(each.name) if each.name in present else pa.nulls(table.num_rows, each.type)
+            for each in self.schema
+        ]
+        return pa.Table.from_arrays(columns, names=self.schema.names)
+
+    @property
+    def _fields_type(self) -> pa.DataType:
+        return record_schema(self.schema).field(FIELDS).type
+
+    def _no_fields(self, table: pa.Table) -> pa.Array:
+        return pa.nulls(table.num_rows, self._fields_type)
+
+    def _given_fields(self, rows: Rows, table: pa.Table) -> pa.Array:
+        kind = self._fields_type
+        if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
+            names = [name for name in table.column_names if name not in self.key]
+            return pa.repeat(pa.scalar(names, kind), table.num_rows)
+        # Dictionaries may each give other fields. They are Python objects already: reading them costs the same.
+        return pa.array([[name for name in row if name not in self.key] for row in rows], kind)
+
+    def _key_rows(self, keys: Keys) -> Rows:
+        if isinstance(keys, Mapping | pa.Table | pa.RecordBatch):
+            return keys
+        listed = keys if isinstance(keys, list) else [keys]
+        return [each if isinstance(each, Mapping) else self._key_row(each) for each in listed]
+
+    def _key_row(self, key: object) -> Mapping[str, object]:
+        values = key if isinstance(key, tuple) else (key,)
+        if len(values) != len(self.key):
+            raise InvalidInput(f"the key {key!r} does not name a value for each of {list(self.key)}", key=key)
+        return dict(zip(self.key, values, strict=True))
+
+
+def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
+    """The rows as an Arrow table; dictionaries become columns of the table's types, in the table's order."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    listed = [rows] if isinstance(rows, Mapping) else list(rows)
+    if not listed:
+        return schema.empty_table()
+    names: set[str] = set().union(*listed)
+    unknown = sorted(names - set(schema.names))
+    if unknown:
+        raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
+    fields = [each for each in schema if each.name in names]
+    return pa.Table.from_arrays([_column(listed, each) for each in fields], names=[each.name for each in fields])
+
+
+def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
+    try:
+        return pa.array([row.get(field.name) for row in rows], field.type)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(
+            f"column {field.name!r}: a value does not fit the type {field.type}: {error}", column=field.name
+        ) from error

@@ -1,0 +1,146 @@
+"""The write-ahead log of a region: append, search for the tail, replay (design page 03, "WAL").
+
+Why a put-if-absent at the next number is a sufficient epoch check. A claim first commits a manifest with a higher
+epoch and then puts a sentinel at the first free number. A writer only ever advances over numbers it found occupied, so
+its next number is never behind that sentinel: its next put collides, and only then it asks the manifest. Every
+acknowledged entry therefore lies before the sentinel and is replayed; none lies behind it. An append costs one PUT and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage_core.clock import Clock
+from storage_core.errors import Corrupt, NotFound
+from storage_core.formats import keys, wal_entry
+from storage_core.formats.wal_entry import WalEntry
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.exactly_once import create
+from storage_core.region.manifest import check_epoch, last_existing
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A WAL entry and the number it has in the log of its region."""
+
+    id: int
+    entry: WalEntry
+
+
+@dataclass(slots=True, kw_only=True)
+class WalAppender:
+    """Appends entries of one writer under one epoch. `next_id` is the number the next put tries.
+
+    Not safe for concurrent use; `RegionWriter` serialises its callers.
+    """
+
+    store: ObjectStore
+    clock: Clock
+    region: str
+    epoch: int
+    writer_id: str
+    next_id: int
+    seq: int = 0
+
+    def append(self, records: pa.Table, *, generation: int) -> int:
+        """Append the records as one entry, durable before this returns, and return its number. One PUT.
+
+        Records without rows make a fence sentinel. Raises `WriterFenced` when another writer claimed the region; then
+        the entry is not in the log. Raises `CommitUnknown` when the store did not say whether it is: this appender must
+        not be used again, and a new claim finds out.
+        """
+        self.seq += 1
+        entry = WalEntry(
+            writer_epoch=self.epoch,
+            generation=generation,
+            writer_id=self.writer_id,
+            seq=self.seq,
+            records=records,
+        )
+        data = wal_entry.encode(entry)
+        while not create(self.store, keys.wal_entry_key(self.region, self.next_id), data, clock=self.clock):
+            # Somebody else's entry. While the epoch is still ours it can only be the sentinel of a claim that came too
+            # late to count; behind it the log is ours.
+            check_epoch(self.store, self.region, self.epoch)
+            self.next_id += 1
+        taken = self.next_id
+        self.next_id += 1
+        _logger.debug("region %s: WAL entry %d, %d records, %d bytes", self.region, taken, records.num_rows, len(data))
+        return taken
+
+
+def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
+    """Return the number of the last WAL entry, or `after` when there is none behind it.
+
+    `after` is an entry known to be the last one flushed (0: none). `seed` only shortens the search: when the entry it
+    names does not exist, the search starts at `after`. HEADs grow with the logarithm of the distance.
+    """
+
+    def exists(entry: int) -> bool:
+        try:
+            store.head(keys.wal_entry_key(region, entry))
+        except NotFound:
+            return False
+        return True
+
+    return last_existing(exists, seed if seed > after and exists(seed) else after)
+
+
+def read(store: ObjectStore, region: str, entry: int) -> Logged:
+    """Return one entry. One GET. Raises `NotFound`, or `Corrupt` naming the key when the bytes do not verify."""
+    key = keys.wal_entry_key(region, entry)
+    return Logged(entry, wal_entry.decode(store.get(key).data, key))
+
+
+def read_known(store: ObjectStore, region: str, entry: int) -> Logged:
+    """Return an entry that something durable names. Raises `Corrupt`, also when it is absent: that is a hole."""
+    try:
+        return read(store, region, entry)
+    except NotFound as error:
+        key = keys.wal_entry_key(region, entry)
+        raise Corrupt(
+            f"{key}: WAL entry {entry} of region {region} is missing from the middle of its log", key=key
+        ) from error
+
+
+def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Iterator[Logged]:
+    """Yield the entries with rows numbered `after` + 1 up to `before` - 1, in order. One GET each.
+
+    No number is skipped: raises `Corrupt` that names the first absent, torn or damaged entry.
+    """
+    return _with_rows(read_known(store, region, entry) for entry in range(after + 1, before))
+
+
+def read_tail(store: ObjectStore, region: str, *, after: int) -> Iterator[Logged]:
+    """Yield the entries with rows behind `after`, in order, until the first absent number. One GET each, and one more.
+
+    Raises `Corrupt` that names a torn or damaged entry, the last one included.
+    """
+    return _with_rows(_until_absent(store, region, after))
+
+
+def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logged]:
+    entry = after
+    while True:
+        entry += 1
+        try:
+            logged = read(store, region, entry)
+        except NotFound:
+            return
+        yield logged
+
+
+def _with_rows(entries: Iterator[Logged]) -> Iterator[Logged]:
+    """Leave out sentinels, and entries behind the sentinel of a higher epoch: nobody was told that those succeeded."""
+    highest = 0
+    for each in entries:
+        highest = max(highest, each.entry.writer_epoch)
+        if each.entry.writer_epoch == highest and not each.entry.is_sentinel:
+            yield each

@@ -1,0 +1,112 @@
+"""A keyed table driven through its log, region writer and merger, and read back row by row: for tests of all three."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from storage_core.config import TableConfig
+from storage_core.ids import Ids, SeededIds
+from storage_core.log.actions import Metadata
+from storage_core.log.commit import CommitResult
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import merge, tail
+from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.writer import RegionWriter
+from storage_core.rows import fold
+from storage_core.rows.schema import conform, to_schema_string
+from storage_core.split.read import conform_split, read_split
+
+Row = dict[str, object]
+
+PLANES = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
+
+
+@dataclass(slots=True)
+class SteppingClock:
+    """A clock that moves only when somebody sleeps, and by one millisecond per look."""
+
+    time_ms: float = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        """Return the time and move it by a millisecond."""
+        self.time_ms += 1
+        return int(self.time_ms)
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Move the time; returns at once."""
+        self.time_ms += duration_ms
+
+
+@dataclass(slots=True)
+class KeyedTable:
+    """One keyed table in `store`. `rows` reads base and unmerged records and refuses a key that occurs twice."""
+
+    store: ObjectStore
+    ids: Ids = field(default_factory=lambda: SeededIds(1))
+    clock: SteppingClock = field(default_factory=SteppingClock)
+
+    @property
+    def log(self) -> TransactionLog:
+        """The table's transaction log."""
+        return TransactionLog(self.store, clock=self.clock, ids=self.ids)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot."""
+        return self.log.snapshot()
+
+    def create(self, schema: pa.Schema = PLANES, config: TableConfig | None = None) -> KeyedTable:
+        """Create the table and return it."""
+        chosen = config or TableConfig(primary_key=("tailnum",))
+        metadata = Metadata(
+            id=self.ids.uuid(), schemaString=to_schema_string(schema), configuration=chosen.to_configuration()
+        )
+        self.log.create(metadata)
+        return self
+
+    def writer(self) -> RegionWriter:
+        """Claim the region."""
+        return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids)
+
+    def execute(self, work: MergeWork) -> MergeResult:
+        """Execute planned work as a task does: from its JSON."""
+        return merge.execute(self.store, MergeWork.from_json(work.to_json()), ids=self.ids, now_ms=self.clock.now_ms())
+
+    def commit(self, snapshot: Snapshot, work: MergeWork, result: MergeResult) -> CommitResult:
+        """Commit an executed merge that was planned on `snapshot`."""
+        return self.log.commit(snapshot, result.actions, operation="MERGE", requirements=work.requirements)
+
+    def merge(self) -> CommitResult | None:
+        """Plan, execute and commit what there is to merge; None when there is nothing."""
+        snapshot = self.snapshot
+        for work in merge.plan(self.store, snapshot):
+            return self.commit(snapshot, work, self.execute(work))
+        return None
+
+    def base_rows(self, snapshot: Snapshot | None = None) -> list[Row]:
+        """Return the rows of the base table, in no particular order."""
+        rows: list[Row] = self._base(snapshot or self.snapshot).to_pylist()
+        return rows
+
+    def rows(self) -> dict[object, Row]:
+        """Return what a `latest` reader sees, by key (a value, or a tuple for several columns)."""
+        snapshot = self.snapshot
+        key = snapshot.config.primary_key
+        records = tail.unmerged(self.store, snapshot, include_wal=True)
+        rows = fold.apply(self._base(snapshot), fold.fold(records, key), key).to_pylist()
+        found: dict[object, Row] = {}
+        for row in rows:
+            name = row[key[0]] if len(key) == 1 else tuple(row[column] for column in key)
+            if name in found:
+                raise AssertionError(f"two live rows of key {name!r}")
+            found[name] = row
+        return found
+
+    def _base(self, snapshot: Snapshot) -> pa.Table:
+        splits = (read_split(self.store, add) for add in snapshot.splits.values())
+        rows = [conform(conform_split(split, snapshot.schema), snapshot.schema) for split in splits]
+        return pa.concat_tables([snapshot.schema.empty_table(), *rows])

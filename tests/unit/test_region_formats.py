@@ -1,0 +1,121 @@
+"""Golden bytes of the region manifest, and WAL entries that do not verify (design pages 03 and 09)."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats import region_manifest, wal_entry
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.formats.wal_entry import WalEntry
+
+REGION = "00112233-4455-6677-8899-aabbccddeeff"
+ENTRY = WalEntry(
+    writer_epoch=3,
+    generation=2,
+    writer_id="writer-a",
+    seq=7,
+    records=pa.table({"_op": pa.array([0, 2], pa.int8()), "k": ["a", "b"]}),
+)
+
+
+def test_a_fresh_claim_has_the_golden_bytes() -> None:
+    manifest = RegionManifest(region_id=REGION, version=1, writer_epoch=1, current_generation=1, region_spec_id=1)
+    expected = bytes.fromhex("0801 1001 3001 5001 5a12 0a10") + bytes.fromhex(REGION.replace("-", ""))
+    assert region_manifest.encode(manifest) == expected
+
+
+def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
+    manifest = RegionManifest(
+        region_id=REGION,
+        version=300,
+        writer_epoch=2,
+        current_generation=4,
+        replay_after_wal_id=5,
+        wal_id_last_seen=6,
+        flushed_generations=(FlushedGeneration(generation=3, path="a1b2c3d4_gen_3"),),
+        region_spec_id=0,
+        writer_id="w",
+    )
+    expected = (
+        bytes.fromhex("08ac02 1002 1805 2006 3004 4212 0803 120e")
+        + b"a1b2c3d4_gen_3"
+        + bytes.fromhex("5a12 0a10" + REGION.replace("-", "") + "a20601")
+        + b"w"
+    )
+    assert region_manifest.encode(manifest) == expected
+    assert region_manifest.decode(expected, "here") == manifest
+
+
+def test_fields_of_a_newer_release_are_kept_out_of_the_way() -> None:
+    manifest = RegionManifest(region_id=REGION, version=1, writer_epoch=1)
+    newer_field_199 = bytes.fromhex("b80c01")
+    assert region_manifest.decode(region_manifest.encode(manifest) + newer_field_199, "here") == manifest
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xff",
+        region_manifest.encode(RegionManifest(region_id=REGION, version=1, writer_epoch=1))[:-3],
+        bytes.fromhex("0801 1001 3001 5a03 0a01 00"),
+        bytes.fromhex("5a12 0a10" + "00" * 16),
+    ],
+    ids=["empty", "no protobuf", "cut short", "short region id", "no version"],
+)
+def test_bytes_that_are_no_manifest_are_corrupt_and_named(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"_mem_wal/x\.binpb"):
+        region_manifest.decode(data, "_mem_wal/x.binpb")
+
+
+def test_a_wal_entry_comes_back_as_it_was_written() -> None:
+    found = wal_entry.decode(wal_entry.encode(ENTRY), "here")
+    assert found == ENTRY
+    assert found.records.schema.metadata is None
+    assert not found.is_sentinel
+
+
+def test_an_entry_without_rows_is_a_sentinel() -> None:
+    empty = WalEntry(writer_epoch=1, generation=1, writer_id="w", seq=1, records=ENTRY.records.slice(0, 0))
+    found = wal_entry.decode(wal_entry.encode(empty), "here")
+    assert found.is_sentinel
+    assert found.records.schema == ENTRY.records.schema
+
+
+def test_any_arrow_reader_opens_a_wal_entry_and_sees_who_wrote_it() -> None:
+    with pa.ipc.open_stream(io.BytesIO(wal_entry.encode(ENTRY))) as reader:
+        rows = reader.read_all()
+    assert rows.to_pydict() == {"_op": [0, 2], "k": ["a", "b"]}
+    assert rows.schema.metadata == {
+        b"writer_epoch": b"3",
+        b"generation": b"2",
+        b"writer_id": b"writer-a",
+        b"seq": b"7",
+    }
+
+
+def test_every_truncation_of_a_wal_entry_is_corrupt_and_names_the_entry() -> None:
+    data = wal_entry.encode(ENTRY)
+    for length in range(len(data)):
+        with pytest.raises(Corrupt, match="the-entry"):
+            wal_entry.decode(data[:length], "the-entry")
+
+
+def test_every_flipped_bit_of_a_wal_entry_is_noticed() -> None:
+    data = wal_entry.encode(ENTRY)
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        with pytest.raises((Corrupt, Unsupported), match="the-entry"):
+            wal_entry.decode(bytes(damaged), "the-entry")
+
+
+def test_a_wal_entry_of_a_newer_format_is_unsupported() -> None:
+    data = bytearray(wal_entry.encode(ENTRY))
+    data[-1] = 2
+    with pytest.raises(Unsupported, match="format 2"):
+        wal_entry.decode(bytes(data), "here")

@@ -1,0 +1,117 @@
+"""Finding and committing region manifests: hints only save requests, races have one winner (lessons 01, 05, 46)."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from storage_core.errors import CommitUnknown, Corrupt, WriterFenced
+from storage_core.formats import keys
+from storage_core.formats.region_manifest import RegionManifest
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.region import manifest
+from storage_core.testkit.faults import Fault, FaultyStore
+from storage_core.testkit.keyed_table import SteppingClock
+
+REGION = "00112233-4455-6677-8899-aabbccddeeff"
+
+
+def _manifest(version: int, writer: str = "w") -> RegionManifest:
+    return RegionManifest(region_id=REGION, version=version, writer_epoch=version, writer_id=writer)
+
+
+def _store(versions: int) -> MemoryStore:
+    store = MemoryStore("region")
+    for version in range(1, versions + 1):
+        assert manifest.commit(store, _manifest(version), clock=SteppingClock())
+    return store
+
+
+def test_a_region_that_nobody_claimed_has_no_manifest() -> None:
+    assert manifest.read_latest(MemoryStore("region"), REGION) is None
+
+
+def test_the_region_of_a_table_follows_from_the_table() -> None:
+    table = str(uuid.UUID(int=7))
+    assert manifest.region_of(table) == manifest.region_of(table)
+    assert manifest.region_of(table) != manifest.region_of(str(uuid.UUID(int=8)))
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [None, b"", b'{"vers', b"[]", b'{"version": "4"}', b'{"version": -1}', b'{"version": 1}', b'{"version": 99}'],
+    ids=["missing", "empty", "torn", "not an object", "text", "negative", "stale", "ahead"],
+)
+@pytest.mark.parametrize("versions", [1, 2, 5, 40])
+def test_whatever_the_hint_says_the_newest_manifest_is_found(hint: bytes | None, versions: int) -> None:
+    store = _store(versions)
+    if hint is None:
+        store.delete([keys.region_hint_key(REGION)])
+    else:
+        store.put(keys.region_hint_key(REGION), hint, Overwrite())
+    assert manifest.read_latest(store, REGION) == _manifest(versions)
+
+
+def test_with_a_good_hint_the_newest_manifest_costs_two_gets_and_one_head() -> None:
+    store = MeteredStore(_store(40))
+    manifest.read_latest(store, REGION)
+    assert store.meter.requests == {"get": 2, "put": 0, "list": 0, "head": 1, "delete": 0}
+
+
+def test_of_two_manifests_of_one_version_the_second_loses() -> None:
+    store = _store(1)
+    assert manifest.commit(store, _manifest(2, "a"), clock=SteppingClock())
+    assert not manifest.commit(store, _manifest(2, "b"), clock=SteppingClock())
+    assert manifest.read_latest(store, REGION) == _manifest(2, "a")
+
+
+@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.REPLY_LOST_THEN_CONFLICT, Fault.REQUEST_LOST, Fault.REFUSED])
+def test_a_lost_reply_neither_loses_nor_doubles_a_manifest(fault: Fault) -> None:
+    store = FaultyStore(_store(1))
+    store.schedule(fault, key=".binpb")
+    assert manifest.commit(store, _manifest(2), clock=SteppingClock())
+    assert manifest.read_latest(store, REGION) == _manifest(2)
+
+
+def test_a_manifest_that_never_gets_an_answer_is_unknown() -> None:
+    store = FaultyStore(_store(1))
+    store.schedule(Fault.ARRIVES_LATE, key=".binpb", times=10)
+    with pytest.raises(CommitUnknown, match="delete nothing"):
+        manifest.commit(store, _manifest(2), clock=SteppingClock())
+
+
+def test_a_late_hint_never_goes_backwards() -> None:
+    store = FaultyStore(_store(1))
+    store.schedule(Fault.ARRIVES_LATE, key="version_hint")
+    assert manifest.commit(store, _manifest(2), clock=SteppingClock())
+    assert manifest.commit(store, _manifest(3), clock=SteppingClock())
+    store.deliver()
+    assert b'"version": 3' in store.get(keys.region_hint_key(REGION)).data
+
+
+def test_a_writer_that_slept_before_its_hint_does_not_set_it_back() -> None:
+    store = _store(3)
+    manifest._write_hint(store, _manifest(2))
+    assert b'"version": 3' in store.get(keys.region_hint_key(REGION)).data
+
+
+def test_a_hint_that_cannot_be_written_does_not_fail_the_commit() -> None:
+    store = FaultyStore(_store(1))
+    store.schedule(Fault.REFUSED, key="version_hint")
+    assert manifest.commit(store, _manifest(2), clock=SteppingClock())
+    assert manifest.read_latest(store, REGION) == _manifest(2)
+
+
+def test_another_objects_bytes_under_a_manifest_key_are_corrupt() -> None:
+    store = _store(2)
+    store.put(keys.region_manifest_key(REGION, 2), store.get(keys.region_manifest_key(REGION, 1)).data, Overwrite())
+    with pytest.raises(Corrupt, match="expected version 2"):
+        manifest.read_latest(store, REGION)
+
+
+def test_a_lower_epoch_is_fenced_and_the_message_says_by_whom() -> None:
+    with pytest.raises(WriterFenced, match="epoch 2 of writer w"):
+        manifest.check_epoch(_store(2), REGION, 1)

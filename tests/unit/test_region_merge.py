@@ -1,0 +1,330 @@
+"""Merging is exactly-once and in order, and leaves one live row per key (design pages 03 and 09; lessons 20 to 28)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import CommitConflict, Corrupt
+from storage_core.formats import keys
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import merge, tail
+from storage_core.region.merge import MergeWork
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+
+
+def _table() -> KeyedTable:
+    return KeyedTable(MemoryStore("planes")).create()
+
+
+def _put(table: KeyedTable, *rows: Row) -> None:
+    with table.writer() as planes:
+        planes.put(list(rows))
+        planes.flush()
+
+
+def _plane(tailnum: str, seats: int = 0) -> Row:
+    return {"tailnum": tailnum, "seats": seats, "model": None}
+
+
+def test_merged_rows_are_in_the_base_and_a_second_plan_is_empty() -> None:
+    table = _table()
+    _put(table, _plane("b"), _plane("a"))
+    result = table.merge()
+    assert result is not None
+    assert result.snapshot.merged_generations == {tail.list_regions(table.store, table.snapshot)[0].region_id: 1}
+    assert table.base_rows() == [_plane("a"), _plane("b")]
+    assert merge.plan(table.store, table.snapshot) == []
+    assert tail.unmerged(table.store, table.snapshot, include_wal=True).num_rows == 0
+    assert table.merge() is None
+
+
+def test_a_table_that_nobody_wrote_to_has_nothing_to_merge() -> None:
+    table = _table()
+    assert merge.plan(table.store, table.snapshot) == []
+    assert tail.list_regions(table.store, table.snapshot) == []
+    append = KeyedTable(MemoryStore("append")).create(PLANES, TableConfig())
+    assert merge.plan(append.store, append.snapshot) == []
+
+
+def test_rows_that_are_not_flushed_are_not_merged() -> None:
+    table = _table()
+    with table.writer() as planes:
+        planes.put(_plane("a"))
+    assert table.merge() is None
+    assert set(table.rows()) == {"a"}
+
+
+def test_several_generations_merge_in_one_commit_and_the_newest_row_wins() -> None:
+    table = _table()
+    for seats in range(1, 4):
+        _put(table, _plane("a", seats), _plane(f"only {seats}", seats))
+    version = table.snapshot.version
+    assert table.merge() is not None
+    assert table.snapshot.version == version + 1
+    assert {row["tailnum"]: row["seats"] for row in table.base_rows()} == {
+        "a": 3,
+        "only 1": 1,
+        "only 2": 2,
+        "only 3": 3,
+    }
+
+
+def test_generations_that_are_too_many_for_one_merge_are_taken_oldest_first() -> None:
+    table = _table()
+    for seats in range(1, 4):
+        _put(table, _plane("a", seats), _plane("b", seats))
+    (work,) = merge.plan(table.store, table.snapshot, max_records=4)
+    assert [each.generation for each in work.generations] == [1, 2]
+    (smallest,) = merge.plan(table.store, table.snapshot, max_records=1)
+    assert [each.generation for each in smallest.generations] == [1]
+
+
+def test_only_splits_that_hold_a_touched_key_are_rewritten() -> None:
+    table = _table()
+    for low in ("a", "f", "p"):
+        _put(table, _plane(f"{low}1"), _plane(f"{low}9"))
+        table.merge()
+    before = {add.minValues["tailnum"]: add.path for add in table.snapshot.splits.values() if add.minValues}
+    # f5 lies inside the bounds of the middle split, but is not in it; a1 is in the first.
+    _put(table, _plane("a1", 7), _plane("f5", 7))
+    result = table.merge()
+    assert result is not None
+    after = {add.path for add in result.snapshot.splits.values()}
+    assert before["a1"] not in after
+    assert {before["f1"], before["p1"]} <= after
+    assert {row["tailnum"]: row["seats"] for row in table.base_rows()} == {
+        "a1": 7, "a9": 0, "f1": 0, "f5": 7, "f9": 0, "p1": 0, "p9": 0,
+    }  # fmt: skip
+
+
+def test_a_patch_and_a_delete_reach_the_row_in_the_base() -> None:
+    table = _table()
+    _put(table, {"tailnum": "a", "seats": 1, "model": "A"}, _plane("b"))
+    table.merge()
+    with table.writer() as planes:
+        planes.patch({"tailnum": "a", "seats": 2})
+        planes.delete("b")
+        planes.flush()
+    table.merge()
+    assert table.base_rows() == [{"tailnum": "a", "seats": 2, "model": "A"}]
+
+
+def test_deleting_every_row_of_a_split_leaves_no_empty_split() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    table.merge()
+    with table.writer() as planes:
+        planes.delete("a")
+        planes.flush()
+    table.merge()
+    assert table.snapshot.splits == {}
+
+
+def test_a_lone_delete_writes_nothing_but_the_progress() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    table.merge()
+    before = dict(table.snapshot.splits)
+    with table.writer() as planes:
+        planes.delete("nobody")
+        planes.delete("a0")
+        planes.flush()
+    result = table.merge()
+    assert result is not None
+    assert dict(result.snapshot.splits) == before
+    assert list(result.snapshot.merged_generations.values()) == [2]
+
+
+def test_a_delete_followed_by_a_patch_is_a_new_row_of_those_fields_only() -> None:
+    table = _table()
+    _put(table, {"tailnum": "a", "seats": 1, "model": "A"})
+    table.merge()
+    with table.writer() as planes:
+        planes.delete("a")
+        planes.patch({"tailnum": "a", "seats": 2})
+        planes.flush()
+    table.merge()
+    assert table.base_rows() == [_plane("a", 2)]
+
+
+def test_of_two_racing_merges_one_wins_and_the_other_goes_on_with_the_next_generation() -> None:
+    table = _table()
+    _put(table, _plane("a", 1))
+    snapshot = table.snapshot
+    (work,) = merge.plan(table.store, snapshot)
+    mine, theirs = table.execute(work), table.execute(work)
+    table.commit(snapshot, work, theirs)
+    with pytest.raises(CommitConflict, match="plan again"):
+        table.commit(snapshot, work, mine)
+    _put(table, _plane("a", 2))
+    assert table.merge() is not None
+    assert table.base_rows() == [_plane("a", 2)]
+
+
+def test_an_older_merge_never_lands_under_a_newer_progress() -> None:
+    table = _table()
+    _put(table, _plane("a", 1))
+    early = table.snapshot
+    (first,) = merge.plan(table.store, early)
+    _put(table, _plane("a", 2))
+    (both,) = merge.plan(table.store, early)
+    slow = table.execute(first)
+    table.commit(early, both, table.execute(both))
+    with pytest.raises(CommitConflict):
+        table.commit(early, first, slow)
+    (skipping,) = [MergeWork.from_json(both.to_json())]
+    with pytest.raises(CommitConflict):
+        table.commit(table.snapshot, skipping, table.execute(skipping))
+    assert table.base_rows() == [_plane("a", 2)]
+
+
+def test_a_merge_that_crashed_after_its_commit_is_recognised_by_the_progress() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    snapshot = table.snapshot
+    (work,) = merge.plan(table.store, snapshot)
+    table.commit(snapshot, work, table.execute(work))
+    again = KeyedTable(table.store)
+    assert again.merge() is None
+    assert again.base_rows() == [_plane("a")]
+
+
+def test_a_merge_that_crashed_before_its_commit_leaves_orphans_and_the_same_answer() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    (work,) = merge.plan(table.store, table.snapshot)
+    orphans = {add.path for add in table.execute(work).adds}
+    table.merge()
+    assert orphans.isdisjoint(table.snapshot.splits)
+    assert table.base_rows() == [_plane("a")]
+
+
+def test_a_compaction_of_an_input_makes_the_merge_plan_again() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    table.merge()
+    _put(table, _plane("a", 2))
+    snapshot = table.snapshot
+    (work,) = merge.plan(table.store, snapshot)
+    result = table.execute(work)
+    (rewritten,) = result.adds
+    # Somebody else replaces the input split meanwhile, as a compaction does.
+    other = table.execute(work)
+    table.log.commit(snapshot, [*other.removes, *other.adds], operation="COMPACT")
+    with pytest.raises(CommitConflict, match="no longer live"):
+        table.commit(snapshot, work, result)
+    assert rewritten.path not in table.snapshot.splits
+    table.merge()
+    assert table.base_rows() == [_plane("a", 2)]
+
+
+def test_merged_generations_never_outrank_the_base_whatever_was_captured_when() -> None:
+    table = _table()
+    with table.writer() as planes:
+        planes.put(_plane("a", 1))
+        old = table.snapshot
+        captured = tail.capture(table.store, old, include_wal=True)
+        planes.put(_plane("a", 2))
+        planes.flush()
+    table.merge()
+    assert captured.above(table.snapshot).num_rows == 0
+    assert captured.above(old).column("seats").to_pylist() == [1]
+    assert tail.unmerged(table.store, old, include_wal=False).column("seats").to_pylist() == [1, 2]
+
+
+def test_a_flush_between_capture_and_snapshot_neither_hides_nor_doubles_a_row() -> None:
+    table = _table()
+    with table.writer() as planes:
+        planes.put(_plane("a", 1))
+        captured = tail.capture(table.store, table.snapshot, include_wal=True)
+        planes.flush()
+        assert captured.above(table.snapshot).column("seats").to_pylist() == [1]
+
+
+def test_without_the_wal_only_flushed_records_are_seen() -> None:
+    table = _table()
+    with table.writer() as planes:
+        planes.put(_plane("a"))
+        planes.flush()
+        planes.put(_plane("b"))
+    assert tail.unmerged(table.store, table.snapshot, include_wal=False).column("tailnum").to_pylist() == ["a"]
+    assert tail.unmerged(table.store, table.snapshot, include_wal=True).column("tailnum").to_pylist() == ["a", "b"]
+
+
+def test_a_gap_between_progress_and_generations_stops_the_merge() -> None:
+    table = _table()
+    for _ in range(2):
+        _put(table, _plane("a"))
+    snapshot = table.snapshot
+    (work,) = merge.plan(table.store, snapshot)
+    region = work.region
+    with pytest.raises(Corrupt, match="expected \\[3, 4\\] next"):
+        merge._require_consecutive(region, 2, [*work.generations])
+
+
+def test_a_missing_entry_of_a_generation_stops_the_merge_and_is_named() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    (work,) = merge.plan(table.store, table.snapshot)
+    key = keys.wal_entry_key(work.region, 2)
+    table.store.delete([key])
+    with pytest.raises(Corrupt, match=key):
+        table.execute(work)
+
+
+def test_work_travels_as_json() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    table.merge()
+    _put(table, _plane("a", 2))
+    (work,) = merge.plan(table.store, table.snapshot)
+    assert MergeWork.from_json(work.to_json()) == work
+    assert len(work.base) == 1
+
+
+def test_a_keyed_table_with_windows_gets_every_row_into_its_window() -> None:
+    schema = pa.schema(
+        [
+            pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("host", pa.string(), nullable=False),
+            ("load", pa.float64()),
+        ]
+    )
+    config = TableConfig(time_column="at", window_seconds=900, primary_key=("host", "at"))
+    table = KeyedTable(MemoryStore("t")).create(schema, config)
+    noon = dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC)
+    times = [noon + dt.timedelta(minutes=minutes) for minutes in (-1, 0, 14, 15)]
+    with table.writer() as rows:
+        rows.put([{"at": at, "host": "a", "load": 1.0} for at in times])
+        rows.flush()
+        table.merge()
+        rows.patch({"at": times[1], "host": "a", "load": 2.0})
+        rows.delete(("a", times[2]))
+        rows.flush()
+    result = table.merge()
+    assert result is not None
+    windows = sorted((add.windowStart or 0, add.numRecords) for add in table.snapshot.splits.values())
+    start = int(noon.timestamp())
+    assert windows == [(start - 900, 1), (start, 1), (start + 900, 1)]
+    assert {row["at"]: row["load"] for row in table.base_rows()} == {times[0]: 1.0, times[1]: 2.0, times[3]: 1.0}
+
+
+def test_three_documents_in_any_raw_order_keep_one_record_each_with_the_newest_values() -> None:
+    table = _table()
+    order = random.Random(5)
+    newest: dict[str, int] = {}
+    with table.writer() as planes:
+        for seats, name in enumerate(["a", "c", "a", "b", "a", "c", *order.choices("abc", k=30)]):
+            planes.put(_plane(name, seats))
+            newest[name] = seats
+            if seats % 7 == 6:
+                planes.flush()
+                table.merge()
+        planes.flush()
+    table.merge()
+    assert {row["tailnum"]: row["seats"] for row in table.base_rows()} == newest
