@@ -1,0 +1,185 @@
+"""Bitmap segments: for every value of a column, the set of row numbers of one split that hold it (design page 05).
+
+Files per indexed column `i`: `values-<i>.arrow`, an Arrow file with the distinct values and, per value, where its
+bitmap lies; `bitmaps-<i>.bin`, the bitmaps one after the other in the portable Roaring format. Nulls are in no bitmap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from storage_core.config import IndexDefinition
+from storage_core.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Rows whose column holds one of `values`, for every column named; no value is null. Make it with `parse`."""
+
+    values: Mapping[str, pa.Array]
+
+
+def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
+    """Return only when the index can be built over tables of `schema`; raises `InvalidInput`.
+
+    Columns are booleans, integers, decimals, strings, dates or timestamps. There are no options.
+    """
+    for column in definition.columns:
+        kind = schema.field(column).type
+        if not _indexable(kind):
+            raise InvalidInput(
+                f"index {definition.name!r}: a bitmap needs a boolean, integer, decimal, string, date or timestamp "
+                f"column, {column!r} is {kind}"
+            )
+    if definition.options:
+        unknown = min(definition.options)
+        raise InvalidInput(f"index {definition.name!r}: unknown option {unknown!r}; bitmap indexes take none")
+
+
+def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
+    """Return the files of a segment over `rows`, the rows of one split in order, as name ▸ content.
+
+    The same rows give the same bytes. One Python step per distinct value, none per row.
+    """
+    files: dict[str, bytes] = {}
+    for position, column in enumerate(definition.columns):
+        values, bitmaps = _bitmaps(rows.column(column))
+        encoded = [bitmap.serialize() for bitmap in bitmaps]
+        lengths = np.array([len(each) for each in encoded], dtype=np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[:-1] if len(lengths) else lengths
+        table = pa.table({"value": values, "offset": pa.array(offsets), "length": pa.array(lengths)})
+        files[_values_name(position)] = _arrow_file(table)
+        files[_bitmaps_name(position)] = b"".join(encoded)
+    return files
+
+
+def matching_rows(directory: Path, definition: IndexDefinition, condition: Condition) -> list[int]:
+    """Return, ascending, the row numbers of an unpacked segment that meet the condition."""
+    found: BitMap | None = None
+    for column, wanted in condition.values.items():
+        position = definition.columns.index(column)
+        rows = _union(directory, position, wanted)
+        found = rows if found is None else found & rows
+    return [] if found is None else list(found)
+
+
+def parse(query: object, definition: IndexDefinition, schema: pa.Schema) -> Condition:
+    """Return the condition that a query asks for: a value, several of them (any matches), or columns with values (all).
+
+    Text is `404`, `404,500`, a JSON list, or a JSON object of columns. Values are read by the type of the column;
+    timestamps as ISO 8601. An index over several columns takes an object only. Raises `InvalidInput` when a value does
+    not read, is null, or a column is not in the index.
+    """
+    decoded = _decode_text(query, definition) if isinstance(query, str) else query
+    if not isinstance(decoded, Mapping):
+        if len(definition.columns) > 1:
+            example = json.dumps({name: ["…"] for name in definition.columns}, ensure_ascii=False)
+            raise _refused(definition, f"it covers several columns; ask for some of them as {example}")
+        decoded = {definition.columns[0]: decoded}
+    if not decoded:
+        raise _refused(definition, "the query names no column")
+    return Condition(values={name: _value_array(name, each, definition, schema) for name, each in decoded.items()})
+
+
+def _indexable(kind: pa.DataType) -> bool:
+    # Floats are left out on purpose: equality is rarely meant, and NaN and -0.0 would need rules of their own.
+    checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_decimal, pa.types.is_string)
+    return any(check(kind) for check in (*checks, pa.types.is_date, pa.types.is_timestamp))
+
+
+def _bitmaps(column: pa.ChunkedArray) -> tuple[pa.Array, list[BitMap]]:
+    """Return the distinct values in order of first appearance and the rows of each."""
+    values = column.unique().drop_null()
+    codes = pc.fill_null(pc.index_in(column, value_set=values), -1).to_numpy()
+    by_code = np.argsort(codes, kind="stable").astype(np.uint32)
+    bounds = np.searchsorted(codes[by_code], np.arange(len(values) + 1))
+    return values, [BitMap(by_code[start:end]) for start, end in pairwise(bounds)]
+
+
+def _union(directory: Path, position: int, wanted: pa.Array) -> BitMap:
+    with pa.memory_map(str(directory / _values_name(position))) as source:
+        table = pa.ipc.open_file(source).read_all()
+        places = pc.index_in(wanted, value_set=table.column("value")).drop_null()
+        ranges = table.select(["offset", "length"]).take(places)
+        spans = list(zip(ranges.column("offset").to_pylist(), ranges.column("length").to_pylist(), strict=True))
+    found = BitMap()
+    with (directory / _bitmaps_name(position)).open("rb") as file:
+        for offset, length in spans:
+            file.seek(offset)
+            found |= BitMap.deserialize(file.read(length))
+    return found
+
+
+def _arrow_file(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _decode_text(text: str, definition: IndexDefinition) -> object:
+    stripped = text.strip()
+    if stripped[:1] not in ("[", "{"):
+        return [each.strip() for each in text.split(",")]
+    try:
+        return json.loads(stripped, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        reason = f"{text!r} is not JSON ({error}); write a value that starts with [ or {{ as a JSON list"
+        raise _refused(definition, reason) from error
+
+
+def _value_array(column: str, given: object, definition: IndexDefinition, schema: pa.Schema) -> pa.Array:
+    if column not in definition.columns:
+        raise _refused(definition, f"column {column!r} is not one of {', '.join(definition.columns)}")
+    kind = schema.field(column).type
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+    if not listed:
+        raise _refused(definition, f"no value to look for in {column!r}")
+    return pa.array([_scalar(column, each, definition, kind).as_py() for each in listed], type=kind)
+
+
+def _scalar(column: str, value: object, definition: IndexDefinition, kind: pa.DataType) -> pa.Scalar:
+    """Every value goes through its text: Arrow parses text strictly, but cuts 404.5 down to an integer silently."""
+    if value is None:
+        raise _refused(definition, f"null is not a value; a bitmap holds no nulls of {column!r}, filter with IS NULL")
+    if pa.types.is_string(kind) and not isinstance(value, str):
+        raise _refused(definition, f"{column!r} holds strings, found {value!r}; put it in quotes")
+    try:
+        return pa.scalar(_text(value), pa.string()).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise _refused(definition, f"{value!r} does not read as {kind} for {column!r}: {error}") from error
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case datetime() | date():
+            return value.isoformat()
+        case Decimal():
+            return format(value, "f")
+        case _:
+            return str(value)
+
+
+def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:
+    return InvalidInput(f"bitmap query on index {definition.name!r}: {reason}", index=definition.name)
+
+
+def _values_name(position: int) -> str:
+    return f"values-{position}.arrow"
+
+
+def _bitmaps_name(position: int) -> str:
+    return f"bitmaps-{position}.bin"

@@ -1,0 +1,244 @@
+"""Full-text segments: tantivy indexes over the text columns of one split, composed at query time (design page 05).
+
+Each indexed column is one text field of the same name, and `_row`, a fast field, is the row number in the split. A
+search links the files of any number of segments into one directory with one `meta.json`. The searcher then scores
+with the statistics of the whole corpus, so scores do not depend on how the documents are spread over segments:
+they equal those of a single index. Tantivy breaks ties of the score by segment, then by document, so segments
+composed in a fixed order, with documents in row order, give the same top k every time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import tantivy
+
+from storage_core.config import IndexDefinition
+from storage_core.errors import InvalidInput
+
+ROW_FIELD = "_row"
+TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
+META = "meta.json"
+
+# One writer holds at most this much text. It is far below the writer's heap, so that a writer never flushes early:
+# every index below is then one tantivy segment whose documents are in row order.
+_CHUNK_TEXT_BYTES = 64 * 2**20
+_CHUNK_ROWS = 500_000
+_HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
+_BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One matching document: `source` is the position of its segment among those composed, `row` its row number."""
+
+    source: int
+    row: int
+    score: float
+
+
+def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
+    """Return only when the index can be built over tables of `schema`; raises `InvalidInput`.
+
+    Columns must be strings. The only option is `tokenizer`: default, raw, whitespace or en_stem.
+    """
+    for column in definition.columns:
+        if column == ROW_FIELD:
+            raise InvalidInput(f"index {definition.name!r}: the column name {ROW_FIELD!r} is reserved; rename it")
+        if not pa.types.is_string(schema.field(column).type):
+            kind = schema.field(column).type
+            raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {column!r} is {kind}")
+    unknown = sorted(set(definition.options) - {"tokenizer"})
+    if unknown:
+        raise InvalidInput(f"index {definition.name!r}: unknown option {unknown[0]!r}; full text takes `tokenizer`")
+    if definition.options.get("tokenizer", "default") not in TOKENIZERS:
+        found = definition.options["tokenizer"]
+        raise InvalidInput(f"index {definition.name!r}: tokenizer {found!r} is not one of {', '.join(TOKENIZERS)}")
+
+
+def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
+    """Return the files of a segment over `rows`, the rows of one split in order, as name ▸ content.
+
+    A null has no field and matches nothing. Memory is bounded by the split. Scratch files go to the temporary folder;
+    tantivy syncs them to disk, which is most of the cost of a small split, so a `TMPDIR` in memory helps.
+    """
+    with _scratch(None) as root:
+        built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
+        for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
+            _build_chunk(directory, chunk, start, definition)
+        compose(built, root / "whole", definition)
+        return {each.name: each.read_bytes() for each in sorted((root / "whole").iterdir())}
+
+
+def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> list[int]:
+    """Create `target` as one tantivy index over all `directories`, by hard links, and return where documents come from.
+
+    Entry `i` of the result is the position in `directories` that the tantivy segment with ordinal `i` belongs to.
+    """
+    target.mkdir()
+    meta: dict[str, object] = {}
+    segments: list[object] = []
+    sources: list[int] = []
+    for source, directory in enumerate(directories):
+        meta = json.loads((directory / META).read_bytes())
+        own = cast("list[object]", meta["segments"])
+        segments.extend(own)
+        sources.extend([source] * len(own))
+        _link_segment_files(directory, target)
+    if not directories:
+        tantivy.Index(_schema(definition), path=str(target), reuse=False)
+        return []
+    (target / META).write_text(json.dumps({**meta, "segments": segments, "opstamp": 0}, indent=1))
+    return sources
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuery:
+    """A query that parses for one index; make it with `parse`."""
+
+    text: str
+    definition: IndexDefinition
+
+    def hits(self, directories: Sequence[Path], limit: int, scratch: Path) -> list[Hit]:
+        """Return the best `limit` documents of the composed `directories` by score, then position, then row.
+
+        `scratch` is an existing directory, best on their file system; nothing is left in it.
+        """
+        with _scratch(scratch) as root:
+            sources = compose(directories, root / "composed", self.definition)
+            return self._top(tantivy.Index.open(str(root / "composed")), sources, limit)
+
+    def _top(self, index: tantivy.Index, sources: Sequence[int], limit: int) -> list[Hit]:
+        searcher = index.searcher()
+        # The collector allocates for `limit` hits up front, so the limit never exceeds what can be found.
+        bounded = min(limit, searcher.num_docs)
+        if bounded == 0:
+            return []
+        found = searcher.search(_parsed(index, self), bounded, count=False).hits
+        addresses = [address for _, address in found]
+        rows = cast("list[int]", searcher.fast_field_values(ROW_FIELD, addresses))
+        return [
+            Hit(source=sources[address.segment_ord], row=row, score=float(score))
+            for (score, address), row in zip(found, rows, strict=True)
+        ]
+
+
+def parse(text: str, definition: IndexDefinition) -> TextQuery:
+    """Return the query, parsed over all columns of the index unless it names one (`request:kibana`).
+
+    Raises `InvalidInput` when it does not parse, names a field that the index lacks, has only negative terms, or asks
+    for a prefix by `*`: tantivy drops the star after a word, and follows at most 50 endings of a phrase, so neither
+    would return every matching row.
+    """
+    query = TextQuery(text=text, definition=definition)
+    if not text.strip():
+        raise _unparsable(query, "it is empty")
+    _parsed(tantivy.Index(_schema(definition)), query)
+    for literal in _literals(tantivy.parse_query(text)):
+        if literal.get("prefix") or (literal.get("delimiter") == "none" and str(literal["phrase"]).endswith("*")):
+            column = definition.columns[0]
+            raise _unparsable(query, f"prefixes are written as a range, {column}:[kib TO kic}}; quote a literal `*`")
+    return query
+
+
+def _parsed(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
+    try:
+        return index.parse_query(query.text, list(query.definition.columns))
+    except ValueError as error:
+        raise _unparsable(query, str(error)) from error
+
+
+def _literals(node: object) -> Iterator[Mapping[str, object]]:
+    """Yield every word and phrase of tantivy's syntax tree, which nests objects, lists and (occur, clause) pairs."""
+    match node:
+        case {"type": "literal"}:
+            yield cast("Mapping[str, object]", node)
+        case Mapping():
+            for value in node.values():
+                yield from _literals(value)
+        case list() | tuple():
+            for value in node:
+                yield from _literals(value)
+        case _:
+            return
+
+
+def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
+    columns = ", ".join(query.definition.columns)
+    return InvalidInput(
+        f"full-text query {query.text!r} on index {query.definition.name!r}: {reason}. "
+        f'Fields are {columns}; put text with `:`, `/`, `(`, `[` or `"` in double quotes',
+        index=query.definition.name,
+        query=query.text,
+    )
+
+
+@contextmanager
+def _scratch(parent: Path | None) -> Iterator[Path]:
+    """A temporary directory for tantivy indexes, removed at the end.
+
+    An index that was just opened reloads once in a thread of its own, which touches a lock file. When that falls into
+    the removal, a directory is not empty any more; it happens once per index, so the second removal finds no rival.
+    """
+    root = Path(tempfile.mkdtemp(prefix="tmp-tidemark-fulltext-", dir=parent))
+    try:
+        yield root
+    finally:
+        try:
+            shutil.rmtree(root)
+        except OSError:
+            shutil.rmtree(root)
+
+
+def _schema(definition: IndexDefinition) -> tantivy.Schema:
+    builder = tantivy.SchemaBuilder()
+    for column in definition.columns:
+        builder.add_text_field(column, tokenizer_name=definition.options.get("tokenizer", "default"))
+    builder.add_unsigned_field(ROW_FIELD, fast=True)
+    return builder.build()
+
+
+def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, pa.Table]]:
+    """Yield (first row number, rows) in order, each small enough for one writer."""
+    text = sum(rows.column(each).nbytes for each in definition.columns)
+    pieces = max(1, -(-text // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
+    step = max(1, -(-rows.num_rows // pieces))
+    for start in range(0, rows.num_rows, step):
+        yield start, rows.slice(start, step)
+
+
+def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: IndexDefinition) -> None:
+    directory.mkdir()
+    schema = _schema(definition)
+    index = tantivy.Index(schema, path=str(directory), reuse=False)
+    writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
+    numbers = np.arange(first_row, first_row + rows.num_rows, dtype=np.uint64)
+    numbered = rows.select(list(definition.columns)).append_column(ROW_FIELD, pa.array(numbers))
+    # tantivy takes one document object at a time; the batches keep the Python objects of a few rows alive only.
+    for batch in numbered.to_batches(max_chunksize=_BATCH_ROWS):
+        for document in batch.to_pylist():
+            fields = {name: value for name, value in document.items() if value is not None}
+            writer.add_document(tantivy.Document.from_dict(fields, schema))
+    writer.commit()
+    writer.wait_merging_threads()
+
+
+def _link_segment_files(source: Path, target: Path) -> None:
+    for each in source.iterdir():
+        # Hidden files are tantivy's locks and its list of managed files; only writers need them.
+        if each.name.startswith(".") or each.name == META:
+            continue
+        try:
+            os.link(each, target / each.name)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(each, target / each.name)

@@ -1,0 +1,508 @@
+"""Indexes over a real table: catch-up, watermark, and searches that equal a scan in plain Python (design page 05)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage_core.clock import SystemClock
+from storage_core.compaction import execute as compaction
+from storage_core.compaction import planner
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
+from storage_core.formats import keys
+from storage_core.ids import SeededIds
+from storage_core.index import catch_up, segments
+from storage_core.index.cache import SegmentCache
+from storage_core.index.catch_up import CatchUpWork
+from storage_core.log.actions import Action, IndexSegment, Metadata
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.read.search import explain_search, search
+from storage_core.rows.schema import to_schema_string
+from storage_core.split.write import context_of, sort_and_write
+
+ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"
+LINE = re.compile(r'^(\S+) \S+ \S+ \[([^\]]+)\] "([^"]*)" (\d+) (\S+) "[^"]*" "([^"]*)')
+LINES = 1200
+
+SCHEMA = pa.schema([
+    pa.field("time", pa.timestamp("us", "UTC"), nullable=False),
+    ("line", pa.int64()),
+    ("request", pa.string()),
+    ("agent", pa.string()),
+    ("status", pa.int32()),
+])  # fmt: skip
+TEXT = IndexDefinition("text", "fulltext", ("request", "agent"))
+STATUS = IndexDefinition("by_status", "bitmap", ("status",))
+CONFIG = TableConfig(time_column="time", sort_schema="status|timestamp/V2", window_seconds=7200, indexes=(TEXT, STATUS))
+Row = Mapping[str, Any]
+_names = itertools.count()
+
+
+class IndexedTable:
+    """A table in memory with the steps of a pipeline, driven by hand."""
+
+    def __init__(self, config: TableConfig = CONFIG, schema: pa.Schema = SCHEMA) -> None:
+        self.store = MeteredStore(MemoryStore(f"index-search-{next(_names)}"))
+        self.ids = SeededIds(11)
+        self.log = TransactionLog(self.store, clock=SystemClock(), ids=self.ids)
+        metadata = Metadata(
+            id=self.ids.uuid(), schemaString=to_schema_string(schema), configuration=config.to_configuration()
+        )
+        self.snapshot = self.log.create(metadata)
+
+    def append(self, rows: list[Row], schema: pa.Schema = SCHEMA) -> None:
+        table = pa.Table.from_pylist(rows, schema=schema)
+        adds = sort_and_write(self.store, table, context=context_of(self.snapshot), ids=self.ids, now_ms=1)
+        self.snapshot = self.log.commit(self.snapshot, adds, operation="WRITE").snapshot
+
+    def compact(self) -> None:
+        actions: list[Action] = []
+        for operation in planner.plan(self.snapshot):
+            result = compaction.execute(self.store, operation, ids=self.ids, now_ms=2)
+            actions += [*result.removes, *result.adds]
+        assert actions
+        self.snapshot = self.log.commit(self.snapshot, actions, operation="COMPACT").snapshot
+
+    def catch_up(self, index: str, splits: slice = slice(None)) -> None:
+        plan = catch_up.plan(self.snapshot, index)
+        items = [CatchUpWork.from_json(work.to_json()) for work in plan.work[splits]]
+        built = [catch_up.execute(self.store, item, ids=self.ids) for item in items]
+        self.snapshot = self.log.commit(self.snapshot, plan.actions(built), operation="CATCH UP").snapshot
+
+    def search(self, query: object, index: str, limit: int = 100_000) -> pa.Table:
+        return search(self.store, self.snapshot, query, index=index, limit=limit)
+
+    def lines(self, query: object, index: str) -> list[int]:
+        return sorted(self.search(query, index).column("line").to_pylist())
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    parsed: list[Row] = []
+    with gzip.open(ACCESS_LOG, "rt", encoding="utf-8") as lines:
+        for number, text in enumerate(itertools.islice(lines, LINES)):
+            found = LINE.match(text)
+            assert found is not None
+            _, time, request, status, _, agent = found.groups()
+            parsed.append({
+                "time": dt.datetime.strptime(time, "%d/%b/%Y:%H:%M:%S %z"),
+                "line": number,
+                "request": request,
+                "agent": None if agent == "-" else agent,
+                "status": None if number % 50 == 0 else int(status),
+            })  # fmt: skip
+    return parsed
+
+
+def words(text: object) -> set[str]:
+    """What the `default` tokenizer makes of text, in plain Python: runs of letters and digits under 40 bytes."""
+    if text is None:
+        return set()
+    pieces = "".join(char if char.isalnum() else " " for char in str(text)).split()
+    return {piece.lower() for piece in pieces if len(piece.encode()) < 40}
+
+
+def has(row: Row, word: str) -> bool:
+    return word in words(row["request"]) | words(row["agent"])
+
+
+TEXT_QUERIES: list[tuple[str, Callable[[Row], bool]]] = [
+    ("kibana", lambda row: has(row, "kibana")),
+    ("request:kibana", lambda row: "kibana" in words(row["request"])),
+    ("agent:kibana", lambda row: "kibana" in words(row["agent"])),
+    ("googlebot puppet", lambda row: has(row, "googlebot") or has(row, "puppet")),
+    ("+googlebot +puppet", lambda row: has(row, "googlebot") and has(row, "puppet")),
+    ("get -mozilla", lambda row: has(row, "get") and not has(row, "mozilla")),
+    ("* -mozilla", lambda row: not has(row, "mozilla")),
+    ("nowhere", lambda row: has(row, "nowhere")),
+]
+STATUS_QUERIES: list[tuple[object, set[int]]] = [
+    ("200", {200}),
+    ("404", {404}),
+    (404, {404}),
+    ("404,500", {404, 500}),
+    ([304, 206, 999], {304, 206}),
+    ("-1", set()),
+]
+
+
+def absent(table: IndexedTable) -> None:
+    """No segment at all."""
+
+
+def partly(table: IndexedTable) -> None:
+    table.catch_up("text", slice(0, None, 2))
+    table.catch_up("by_status", slice(0, None, 3))
+
+
+def caught_up(table: IndexedTable) -> None:
+    table.catch_up("text")
+    table.catch_up("by_status")
+
+
+def compacted_after_catch_up(table: IndexedTable) -> None:
+    caught_up(table)
+    table.compact()
+
+
+def compacted_and_caught_up_again(table: IndexedTable) -> None:
+    compacted_after_catch_up(table)
+    caught_up(table)
+
+
+STATES = [absent, partly, caught_up, compacted_after_catch_up, compacted_and_caught_up_again]
+
+
+@pytest.fixture(scope="module", params=STATES, ids=lambda state: state.__name__)
+def table(request: pytest.FixtureRequest, rows: list[Row]) -> IndexedTable:
+    table = IndexedTable()
+    table.append(rows[:700])
+    table.append(rows[700:])
+    table.append(rows[:5])  # late rows: two splits in one window, and documents that occur twice
+    request.param(table)
+    return table
+
+
+@pytest.mark.parametrize(("query", "condition"), TEXT_QUERIES, ids=[query for query, _ in TEXT_QUERIES])
+def test_full_text_finds_the_rows_that_a_scan_finds(
+    table: IndexedTable, rows: list[Row], query: str, condition: Callable[[Row], bool]
+) -> None:
+    assert table.lines(query, "text") == sorted(row["line"] for row in [*rows, *rows[:5]] if condition(row))
+
+
+@pytest.mark.parametrize(("query", "values"), STATUS_QUERIES, ids=[str(query) for query, _ in STATUS_QUERIES])
+def test_a_bitmap_finds_the_rows_that_a_scan_finds_and_no_nulls(
+    table: IndexedTable, rows: list[Row], query: object, values: set[int]
+) -> None:
+    assert table.lines(query, "by_status") == sorted(
+        row["line"] for row in [*rows, *rows[:5]] if row["status"] in values
+    )
+
+
+def test_found_rows_are_whole_and_best_first(table: IndexedTable, rows: list[Row]) -> None:
+    found = table.search("googlebot puppet", "text")
+    assert found.schema.names == [*SCHEMA.names, "score"]
+    scores = found.column("score").to_pylist()
+    assert scores == sorted(scores, reverse=True)
+    for row in found.drop_columns("score").to_pylist():
+        assert row == rows[row["line"]]
+
+
+def test_a_limit_takes_the_first_of_all_results(table: IndexedTable) -> None:
+    everything = {"text": table.search("get mozilla", "text"), "by_status": table.search("200,304", "by_status")}
+    for limit in (1, 10, 333):
+        assert table.search("get mozilla", "text", limit).equals(everything["text"].slice(0, limit))
+        assert table.search("200,304", "by_status", limit).equals(everything["by_status"].slice(0, limit))
+
+
+def test_rows_scores_and_order_do_not_depend_on_how_far_the_index_lags(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:300])
+    table.append(rows[300:400])
+    before = [table.search(query, "text") for query, _ in TEXT_QUERIES]
+    statuses = [table.search(query, "by_status") for query, _ in STATUS_QUERIES]
+    for state in (partly, caught_up):
+        state(table)
+        assert [table.search(query, "text") for query, _ in TEXT_QUERIES] == before
+        assert [table.search(query, "by_status") for query, _ in STATUS_QUERIES] == statuses
+
+
+def test_scores_do_not_depend_on_compaction(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:300:2])
+    table.append(rows[1:300:2])
+    before = table.search("googlebot puppet", "text")
+    table.compact()
+    after = table.search("googlebot puppet", "text")
+    assert dict(zip(*columns(before), strict=True)) == pytest.approx(dict(zip(*columns(after), strict=True)))
+
+
+def columns(found: pa.Table) -> tuple[list[int], list[float]]:
+    return found.column("line").to_pylist(), found.column("score").to_pylist()
+
+
+def test_a_second_catch_up_has_nothing_to_do(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:100])
+    table.catch_up("text")
+    again = catch_up.plan(table.snapshot, "text")
+    assert again.empty
+    assert again.actions([]) == []
+    assert not catch_up.plan(table.snapshot, "by_status").empty
+
+
+def test_the_watermark_follows_the_oldest_split_that_is_not_covered(rows: list[Row]) -> None:
+    table = IndexedTable()
+    assert catch_up.watermark(table.snapshot, "text") == 0
+    table.append(rows[:50])
+    table.append(rows[50:100])
+    assert (table.snapshot.version, catch_up.watermark(table.snapshot, "text")) == (2, 0)
+    table.catch_up("text")
+    assert (table.snapshot.version, catch_up.watermark(table.snapshot, "text")) == (3, 3)
+    assert catch_up.watermark(table.snapshot, "by_status") == 0
+    table.append(rows[1000:1010])
+    assert (table.snapshot.version, catch_up.watermark(table.snapshot, "text")) == (4, 3)
+    table.compact()  # not the window of the last rows: it has one split
+    assert (table.snapshot.version, catch_up.watermark(table.snapshot, "text")) == (5, 3)
+    table.catch_up("text")
+    assert catch_up.watermark(table.snapshot, "text") == table.snapshot.version == 6
+
+
+def test_catch_up_removes_the_segments_whose_splits_were_compacted_away(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:50])
+    table.append(rows[50:100])
+    table.catch_up("text")
+    before = dict(table.snapshot.segments)
+    table.compact()
+    gone = {path for path, segment in before.items() if segment.covers[0] not in table.snapshot.splits}
+    assert gone
+    assert set(catch_up.plan(table.snapshot, "text").stale) == gone
+    table.catch_up("text")
+    assert catch_up.plan(table.snapshot, "text").empty
+    assert not gone & table.snapshot.segments.keys()
+    assert {each.covers[0] for each in table.snapshot.segments.values()} == set(table.snapshot.splits)
+
+
+def test_segments_of_a_former_definition_are_not_used_and_are_replaced(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:50])
+    table.catch_up("text")
+    redefined = replace(CONFIG, indexes=(replace(TEXT, options={"tokenizer": "whitespace"}), STATUS))
+    metadata = replace(table.snapshot.metadata, configuration=redefined.to_configuration())
+    table.snapshot = table.log.commit(table.snapshot, [metadata], operation="SET INDEXES").snapshot
+    assert table.lines("get", "text") == []
+    assert len(table.lines("request:GET", "text")) > 10
+    assert catch_up.watermark(table.snapshot, "text") == 0
+    plan = catch_up.plan(table.snapshot, "text")
+    assert (len(plan.work), len(plan.stale)) == (len(table.snapshot.splits), len(table.snapshot.segments))
+    table.catch_up("text")
+    assert catch_up.plan(table.snapshot, "text").empty
+    assert table.lines("get", "text") == []
+
+
+def test_two_catch_ups_of_one_plan_commit_once(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:50])
+    plan = catch_up.plan(table.snapshot, "text")
+    first, second = ([catch_up.execute(table.store, work, ids=table.ids) for work in plan.work] for _ in range(2))
+    table.log.commit(table.snapshot, plan.actions(first), operation="CATCH UP")
+    with pytest.raises(CommitConflict, match="covered by"):
+        table.log.commit(table.snapshot, plan.actions(second), operation="CATCH UP")
+
+
+def test_explain_says_which_splits_come_from_segments_and_which_are_scanned(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:100])
+    table.catch_up("text")
+    covered = sorted(table.snapshot.splits)
+    table.append(rows[100:200])
+    requests = table.store.requests
+    plan = explain_search(table.snapshot, index="text")
+    assert table.store.requests == requests
+    assert sorted(plan) == ["index", "kind", "scanned", "segments", "version", "watermark"]
+    assert plan["segments"] == {s.covers[0]: s.path for s in table.snapshot.segments.values()}
+    assert sorted(plan["segments"]) == covered
+    assert plan["scanned"] == sorted(set(table.snapshot.splits) - set(covered))
+    assert (plan["version"], plan["watermark"]) == (3, 2)
+    assert json.loads(json.dumps(plan)) == plan
+
+
+def test_a_column_that_older_splits_lack_is_null_there(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:50])
+    wider = SCHEMA.append(pa.field("label", pa.string()))
+    config = replace(CONFIG, indexes=(IndexDefinition("labels", "fulltext", ("label",)),))
+    metadata = replace(
+        table.snapshot.metadata, schemaString=to_schema_string(wider), configuration=config.to_configuration()
+    )
+    table.snapshot = table.log.commit(table.snapshot, [metadata], operation="EVOLVE").snapshot
+    table.append([{**row, "label": "blue"} for row in rows[50:60]], wider)
+    for _ in range(2):
+        assert table.lines("blue", "labels") == list(range(50, 60))
+        assert len(table.lines("*", "labels")) == 60
+        if not catch_up.plan(table.snapshot, "labels").empty:
+            table.catch_up("labels")
+
+
+@pytest.mark.parametrize(
+    "definition", [IndexDefinition("i", "fulltext", ("nope",)), IndexDefinition("i", "bitmap", ("status", "nope"))]
+)
+def test_an_index_of_a_column_that_does_not_exist_is_refused(definition: IndexDefinition) -> None:
+    table = IndexedTable(replace(CONFIG, indexes=(definition,)))
+    for ask in (
+        lambda: catch_up.plan(table.snapshot, "i"),
+        lambda: table.search("x", "i"),
+        lambda: catch_up.watermark(table.snapshot, "i"),
+    ):
+        with pytest.raises(InvalidInput, match=r"no column 'nope' in the table; columns are time, line"):
+            ask()
+
+
+def test_an_unknown_index_is_not_found_and_the_error_lists_the_defined_ones() -> None:
+    table = IndexedTable()
+    with pytest.raises(NotFound, match="no index 'txet'; defined: text, by_status"):
+        table.search("get", "txet")
+
+
+@pytest.mark.parametrize(("query", "index"), [("(get", "text"), (404, "text"), ("abc", "by_status"), (None, "text")])
+def test_a_query_that_does_not_parse_is_refused_before_any_request(query: object, index: str) -> None:
+    table = IndexedTable()
+    requests = table.store.requests
+    with pytest.raises(InvalidInput):
+        table.search(query, index)
+    with pytest.raises(InvalidInput, match="limit is 0"):
+        table.search("404", "by_status", 0)
+    assert table.store.requests == requests
+
+
+def test_an_empty_table_answers_with_no_rows_of_the_full_schema() -> None:
+    table = IndexedTable()
+    for query, index in (("get", "text"), ("404", "by_status")):
+        found = table.search(query, index)
+        assert found.schema.names == [*SCHEMA.names, "score"]
+        assert found.num_rows == 0
+
+
+def test_the_score_of_a_table_with_a_score_column_has_a_name_of_its_own() -> None:
+    schema = pa.schema([("score", pa.int64()), ("body", pa.string())])
+    table = IndexedTable(TableConfig(indexes=(IndexDefinition("text", "fulltext", ("body",)),)), schema)
+    table.append([{"score": 7, "body": "a b"}], schema)
+    assert table.search("a", "text").to_pylist() == [{"score": 7, "body": "a b", "_score": pytest.approx(0.2876820)}]
+
+
+@pytest.mark.parametrize("index", ["text", "by_status"])
+def test_a_damaged_segment_is_corrupt_and_gives_no_rows(rows: list[Row], index: str) -> None:
+    table = IndexedTable()
+    table.append(rows[:50])
+    table.catch_up(index)
+    query = {"text": "get", "by_status": "200"}[index]
+    paths = sorted(table.snapshot.segments)
+    originals = {path: table.store.get(path).data for path in paths}
+    other = next(iter(originals.values()))
+    flipped = bytearray(other)
+    flipped[len(flipped) // 2] ^= 1
+    for damaged in (bytes(flipped), other[:-1], b"", next(iter(reversed(originals.values()))) + b"x"):
+        table.store.put(paths[0], damaged, Overwrite())
+        with pytest.raises(Corrupt, match=r"\.seg"):
+            table.search(query, index)
+    table.store.put(paths[0], originals[paths[0]], Overwrite())
+    assert table.search(query, index).num_rows > 0
+
+
+def test_a_segment_swapped_with_another_is_corrupt(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:100])
+    table.append(rows[100:200])
+    table.catch_up("text")
+    first, second = sorted(table.snapshot.segments)[:2]
+    data = {path: table.store.get(path).data for path in (first, second)}
+    table.store.put(first, data[second], Overwrite())
+    table.store.put(second, data[first], Overwrite())
+    with pytest.raises(Corrupt):
+        table.search("get", "text")
+
+
+def test_a_segment_path_that_is_not_one_is_corrupt(rows: list[Row], tmp_path: Path) -> None:
+    table = IndexedTable()
+    table.append(rows[:10])
+    work = catch_up.plan(table.snapshot, "text").work[0]
+    segment = catch_up.execute(table.store, work, ids=table.ids)
+    foreign = replace(segment, path="_indices/text/../../escape.seg")
+    with pytest.raises(Corrupt, match="not a segment key"):
+        SegmentCache(tmp_path).segment(table.store, foreign)
+
+
+def with_one_segment(rows: list[Row]) -> tuple[IndexedTable, IndexSegment]:
+    table = IndexedTable()
+    table.append(rows[:10])
+    table.catch_up("text")
+    return table, next(iter(table.snapshot.segments.values()))
+
+
+def gets(table: IndexedTable) -> int:
+    return table.store.requests.get("get", 0)
+
+
+def test_a_cached_segment_is_fetched_once(rows: list[Row], tmp_path: Path) -> None:
+    table, segment = with_one_segment(rows)
+    before = gets(table)
+    first = SegmentCache(tmp_path / "cache").segment(table.store, segment)
+    again = SegmentCache(tmp_path / "cache").segment(table.store, segment)
+    assert first == again
+    assert gets(table) == before + 1
+    assert {each.name for each in first.iterdir()} >= set(segments.load(table.store, segment))
+
+
+def test_a_cached_entry_that_a_crash_cut_short_is_fetched_again(rows: list[Row], tmp_path: Path) -> None:
+    table, segment = with_one_segment(rows)
+    cache = SegmentCache(tmp_path)
+    entry = cache.segment(table.store, segment)
+    expected = {each.name: each.read_bytes() for each in entry.iterdir()}
+    for name in ("meta.json", ".sizes.json"):
+        (entry / name).write_bytes(b"")
+        assert cache.segment(table.store, segment) == entry
+        assert {each.name: each.read_bytes() for each in entry.iterdir()} == expected
+    assert [each.name for each in tmp_path.iterdir()] == [entry.name]
+
+
+def test_concurrent_searches_may_share_a_cache(rows: list[Row], tmp_path: Path) -> None:
+    table = IndexedTable()
+    table.append(rows[:100])
+    table.catch_up("text", slice(0, None, 2))
+    expected = table.search("get", "text")
+    answers: list[pa.Table] = []
+
+    def one_search() -> None:
+        answers.append(search(table.store, table.snapshot, "get", index="text", limit=100_000, cache_dir=tmp_path))
+
+    threads = [threading.Thread(target=one_search) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 8
+    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith("tmp-")]
+
+
+def test_a_cached_gap_is_built_once(rows: list[Row], tmp_path: Path) -> None:
+    table = IndexedTable()
+    table.append(rows[:20])
+    before = gets(table)
+    for _ in range(2):
+        search(table.store, table.snapshot, "nowhere", index="text", cache_dir=tmp_path)
+    assert gets(table) == before + len(table.snapshot.splits)
+
+
+def test_a_search_at_an_older_version_sees_the_rows_of_that_version(rows: list[Row]) -> None:
+    table = IndexedTable()
+    table.append(rows[:50])
+    old: Snapshot = table.snapshot
+    table.append(rows[50:100])
+    table.compact()
+    table.catch_up("by_status")
+    found = search(table.store, old, "200", index="by_status", limit=1000)
+    assert sorted(found.column("line").to_pylist()) == [row["line"] for row in rows[:50] if row["status"] == 200]
+
+
+def test_a_segment_key_is_one_of_the_closed_grammar(rows: list[Row]) -> None:
+    _, segment = with_one_segment(rows)
+    parsed = keys.parse(segment.path)
+    assert parsed is not None
+    assert (parsed.kind, parsed.index, parsed.id) == (keys.KeyKind.SEGMENT, "text", segments.segment_id(segment))

@@ -1,0 +1,135 @@
+"""Bitmap segments: equality and IN over typed values, nulls excluded (design page 05)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import IndexDefinition
+from storage_core.errors import InvalidInput
+from storage_core.index import bitmap
+
+SCHEMA = pa.schema([
+    ("status", pa.int32()),
+    ("method", pa.string()),
+    ("cached", pa.bool_()),
+    ("day", pa.date32()),
+    ("time", pa.timestamp("us", "UTC")),
+    ("price", pa.decimal128(7, 2)),
+    ("ratio", pa.float64()),
+])  # fmt: skip
+NOON = dt.datetime(2015, 5, 17, 12, tzinfo=dt.UTC)
+ROWS = pa.Table.from_pylist(
+    [
+        {"status": 200, "method": "GET", "cached": True, "day": NOON.date(), "time": NOON, "price": Decimal("1.50")},
+        {"status": 404, "method": "GET", "cached": None, "day": None, "time": None, "price": None},
+        {"status": None, "method": "a,b", "cached": False, "day": dt.date(1969, 12, 31), "time": NOON, "price": None},
+        {"status": 500, "method": None, "cached": True, "day": NOON.date(), "time": None, "price": Decimal("-3.00")},
+        {"status": 404, "method": "", "cached": True, "day": None, "time": None, "price": Decimal("1.50")},
+    ],
+    schema=SCHEMA,
+)
+
+
+def index(*columns: str) -> IndexDefinition:
+    return IndexDefinition("b", "bitmap", columns)
+
+
+def found(tmp_path: Path, query: object, *columns: str) -> list[int]:
+    definition = index(*columns)
+    for name, data in bitmap.build(ROWS, definition).items():
+        (tmp_path / name).write_bytes(data)
+    return bitmap.matching_rows(tmp_path, definition, bitmap.parse(query, definition, SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("column", "query", "rows"),
+    [
+        ("status", "404", [1, 4]),
+        ("status", 404, [1, 4]),
+        ("status", "404,500", [1, 3, 4]),
+        ("status", " 404 , 500 ", [1, 3, 4]),
+        ("status", [404, 200, 404], [0, 1, 4]),
+        ("status", "[404, 500]", [1, 3, 4]),
+        ("status", '{"status": 404}', [1, 4]),
+        ("status", {"status": [500]}, [3]),
+        ("status", "-1", []),
+        ("method", "GET", [0, 1]),
+        ("method", "a,b", []),
+        ("method", '["a,b", ""]', [2, 4]),
+        ("method", ["a,b"], [2]),
+        ("cached", "true", [0, 3, 4]),
+        ("cached", False, [2]),
+        ("day", "2015-05-17", [0, 3]),
+        ("day", dt.date(1969, 12, 31), [2]),
+        ("time", "2015-05-17T12:00:00Z", [0, 2]),
+        ("time", NOON, [0, 2]),
+        ("price", "1.5", [0, 4]),
+        ("price", "[1.50, -3]", [0, 3, 4]),
+        ("price", Decimal(-3), [3]),
+    ],
+)
+def test_a_query_finds_the_rows_with_the_value_and_never_a_null(
+    tmp_path: Path, column: str, query: object, rows: list[int]
+) -> None:
+    assert found(tmp_path, query, column) == rows
+
+
+def test_conditions_on_several_columns_must_all_hold(tmp_path: Path) -> None:
+    columns = ("status", "method")
+    assert found(tmp_path, {"status": [404, 200], "method": "GET"}, *columns) == [0, 1]
+    assert found(tmp_path, '{"method": ["GET", ""], "status": 404}', *columns) == [1, 4]
+    assert found(tmp_path, {"method": "GET"}, *columns) == [0, 1]
+
+
+def test_a_column_of_nulls_only_matches_nothing(tmp_path: Path) -> None:
+    definition = index("status")
+    rows = pa.table({"status": pa.nulls(3, pa.int32())})
+    for name, data in bitmap.build(rows, definition).items():
+        (tmp_path / name).write_bytes(data)
+    assert bitmap.matching_rows(tmp_path, definition, bitmap.parse("404", definition, SCHEMA)) == []
+
+
+def test_the_same_rows_in_other_chunks_give_the_same_files() -> None:
+    chunked = pa.concat_tables([ROWS.slice(0, 2), ROWS.slice(2, 0), ROWS.slice(2)])
+    assert bitmap.build(chunked, index("status", "method")) == bitmap.build(ROWS, index("status", "method"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "query", "reason"),
+    [
+        (("status",), "abc", "'abc' does not read as int32"),
+        (("status",), "", "does not read"),
+        (("status",), "404,,500", "does not read"),
+        (("status",), "404.5", "does not read"),
+        (("status",), [404.5], "does not read"),
+        (("status",), True, "does not read"),
+        (("status",), "[404", "is not JSON"),
+        (("status",), [], "no value to look for"),
+        (("status",), [None], "null is not a value"),
+        (("status",), None, "null is not a value"),
+        (("status",), {}, "names no column"),
+        (("status",), {"method": "GET"}, "'method' is not one of status"),
+        (("status",), b"404", "does not read"),
+        (("status", "method"), "404", "covers several columns"),
+        (("method",), 404, "put it in quotes"),
+        (("time",), "2015-05-17T12:00:00", "zone offset"),
+        (("price",), "1.505", "does not read"),
+    ],
+)
+def test_a_query_that_does_not_read_is_refused_with_the_reason(
+    columns: tuple[str, ...], query: object, reason: str
+) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        bitmap.parse(query, index(*columns), SCHEMA)
+
+
+def test_a_float_column_and_an_option_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="'ratio' is double"):
+        bitmap.validate(index("ratio"), SCHEMA)
+    with pytest.raises(InvalidInput, match="unknown option 'x'"):
+        bitmap.validate(IndexDefinition("b", "bitmap", ("status",), {"x": "1"}), SCHEMA)
