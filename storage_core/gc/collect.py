@@ -1,0 +1,112 @@
+"""Garbage collection of one table: the only code that deletes objects (design page 06)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storage_core.clock import Clock
+from storage_core.errors import InvalidInput
+from storage_core.formats.keys import gc_candidates_key
+from storage_core.gc.mark import Reason, mark
+from storage_core.gc.plan import Candidate, Plan, merged_candidates, read_plan, write_plan
+from storage_core.gc.sweep import Horizon, Swept, may_be_due, sweep
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionReport:
+    """What one run found and did. `candidates` is everything unreachable at its start, the deleted included.
+
+    `unknown_keys` are objects in the table's folder that are not ours: never deleted, and worth a look.
+    """
+
+    candidates: tuple[Candidate, ...]
+    deleted: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unknown_keys: tuple[str, ...] = ()
+    bytes: int = 0
+    horizon_ms: int
+    dry_run: bool
+
+    @property
+    def candidate_bytes(self) -> int:
+        """Bytes of all candidates."""
+        return sum(each.size for each in self.candidates)
+
+    @property
+    def oldest_first_seen_ms(self) -> int | None:
+        """When the oldest candidate was first seen (ms), None without candidates."""
+        return min((each.first_seen_ms for each in self.candidates), default=None)
+
+    @property
+    def by_reason(self) -> dict[Reason, int]:
+        """Number of candidates per reason, in the order of the reasons."""
+        counts = {reason: sum(each.reason is reason for each in self.candidates) for reason in Reason}
+        return {reason: count for reason, count in counts.items() if count}
+
+
+def collect(
+    store: ObjectStore,
+    log: TransactionLog,
+    *,
+    clock: Clock,
+    horizon_ms: int | None = None,
+    dry_run: bool = False,
+) -> CollectionReport:
+    """Run both passes: note what is unreachable now, then delete what has been so for the whole horizon.
+
+    The horizon is the table's (`gc_horizon_ms`, 24 h) unless `horizon_ms` overrides it; with 0 an object goes in the
+    run that first sees it. An override shortens neither the retention of versions nor the horizon of numbered objects.
+    With `dry_run` nothing is written or deleted. Idempotent, and restartable wherever it was killed.
+
+    Age is judged by the earlier of our clock and the store's own, so a clock that runs ahead deletes nothing early
+    (lesson 48). Raises whatever a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
+    """
+    now_ms = clock.now_ms()
+    marked = mark(store, log, now_ms=now_ms)
+    horizon = _horizon(horizon_ms, marked.roots.retained.head.config.gc_horizon_ms)
+    stored = read_plan(store)
+    seen_ms = max(now_ms, marked.newest_modification_ms)
+    candidates = merged_candidates(stored, marked.unreachable, now_ms=seen_ms)
+    swept = Swept() if dry_run else _plan_and_sweep(store, log, stored, candidates, horizon=horizon, now_ms=now_ms)
+    return CollectionReport(
+        candidates=tuple(candidates[key] for key in sorted(candidates)),
+        deleted=tuple(each.key for each in swept.deleted),
+        failed=swept.failed,
+        unknown_keys=marked.unknown_keys,
+        bytes=sum(each.size for each in swept.deleted),
+        horizon_ms=horizon.asked_ms,
+        dry_run=dry_run,
+    )
+
+
+def _plan_and_sweep(
+    store: ObjectStore,
+    log: TransactionLog,
+    stored: Plan,
+    candidates: dict[str, Candidate],
+    *,
+    horizon: Horizon,
+    now_ms: int,
+) -> Swept:
+    if not candidates and not stored.candidates:
+        return Swept()
+    plan = write_plan(store, stored, candidates, nonce=log.ids.uuid())
+    # The store stamped the plan a moment ago: that is its clock.
+    now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
+    if not may_be_due(plan, horizon, now_ms=now_ms):
+        return Swept()
+    swept = sweep(store, log, plan, horizon=horizon, now_ms=now_ms)
+    if swept.deleted:
+        gone = {each.key for each in swept.deleted}
+        rest = {key: each for key, each in plan.candidates.items() if key not in gone}
+        write_plan(store, plan, rest, nonce=log.ids.uuid())
+    return swept
+
+
+def _horizon(asked_ms: int | None, configured_ms: int) -> Horizon:
+    if asked_ms is not None and asked_ms < 0:
+        raise InvalidInput(f"a horizon is at least 0 ms, found {asked_ms}", horizon_ms=asked_ms)
+    return Horizon(asked_ms=configured_ms if asked_ms is None else asked_ms, configured_ms=configured_ms)

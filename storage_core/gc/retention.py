@@ -1,0 +1,116 @@
+"""Which versions of a table can still be opened, and what each commit named or removed (design pages 02 and 06).
+
+Retained is every version from the *base* on: the newest checkpointed version that was already superseded or current
+when the retention period began. So each point in time within the period can be opened, from a state that is intact.
+Without such a state every version is retained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storage_core.errors import Corrupt
+from storage_core.formats.keys import version_key
+from storage_core.gc.named_keys import named_keys, removed_keys
+from storage_core.log.actions import Action
+from storage_core.log.log import TransactionLog
+from storage_core.log.replay import read_version
+from storage_core.log.snapshot import Snapshot, commit_timestamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """When a key left the table: the removing version and its commit time in ms."""
+
+    version: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retained:
+    """The retained versions `base` to `head`, every key that one of them names, and every removal that is recorded.
+
+    `removals` also holds removals of versions below the base whose files still exist.
+    """
+
+    head: Snapshot
+    base: Snapshot
+    keys: frozenset[str]
+    removals: Mapping[str, Removal]
+
+    def merged_generation(self, region: str) -> int:
+        """Return the last generation of the region that *every* retained version has merged; 0 for none."""
+        return min(each.merged_generations.get(region, 0) for each in (self.base, self.head))
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    version: int
+    timestamp_ms: int
+    named: frozenset[str]
+    removed: frozenset[str]
+
+    @property
+    def removal(self) -> Removal:
+        return Removal(version=self.version, timestamp_ms=self.timestamp_ms)
+
+
+def retained(log: TransactionLog, *, now_ms: int) -> Retained:
+    """Return what the table retains at `now_ms`. Opens three snapshots, and one GET per version file that exists.
+
+    Raises whatever a read raises: what cannot be read may name anything, so nothing may be collected (lesson 41).
+    """
+    head = log.snapshot()
+    commits = _existing_commits(log, head.version)
+    base = _base(log, head, commits, cutoff_ms=now_ms - head.config.version_retention_ms)
+    if commits and commits[-1].version > base.version + 1:
+        raise Corrupt(f"{version_key(commits[-1].version - 1)}: missing, but not older than version {base.version}")
+    later = [each for each in commits if each.version > base.version]
+    return Retained(
+        head=head,
+        base=base,
+        keys=snapshot_keys(head).union(snapshot_keys(base), *(each.named for each in later)),
+        removals={key: each.removal for each in commits for key in each.removed},
+    )
+
+
+def named_since(log: TransactionLog, version: int) -> frozenset[str]:
+    """Return the keys that versions after `version` name. One GET per such version and one that finds nothing."""
+    found: set[str] = set()
+    while (actions := read_version(log.store, version + 1)) is not None:
+        found |= _named(actions)
+        version += 1
+    return frozenset(found)
+
+
+def snapshot_keys(snapshot: Snapshot) -> frozenset[str]:
+    """Return every key that the state of the snapshot names."""
+    return _named([snapshot.metadata, *snapshot.splits.values(), *snapshot.segments.values()])
+
+
+def _named(actions: Iterable[Action]) -> frozenset[str]:
+    return frozenset(key for action in actions for key in named_keys(action))
+
+
+def _existing_commits(log: TransactionLog, newest: int) -> list[_Commit]:
+    commits: list[_Commit] = []
+    for version in range(newest, -1, -1):
+        actions = read_version(log.store, version)
+        if actions is None:
+            break
+        removed = frozenset(key for action in actions for key in removed_keys(action))
+        commits.append(_Commit(version, commit_timestamp(actions, 0), _named(actions), removed))
+    return commits
+
+
+def _base(log: TransactionLog, head: Snapshot, commits: list[_Commit], *, cutoff_ms: int) -> Snapshot:
+    oldest = commits[-1].version if commits else head.version
+    current_at_cutoff = next((each.version for each in commits if each.timestamp_ms <= cutoff_ms), oldest)
+    current = log.snapshot(version=current_at_cutoff)
+    wanted = oldest if current.checkpoint_version is None else current.checkpoint_version
+    base = current if current.version == wanted else log.snapshot(version=wanted)
+    # Below a base only its own state leads to it: without one nothing but version 0 may be the base.
+    if base.version > 0 and base.checkpoint_version != base.version:
+        raise Corrupt(f"version {base.version} should be retained, but neither a state of it nor version 0 is intact")
+    return base

@@ -1,0 +1,117 @@
+"""Pass two: delete what is still unreachable, long enough, and in the plan (design page 06, "Mark and sweep")."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from storage_core.formats.keys import KeyKind, parse
+from storage_core.gc.boundary import advance_boundary
+from storage_core.gc.mark import Unreachable, mark
+from storage_core.gc.plan import Candidate, Plan
+from storage_core.gc.retention import named_since
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.generation import MANIFEST_FILE
+
+BATCH_KEYS = 1000
+
+# Names that a stalled writer could take again once they are free. A shorter horizon than the table's own never applies
+# to them, whatever the caller overrides.
+NUMBERED_KINDS = frozenset({KeyKind.VERSION, KeyKind.REGION_MANIFEST, KeyKind.WAL_ENTRY})
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """How long, in ms, an object must have been unneeded and known as such: as asked for, and as configured."""
+
+    asked_ms: int
+    configured_ms: int
+
+    def of(self, kind: KeyKind) -> int:
+        """Return the horizon of an object of this kind."""
+        return max(self.asked_ms, self.configured_ms) if kind in NUMBERED_KINDS else self.asked_ms
+
+
+@dataclass(slots=True)
+class Swept:
+    """What was deleted, and what refused with which error."""
+
+    deleted: list[Candidate] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def may_be_due(plan: Plan, horizon: Horizon, *, now_ms: int) -> bool:
+    """Return whether a candidate has been in the plan long enough, so that a sweep is worth its requests."""
+    return any(_seen_long_enough(each, horizon, now_ms) for each in plan.candidates.values())
+
+
+def sweep(store: ObjectStore, log: TransactionLog, plan: Plan, *, horizon: Horizon, now_ms: int) -> Swept:
+    """Delete the candidates of the plan that are due, and return what happened. Killed anywhere, run it again.
+
+    All roots are read again first, and versions that appear meanwhile before each batch; any read error is raised and
+    stops the sweep. The manifests of generations go last: only they tell which WAL entries are left, and a killed sweep
+    must find them again. A batch with a failure ends the sweep after it.
+    """
+    marked = mark(store, log, now_ms=now_ms)
+    due = [
+        plan.candidates[each.key]
+        for each in marked.unreachable
+        if each.key in plan.candidates and _is_due(each, plan.candidates[each.key], horizon, now_ms)
+    ]
+    if any(_kind(each) is KeyKind.VERSION for each in due):
+        advance_boundary(store, marked.roots.retained.base.version, nonce=log.ids.uuid())
+    swept = Swept()
+    for batch in _batches(due):
+        named = named_since(log, marked.roots.retained.head.version)
+        _delete(store, [each for each in batch if each.key not in named], swept)
+        if swept.failed:
+            break
+    return swept
+
+
+def _delete(store: ObjectStore, batch: Sequence[Candidate], swept: Swept) -> None:
+    results = store.delete([each.key for each in batch])
+    for each in batch:
+        error = results.get(each.key, "the store gave no result for it")
+        if error is None:
+            swept.deleted.append(each)
+        else:
+            swept.failed[each.key] = error
+            _logger.warning("%s could not be deleted and stays in the plan: %s", each.key, error)
+    _logger.info("collected %d of %d objects of %s", len(batch) - len(swept.failed), len(batch), store.uri)
+
+
+def _batches(due: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+    for _, stage in groupby(sorted(due, key=lambda each: (_goes_last(each), each.key)), key=_goes_last):
+        members = list(stage)
+        for start in range(0, len(members), BATCH_KEYS):
+            yield members[start : start + BATCH_KEYS]
+
+
+def _goes_last(candidate: Candidate) -> bool:
+    return _kind(candidate) is KeyKind.GENERATION_FILE and candidate.key.endswith("/" + MANIFEST_FILE)
+
+
+def _is_due(each: Unreachable, candidate: Candidate, horizon: Horizon, now_ms: int) -> bool:
+    needed_ms = horizon.of(each.kind)
+    # Zero means now, also where two clocks disagree by some milliseconds about what now is.
+    old_enough = needed_ms == 0 or now_ms - each.since_ms >= needed_ms
+    return old_enough and _seen_long_enough(candidate, horizon, now_ms)
+
+
+def _seen_long_enough(candidate: Candidate, horizon: Horizon, now_ms: int) -> bool:
+    kind = _kind(candidate)
+    if kind is None:
+        return False
+    needed_ms = horizon.of(kind)
+    return needed_ms == 0 or now_ms - candidate.first_seen_ms >= needed_ms
+
+
+def _kind(candidate: Candidate) -> KeyKind | None:
+    parsed = parse(candidate.key)
+    return None if parsed is None else parsed.kind

@@ -1,0 +1,72 @@
+"""Small tables for tests of the transaction log: metadata, splits that need no file, and a clock that stands still."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.ids import SeededIds
+from storage_core.log.actions import Add, IndexSegment, Metadata, Remove
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.schema import to_schema_string
+
+START_MS = 1_700_000_000_000
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
+INDEX = IndexDefinition("words", "fulltext", ("text",))
+
+
+class ManualClock:
+    """A clock that moves only when it is told to, or slept on; `slept_ms` collects the sleeps."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        """Stand at `now_ms`."""
+        self.now = now_ms
+        self.slept_ms: list[float] = []
+
+    def now_ms(self) -> int:
+        """Return where the clock stands."""
+        return self.now
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Move forward without waiting."""
+        self.slept_ms.append(duration_ms)
+        self.now += int(duration_ms)
+
+
+def metadata(config: TableConfig | None = None) -> Metadata:
+    """Return the metadata of a table of two columns."""
+    return Metadata(
+        id="5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11",
+        schemaString=to_schema_string(SCHEMA),
+        configuration=(config or TableConfig(indexes=(INDEX,))).to_configuration(),
+    )
+
+
+def log_on(store: ObjectStore, *, clock: ManualClock | None = None, seed: int = 0) -> TransactionLog:
+    """Return a log whose clock and ids repeat."""
+    return TransactionLog(store, clock=clock or ManualClock(), ids=SeededIds(seed))
+
+
+def split(name: str, rows: int = 1) -> Add:
+    """Return an add of a split; the log never opens the file."""
+    return Add(path=f"splits/all/{name}.parquet", size=100 * rows, modificationTime=START_MS, numRecords=rows)
+
+
+def removal(name: str) -> Remove:
+    """Return the removal of that split."""
+    return Remove(path=split(name).path, deletionTimestamp=START_MS)
+
+
+def segment(name: str, *covered: str) -> IndexSegment:
+    """Return a segment of the table's index that covers the named splits."""
+    return IndexSegment(
+        index=INDEX.name,
+        kind=INDEX.kind,
+        path=f"_indices/{INDEX.name}/{name}.seg",
+        covers=tuple(split(each).path for each in covered),
+        size=10,
+        xxh3="0" * 16,
+        footerOffset=0,
+        numRecords=len(covered),
+    )

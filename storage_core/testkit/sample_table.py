@@ -1,0 +1,84 @@
+"""A small table whose splits and segments are placeholders: for tests of what is named, removed and collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from storage_core.config import TableConfig
+from storage_core.formats import keys
+from storage_core.ids import SeededIds
+from storage_core.log.actions import Action, Add, IndexSegment, Remove, RemoveIndexSegment
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
+from storage_core.testkit.log_tables import INDEX, ManualClock, metadata
+
+
+class SampleTable:
+    """One table, its log, and the clock and ids that both use. Each upload is a few bytes under a real key."""
+
+    def __init__(self, store: ObjectStore, clock: ManualClock, config: TableConfig) -> None:
+        self.store = store
+        self.clock = clock
+        self.ids = SeededIds(1)
+        self.log = TransactionLog(store, clock=clock, ids=self.ids)
+        self.log.create(metadata(config))
+
+    def upload_split(self) -> str:
+        """Write the file of a split that nothing names yet, and return its key."""
+        return self._upload(keys.split_key(None, windowed=False, split_id=self.ids.uuid()), b"a split")
+
+    def upload_segment(self) -> str:
+        """Write the file of an index segment that nothing names yet, and return its key."""
+        return self._upload(keys.segment_key(INDEX.name, self.ids.uuid()), b"a segment")
+
+    def append(self, splits: int = 1) -> list[str]:
+        """Commit new splits and return their keys."""
+        added = [self.upload_split() for _ in range(splits)]
+        self.commit([self.add(key) for key in added])
+        return added
+
+    def replace(self, removed: Sequence[str], splits: int = 1) -> list[str]:
+        """Commit new splits in place of others and return the keys of the new ones."""
+        added = [self.upload_split() for _ in range(splits)]
+        self.commit([*(Remove(path=key, dataChange=False) for key in removed), *(self.add(key) for key in added)])
+        return added
+
+    def add(self, key: str) -> Add:
+        """Return the action that adds this split."""
+        return Add(path=key, size=7, modificationTime=self.clock.now_ms(), numRecords=1)
+
+    def segment(self, key: str, covers: Sequence[str]) -> IndexSegment:
+        """Return the action that adds this segment of the table's index."""
+        return IndexSegment(
+            index=INDEX.name,
+            kind=INDEX.kind,
+            path=key,
+            covers=tuple(covers),
+            size=9,
+            xxh3="0" * 16,
+            footerOffset=0,
+            numRecords=len(covers),
+        )
+
+    def remove_segment(self, key: str) -> RemoveIndexSegment:
+        """Return the action that removes this segment."""
+        return RemoveIndexSegment(index=INDEX.name, path=key)
+
+    def commit(self, actions: Sequence[Action]) -> Snapshot:
+        """Commit the actions on the newest snapshot, a millisecond later than the last one, and return the result."""
+        self.clock.now += 1
+        return self.log.commit(self.log.snapshot(), actions, operation="TEST").snapshot
+
+    def checkpoint(self) -> int:
+        """Checkpoint the newest version and return it."""
+        return self.log.checkpoint(self.log.snapshot()).version
+
+    def objects(self, prefix: str = "") -> set[str]:
+        """Return the keys that exist."""
+        return {info.key for info in self.store.list(prefix)}
+
+    def _upload(self, key: str, data: bytes) -> str:
+        result = self.store.put(key, data, IfAbsent())
+        assert isinstance(result, Committed), f"{key}: {result}"
+        return key

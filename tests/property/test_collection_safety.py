@@ -1,0 +1,132 @@
+"""In any order of events: no version that can be opened loses an object, and in the end nothing is left over."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from storage_core.config import HOUR_MS, TableConfig
+from storage_core.errors import Unavailable
+from storage_core.formats import keys
+from storage_core.gc.collect import collect
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.interrupted_store import InterruptedStore
+from storage_core.testkit.log_tables import INDEX, ManualClock
+from storage_core.testkit.sample_table import SampleTable
+
+RETENTION_MS = 5 * HOUR_MS
+HORIZON_MS = HOUR_MS
+
+
+class Collection(RuleBasedStateMachine):
+    """Commits, uploads, checkpoints, collections (some killed) and time, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        config = TableConfig(
+            checkpoint_interval=0, version_retention_ms=RETENTION_MS, gc_horizon_ms=HORIZON_MS, indexes=(INDEX,)
+        )
+        self.table = SampleTable(MemoryStore("property", clock=self.clock), self.clock, config)
+        # The model: per version its commit time and the objects that a reader of it needs.
+        self.needed: dict[int, tuple[int, set[str]]] = {}
+        self.remember()
+
+    def remember(self) -> None:
+        snapshot = self.table.log.snapshot()
+        self.needed[snapshot.version] = (snapshot.timestamp, {*snapshot.splits, *snapshot.segments})
+
+    @rule(splits=st.integers(1, 3))
+    def append(self, splits: int) -> None:
+        self.table.append(splits)
+        self.remember()
+
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        live = sorted(self.table.log.snapshot().splits)
+        if live:
+            chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
+            self.table.replace(chosen)
+            self.remember()
+
+    @rule(data=st.data())
+    def index(self, data: st.DataObject) -> None:
+        snapshot = self.table.log.snapshot()
+        covered = {split for segment in snapshot.segments.values() for split in segment.covers}
+        missing = sorted(set(snapshot.splits) - covered)
+        if missing:
+            chosen = data.draw(st.sampled_from(missing))
+            self.table.commit([self.table.segment(self.table.upload_segment(), [chosen])])
+            self.remember()
+
+    @rule(data=st.data())
+    def drop_segment(self, data: st.DataObject) -> None:
+        segments = sorted(self.table.log.snapshot().segments)
+        if segments:
+            self.table.commit([self.table.remove_segment(data.draw(st.sampled_from(segments)))])
+            self.remember()
+
+    @rule()
+    def upload_and_crash(self) -> None:
+        self.table.upload_split()
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.table.checkpoint()
+
+    @rule(hours=st.integers(0, 4))
+    def wait(self, hours: int) -> None:
+        self.clock.now += hours * HOUR_MS
+
+    @rule(horizon_ms=st.sampled_from([0, None, HORIZON_MS, 3 * HORIZON_MS]))
+    def collect(self, horizon_ms: int | None) -> None:
+        collect(self.table.store, self.table.log, clock=self.clock, horizon_ms=horizon_ms)
+
+    @rule(fail_at=st.integers(0, 60))
+    def collect_and_crash(self, fail_at: int) -> None:
+        store = InterruptedStore(self.table.store, fail_at)
+        log = TransactionLog(store, clock=self.clock, ids=self.table.ids)
+        try:
+            collect(store, log, clock=self.clock, horizon_ms=0)
+        except Unavailable:
+            return
+
+    @invariant()
+    def every_retained_version_is_whole(self) -> None:
+        existing = self.table.objects()
+        versions = sorted(self.needed)
+        for version, following in zip(versions, [*versions[1:], None], strict=True):
+            superseded_ms = self.clock.now if following is None else self.needed[following][0]
+            if superseded_ms < self.clock.now - RETENTION_MS:
+                continue
+            snapshot = self.table.log.snapshot(version=version)
+            assert {*snapshot.splits, *snapshot.segments} == self.needed[version][1] <= existing
+
+    def teardown(self) -> None:
+        self.table.checkpoint()
+        for _ in range(4):
+            self.clock.now += RETENTION_MS + 2 * HORIZON_MS
+            collect(self.table.store, self.table.log, clock=self.clock)
+        assert self.table.objects() - self.bookkeeping() == self.reachable()
+
+    def reachable(self) -> set[str]:
+        """Return what must exist after quiescence, computed without the collector."""
+        snapshot = self.table.log.snapshot()
+        parsed = [keys.parse(key) for key in self.table.objects("_transaction_log/")]
+        states = sorted(each.version or 0 for each in parsed if each and each.kind is keys.KeyKind.STATE)
+        return {
+            *self.needed[snapshot.version][1],
+            keys.version_key(snapshot.version),
+            *(keys.state_key(version) for version in states[-2:]),
+            *(key for version in states[-2:] for key in manifest_keys(read_state(self.table.store, version))),
+        }
+
+    def bookkeeping(self) -> set[str]:
+        return {keys.last_checkpoint_key(), keys.gc_candidates_key(), keys.gc_boundary_key()}
+
+
+Collection.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestCollection = Collection.TestCase
