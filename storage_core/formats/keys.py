@@ -136,7 +136,7 @@ def state_key(version: int) -> str:
     return f"_transaction_log/state-v{_version(version):020d}/_manifest.avro"
 
 
-def split_key(window: int | None, windowed: bool, split_id: str) -> str:
+def split_key(window: int | None, windowed: bool, split_id: str) -> str:  # noqa: FBT001 -- one answer in two parts
     """Return the key of a split, in the folder of its window's start in seconds.
 
     The folder is `null` for the bucket of null timestamps and `all` in a table without windows.

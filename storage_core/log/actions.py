@@ -187,7 +187,7 @@ Action = (
     | RemoveIndexSegment
 )
 
-_BY_NAME: Mapping[str, type[Action]] = {
+_BY_NAME: Mapping[str, type[Any]] = {
     kind.NAME: kind
     for kind in (
         CommitInfo,
@@ -231,6 +231,7 @@ def from_json_object(line: Mapping[str, Any], where: str) -> Action:
     known = {each.name for each in fields(kind)}
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items() if key in known}
     try:
-        return kind(**values)
+        action: Action = kind(**values)
     except TypeError as error:
         raise Corrupt(f"{where}: the action {name!r} is incomplete: {error}", where=where) from error
+    return action

@@ -73,7 +73,7 @@ class CommitLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """What became of one put: `head` is the newest snapshot then known, `open` that its next version may yet be ours."""
+    """What became of one put: `head` is the newest snapshot known, `open` says that its next version may be ours."""
 
     landed: bool
     head: Snapshot

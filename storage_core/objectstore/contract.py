@@ -90,7 +90,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return bytes `start` to `end` (exclusive). One GET. Raises `NotFound`; `Corrupt` when the object is shorter."""
+        """Return bytes `start` to `end` (exclusive). One GET. Raises `NotFound`; `Corrupt` when it is shorter."""
         ...
 
     def head(self, key: str) -> ObjectInfo:

@@ -56,10 +56,11 @@ class LocalStore:
         folder_segments, name = _split(key)
         with open_folder(self._root, folder_segments, key=key, create=False) as folder:
             descriptor = open_object(folder, name, key)
-        with open(descriptor, "rb", buffering=0) as file:
+        try:
             status = os.fstat(descriptor)
-            data = _read(file.fileno(), 0, status.st_size, key)
-        return Blob(data, _etag(status))
+            return Blob(_read(descriptor, 0, status.st_size, key), _etag(status))
+        finally:
+            os.close(descriptor)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return bytes `start` to `end` (exclusive). Raises `NotFound`; `Corrupt` when the object is shorter."""
@@ -67,8 +68,10 @@ class LocalStore:
         folder_segments, name = _split(key)
         with open_folder(self._root, folder_segments, key=key, create=False) as folder:
             descriptor = open_object(folder, name, key)
-        with open(descriptor, "rb", buffering=0) as file:
-            return _read(file.fileno(), start, end - start, key)
+        try:
+            return _read(descriptor, start, end - start, key)
+        finally:
+            os.close(descriptor)
 
     def head(self, key: str) -> ObjectInfo:
         """Return the figures of the object. Raises `NotFound`."""
@@ -133,7 +136,7 @@ class LocalStore:
             return _settled(folder, etag)
 
     def _replace(self, folder: int, key: str, data: bytes | memoryview, *, expected: str | None) -> PutResult:
-        name = key.split("/")[-1]
+        name = key.rsplit("/", 1)[-1]
         try:
             status: os.stat_result | None = stat_object(folder, name, key)
         except NotFound:

@@ -163,14 +163,17 @@ def _open_child(parent: int, segment: str, key: str, *, create: bool) -> int:
 
 def _write_durably(folder: int, name: str, data: bytes | memoryview, newer_than_ns: int | None) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(name, flags, 0o666, dir_fd=folder), "wb", buffering=0) as file:
+    descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+    try:
         rest = memoryview(data).cast("B")
         while rest:
-            rest = rest[file.write(rest) :]
-        status = os.fstat(file.fileno())
+            rest = rest[os.write(descriptor, rest) :]
+        status = os.fstat(descriptor)
         if newer_than_ns is not None and status.st_mtime_ns <= newer_than_ns:
-            os.utime(file.fileno(), ns=(status.st_atime_ns, newer_than_ns + 1))
-        os.fsync(file.fileno())
+            os.utime(descriptor, ns=(status.st_atime_ns, newer_than_ns + 1))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _acquire(folder: int, name: str, key: str, clock: Clock) -> int:

@@ -109,7 +109,7 @@ def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Raises `InvalidInput` for a column whose type is another one than the schema's.
     """
-    return pa.table([_conform_column(table, field) for field in schema], names=schema.names)
+    return pa.table([_conform_column(table, field) for field in schema], schema=schema)
 
 
 def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:

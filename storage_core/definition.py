@@ -1,0 +1,67 @@
+"""Whether a schema and a configuration make a table: every check that `Table.create` and a declaration share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.errors import InvalidInput
+from storage_core.index import segments
+from storage_core.rows import sort_order
+from storage_core.rows.schema import to_schema_string
+from storage_core.rows.windows import validate_duration
+
+
+def check_definition(schema: pa.Schema, config: TableConfig) -> None:
+    """Raise `InvalidInput` naming the part that is wrong; return when the table can be created.
+
+    Column names must differ in more than case, because DuckDB and Spark do not tell them apart otherwise. A keyed
+    table may be windowed only when its time column is part of the key (design page 03).
+    """
+    to_schema_string(schema)  # refuses column types that have no form in the log
+    folded = [name.lower() for name in schema.names]
+    if not folded or len(set(folded)) != len(folded):
+        raise InvalidInput(f"a table needs columns whose names differ in more than case; found {schema.names}")
+    named = [("primary_key", name) for name in config.primary_key]
+    named += [("time_column", config.time_column)] if config.time_column else []
+    for role, name in named:
+        if name not in schema.names:
+            raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
+    for index in config.indexes:
+        segments.validate(index, schema)
+    _check_time(schema, config)
+    sort_order.bind(config, schema)
+
+
+def _check_time(schema: pa.Schema, config: TableConfig) -> None:
+    if config.time_column is not None and not pa.types.is_timestamp(schema.field(config.time_column).type):
+        found = schema.field(config.time_column).type
+        raise InvalidInput(f"time_column {config.time_column!r} must be a timestamp; it is {found}")
+    if config.window_seconds is None:
+        return
+    if config.time_column is None:
+        raise InvalidInput("window needs a time_column")
+    validate_duration(config.window_seconds, coarse=True)
+    if config.primary_key and config.time_column not in config.primary_key:
+        raise InvalidInput(
+            f"a keyed table is windowed only when its time column is part of the key; add {config.time_column!r} to "
+            "primary_key or pass window=None",
+            column=config.time_column,
+        )
+
+
+def index_definition(index: IndexDefinition | Mapping[str, object]) -> IndexDefinition:
+    """Return the definition given as a record or as a mapping with `name`, `kind`, `columns` and maybe `options`."""
+    if isinstance(index, IndexDefinition):
+        return index
+    try:
+        columns, options = index["columns"], index.get("options", {})
+        name, kind = str(index["name"]), str(index["kind"])
+    except KeyError as error:
+        raise InvalidInput(f"the index {dict(index)} lacks {error}; give name, kind and columns") from error
+    if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
+        raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping")
+    texts = {str(key): str(value) for key, value in options.items()}
+    return IndexDefinition(name, kind, tuple(str(column) for column in columns), texts)  # type: ignore[arg-type]  # checked by the record

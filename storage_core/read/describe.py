@@ -1,0 +1,96 @@
+"""What a table is and holds, as plain data: the contract of `describe` and `files` (`docs/spec.md`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from storage_core.index.catch_up import watermark
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.tail import list_regions
+
+Row = dict[str, object]
+
+
+def describe(store: ObjectStore, snapshot: Snapshot) -> Row:
+    """Return one object with the table's figures at this snapshot.
+
+    The region entries are read from the regions' manifests, which may be newer than the snapshot. A few GETs and HEADs
+    per region of a keyed table; none otherwise.
+    """
+    config = snapshot.config
+    return {
+        "uri": store.uri,
+        "table_id": snapshot.table_id,
+        "kind": config.kind,
+        "version": snapshot.version,
+        "live_splits": len(snapshot.splits),
+        "rows": snapshot.rows,
+        "bytes": snapshot.bytes,
+        "time_column": config.time_column,
+        "sort_schema": config.sort_schema,
+        "window_seconds": config.window_seconds,
+        "checkpoint_version": snapshot.checkpoint_version,
+        "windows": _windows(snapshot),
+        "indexes": [_index(snapshot, definition.name, definition.kind) for definition in config.indexes],
+        "regions": _regions(store, snapshot),
+    }
+
+
+def files(snapshot: Snapshot) -> Iterator[Row]:
+    """Yield one object per live split, ordered by window and path."""
+    for add in sorted(snapshot.splits.values(), key=_by_window):
+        yield {
+            "path": add.path,
+            "size": add.size,
+            "rows": add.numRecords,
+            "window_start": add.windowStart,
+            "partition_values": dict(add.partitionValues),
+            "min_values": dict(add.minValues or {}),
+            "max_values": dict(add.maxValues or {}),
+        }
+
+
+def _by_window(add: Add) -> tuple[bool, int, str]:
+    return (add.windowStart is None, add.windowStart or 0, add.path)
+
+
+def _windows(snapshot: Snapshot) -> list[Row]:
+    groups: dict[int | None, list[Add]] = defaultdict(list)
+    for add in sorted(snapshot.splits.values(), key=_by_window):
+        groups[add.windowStart].append(add)
+    return [
+        {
+            "window_start": window,
+            "splits": len(adds),
+            "rows": sum(add.numRecords or 0 for add in adds),
+            "bytes": sum(add.size for add in adds),
+        }
+        for window, adds in groups.items()
+    ]
+
+
+def _index(snapshot: Snapshot, name: str, kind: str) -> Row:
+    segments = [segment for segment in snapshot.segments.values() if segment.index == name]
+    covered = {path for segment in segments for path in segment.covers} & snapshot.splits.keys()
+    return {
+        "name": name,
+        "kind": kind,
+        "watermark": watermark(snapshot, name),
+        "segments": len(segments),
+        "covered_splits": len(covered),
+    }
+
+
+def _regions(store: ObjectStore, snapshot: Snapshot) -> list[Row]:
+    return [
+        {
+            "region_id": state.region_id,
+            "epoch": state.epoch,
+            "current_generation": state.current_generation,
+            "merged_generation": state.merged_generation,
+        }
+        for state in list_regions(store, snapshot)
+    ]

@@ -1,0 +1,86 @@
+"""Point lookups by primary key: the newest row of a key, exact (design page 07).
+
+Regions are asked first, newest record first; then the base, where the key's minimum and maximum leave a few splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import InvalidInput
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.predicate import And, Compare, Comparison
+from storage_core.read.pruning import prune
+from storage_core.rows import fold
+from storage_core.rows.schema import conform
+from storage_core.split.read import conform_split, read_split
+
+Key = object
+
+
+def get(
+    store: ObjectStore, snapshot: Snapshot, key: Key, *, records: pa.Table | None = None
+) -> dict[str, object] | None:
+    """Return the row of this key, or None when the table holds none.
+
+    `key` is a value, a sequence of values in primary-key order, or a mapping. `records` are what is not merged into
+    the snapshot, in arrival order. Raises `InvalidInput` when the table has no primary key or the key does not fit.
+    One GET per split whose bounds admit the key.
+    """
+    columns = snapshot.config.primary_key
+    if not columns:
+        raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
+    wanted = _key_table(key, columns, snapshot.schema)
+    base = [
+        conform_split(_matching(read_split(store, add), wanted), snapshot.schema)
+        for add in _candidates(snapshot, wanted)
+    ]
+    rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
+    if records is not None and records.num_rows:
+        rows = fold.apply(rows, fold.fold(_matching(records, wanted), columns), columns)
+    found: list[dict[str, object]] = rows.to_pylist()
+    return found[0] if found else None
+
+
+def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    """The wanted key as a one-row table with the key columns' types."""
+    if isinstance(key, Mapping):
+        values = [key.get(name) for name in columns]
+    elif isinstance(key, tuple | list):
+        values = list(key)
+    else:
+        values = [key]
+    if len(values) != len(columns) or any(value is None for value in values):
+        raise InvalidInput(f"the key {key!r} does not name a value for each of {list(columns)}", key=key)
+    fields = [schema.field(name) for name in columns]
+    try:
+        arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InvalidInput(f"the key {key!r} does not fit the key columns {list(columns)}: {error}", key=key) from error
+    return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
+
+
+def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
+    """One value as an array of the wanted type; text is read as that type, so that a command line can name any key."""
+    if isinstance(value, str) and not pa.types.is_string(wanted):
+        return pa.array([value]).cast(wanted)
+    return pa.array([value], wanted)
+
+
+def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
+    equal = tuple(Compare(name, Comparison.EQ, wanted[name][0].as_py()) for name in wanted.column_names)
+    time_column = snapshot.config.time_column
+    return prune(snapshot.splits.values(), And(equal), schema=snapshot.schema, time_column=time_column).splits
+
+
+def _matching(rows: pa.Table, wanted: pa.Table) -> pa.Table:
+    keep = None
+    for name in wanted.column_names:
+        same = pc.equal(rows[name], wanted[name][0])
+        keep = same if keep is None else pc.and_(keep, same)
+    return rows.filter(keep)

@@ -1,0 +1,191 @@
+"""Filters as data: what a reader asks for, in a form that can prune splits and be evaluated by DuckDB.
+
+A filter is built from typed expressions (`col("status") >= 500`) or parsed from a SQL predicate (design page 07:
+"parsed, never pasted"; lesson 83). Both become the same tree. What the tree cannot express stays `Opaque`: it is
+evaluated row by row and never prunes. Comparisons have SQL's three-valued meaning, with NaN greatest and equal to
+itself (design page 04).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+
+import duckdb
+
+Scalar = bool | int | float | Decimal | str | bytes | dt.date | dt.datetime
+
+
+class Comparison(StrEnum):
+    """The six comparisons; `NEGATED` and `MIRRORED` map each to its opposite and its converse."""
+
+    EQ = "="
+    NE = "<>"
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+
+
+NEGATED = {
+    Comparison.EQ: Comparison.NE,
+    Comparison.NE: Comparison.EQ,
+    Comparison.LT: Comparison.GE,
+    Comparison.GE: Comparison.LT,
+    Comparison.GT: Comparison.LE,
+    Comparison.LE: Comparison.GT,
+}
+MIRRORED = {
+    Comparison.EQ: Comparison.EQ,
+    Comparison.NE: Comparison.NE,
+    Comparison.LT: Comparison.GT,
+    Comparison.GT: Comparison.LT,
+    Comparison.LE: Comparison.GE,
+    Comparison.GE: Comparison.LE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`column <comparison> value`; unknown (not true) where the column is null."""
+
+    column: str
+    comparison: Comparison
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """The column is null, or with `negated` is not."""
+
+    column: str
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """All children are true."""
+
+    children: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """At least one child is true."""
+
+    children: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A verified SQL condition that pruning does not understand."""
+
+    sql: str
+
+
+Predicate = Compare | IsNull | And | Or | Opaque
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter that reads like Python: combine with `&`, `|` and `~`. Build one with `col` or `from_sql`."""
+
+    predicate: Predicate
+    expression: duckdb.Expression
+
+    def __and__(self, other: Filter) -> Filter:
+        """Both filters hold."""
+        return Filter(And((self.predicate, other.predicate)), self.expression & other.expression)
+
+    def __or__(self, other: Filter) -> Filter:
+        """At least one of the filters holds."""
+        return Filter(Or((self.predicate, other.predicate)), self.expression | other.expression)
+
+    def __invert__(self) -> Filter:
+        """The filter is false; where it is unknown (null), so is its inversion."""
+        return Filter(negate(self.predicate), ~self.expression)
+
+
+class Column:
+    """A column in a filter expression: compare it with a value to get a `Filter`."""
+
+    __hash__ = None  # type: ignore[assignment]  # == builds a filter, so a column cannot be a dictionary key
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _compare(self, comparison: Comparison, value: Scalar) -> Filter:
+        column, constant = duckdb.ColumnExpression(self._name), duckdb.ConstantExpression(value)
+        expression = {
+            Comparison.EQ: lambda: column == constant,
+            Comparison.NE: lambda: column != constant,
+            Comparison.LT: lambda: column < constant,
+            Comparison.LE: lambda: column <= constant,
+            Comparison.GT: lambda: column > constant,
+            Comparison.GE: lambda: column >= constant,
+        }[comparison]()
+        return Filter(Compare(self._name, comparison, value), expression)
+
+    def __eq__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
+        """Rows whose value equals `value`."""
+        return self._compare(Comparison.EQ, value)
+
+    def __ne__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
+        """Rows whose value differs from `value`."""
+        return self._compare(Comparison.NE, value)
+
+    def __lt__(self, value: Scalar) -> Filter:
+        """Rows whose value is less."""
+        return self._compare(Comparison.LT, value)
+
+    def __le__(self, value: Scalar) -> Filter:
+        """Rows whose value is less or equal."""
+        return self._compare(Comparison.LE, value)
+
+    def __gt__(self, value: Scalar) -> Filter:
+        """Rows whose value is greater."""
+        return self._compare(Comparison.GT, value)
+
+    def __ge__(self, value: Scalar) -> Filter:
+        """Rows whose value is greater or equal."""
+        return self._compare(Comparison.GE, value)
+
+    def isin(self, values: Iterable[Scalar]) -> Filter:
+        """Rows whose value is one of `values`; an empty list matches nothing."""
+        chosen = tuple(values)
+        if not chosen:
+            return Filter(Or(()), duckdb.SQLExpression("false"))
+        column = duckdb.ColumnExpression(self._name)
+        members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
+        return Filter(Or(members), column.isin(*(duckdb.ConstantExpression(value) for value in chosen)))
+
+    def is_null(self) -> Filter:
+        """Rows where the column is null."""
+        return Filter(IsNull(self._name), duckdb.ColumnExpression(self._name).isnull())
+
+    def is_not_null(self) -> Filter:
+        """Rows where the column is not null."""
+        return Filter(IsNull(self._name, negated=True), duckdb.ColumnExpression(self._name).isnotnull())
+
+
+def col(name: str) -> Column:
+    """Name a column for a filter expression: `(col("status") >= 500) & (col("method") == "GET")`."""
+    return Column(name)
+
+
+def negate(predicate: Predicate) -> Predicate:
+    """Return the predicate that is true exactly where this one is false; unknown stays unknown."""
+    match predicate:
+        case Compare(column, comparison, value):
+            return Compare(column, NEGATED[comparison], value)
+        case IsNull(column, negated):
+            return IsNull(column, not negated)
+        case And(children):
+            return Or(tuple(negate(child) for child in children))
+        case Or(children):
+            return And(tuple(negate(child) for child in children))
+        case Opaque(sql):
+            return Opaque(f"NOT ({sql})")

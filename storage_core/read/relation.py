@@ -1,0 +1,110 @@
+"""Splits of a snapshot as a DuckDB relation named `t`, with the table's columns whatever a split holds.
+
+DuckDB streams the Parquet files of a local store by itself, projecting and filtering inside them; objects of other
+stores are read first. A session may read the given splits and nothing else: no other file, no network, no extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, TidemarkError
+from storage_core.log.actions import Add
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.split.read import conform_split, read_split
+
+TABLE = "t"
+
+
+def session() -> duckdb.DuckDBPyConnection:
+    """Return an in-memory DuckDB in UTC that installs and loads nothing on its own."""
+    connection = duckdb.connect(
+        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
+    )
+    connection.execute("LOAD icu")
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def splits_relation(
+    connection: duckdb.DuckDBPyConnection, store: ObjectStore, splits: Sequence[Add], schema: pa.Schema
+) -> duckdb.DuckDBPyRelation:
+    """Create the view `t` over the splits and return it. Columns come in schema order; missing ones are null.
+
+    No request on a local store beyond a size check per file; one GET per split elsewhere. Raises `Corrupt` when a file
+    is not as long as its action says, `SnapshotExpired` when it is gone.
+    """
+    template = connection.from_arrow(schema.empty_table())
+    paths = [path for add in splits if (path := _verified_path(store, add)) is not None]
+    if not splits:
+        relation = template
+    elif len(paths) == len(splits):
+        files = connection.read_parquet([str(path) for path in paths], union_by_name=True)
+        template.create_view("tidemark_template")
+        files.create_view("tidemark_splits")
+        relation = connection.sql("FROM tidemark_template UNION ALL BY NAME FROM tidemark_splits")
+    else:
+        rows = [conform_split(_read(store, add), schema) for add in splits]
+        relation = connection.from_arrow(pa.concat_tables(rows))
+    relation.create_view(TABLE)
+    _confine(connection, paths)
+    return connection.view(TABLE)
+
+
+def rows_relation(connection: duckdb.DuckDBPyConnection, rows: pa.Table) -> duckdb.DuckDBPyRelation:
+    """Create the view `t` over rows in memory and return it."""
+    relation = connection.from_arrow(rows)
+    relation.create_view(TABLE)
+    _confine(connection, [])
+    return connection.view(TABLE)
+
+
+@contextmanager
+def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
+    """Turn DuckDB's errors into Tidemark's: `Corrupt` where it names a split it could not read, else `InvalidInput`."""
+    try:
+        yield
+    except duckdb.Error as error:
+        text = str(error)
+        broken = next((add.path for add in splits if add.path in text), None)
+        if broken is not None:
+            raise Corrupt(f"{broken}: cannot be read: {text}; run fsck", key=broken) from error
+        raise InvalidInput(f"{query!r}: {text}", query=query) from error
+
+
+def _verified_path(store: ObjectStore, add: Add) -> Path | None:
+    path = store.local_path(add.path)
+    if path is None:
+        return None
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise _gone(add) from error
+    if size != add.size:
+        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}; run fsck", key=add.path)
+    return path
+
+
+def _read(store: ObjectStore, add: Add) -> pa.Table:
+    try:
+        return read_split(store, add)
+    except NotFound as error:
+        raise _gone(add) from error
+
+
+def _gone(add: Add) -> TidemarkError:
+    return SnapshotExpired(
+        f"{add.path}: the split is gone; open the newest version, and if it names the split too, run fsck", key=add.path
+    )
+
+
+def _confine(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:
+    folders = sorted({str(path.parent) + "/" for path in paths})
+    connection.execute("SET allowed_directories = ?", [folders])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")

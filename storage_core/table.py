@@ -1,0 +1,363 @@
+"""The table: one façade over the log, the regions, the indexes and the readers (design page 00)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from storage_core.clock import Clock, SystemClock
+from storage_core.compaction.planner import WindowDebt
+from storage_core.compaction.planner import debt as window_debt
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.declaration import TableDeclaration
+from storage_core.definition import check_definition, index_definition
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.formats import keys
+from storage_core.ids import Ids, SystemIds
+from storage_core.ingest.landing import LandingSpec
+from storage_core.log.actions import Metadata
+from storage_core.log.history import HistoryEntry
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.read import describe as figures
+from storage_core.read import lookup
+from storage_core.read import sql as querying
+from storage_core.read.predicate import Filter
+from storage_core.read.pruning import Pruned
+from storage_core.read.scan import Consistency, Scan
+from storage_core.read.search import explain_search as plan_search
+from storage_core.read.search import search as run_search
+from storage_core.read.sql_predicate import from_sql
+from storage_core.region import tail
+from storage_core.region.writer import RegionWriter
+from storage_core.rows.schema import conform, to_schema_string
+from storage_core.rows.sort_schema import parse as parse_sort_schema
+from storage_core.rows.windows import parse_duration
+from storage_core.split.write import context_of, sort_and_write
+
+At: TypeAlias = int | str | dt.datetime
+Rows: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, object]] | Mapping[str, object]
+
+LANDING = "tidemark.landing"
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append committed: the version that made the rows visible, and their number."""
+
+    version: int
+    commit_id: str
+    rows: int
+    splits: int
+
+
+class Table:
+    """One table at one snapshot.
+
+    Reads see the version the object was opened at, moved forward by its own commits and by `refresh`. A table opened
+    with `at` stays at that version and refuses writes. Objects of this class are cheap; they hold no connection.
+    """
+
+    def __init__(self, store: MeteredStore, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
+        self._store = store
+        self._log = log
+        self._snapshot = snapshot
+        self._pinned = pinned
+
+    @staticmethod
+    def create(
+        uri: str,
+        schema: pa.Schema,
+        *,
+        time_column: str | None = None,
+        sort_schema: str | None = None,
+        window: str | int | None = "15m",
+        primary_key: str | Sequence[str] | None = None,
+        indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
+    ) -> Table:
+        """Create an empty table and return it at version 0.
+
+        `time_column` windows the table by `window`; `primary_key` makes it keyed. Raises `InvalidInput` when the
+        location holds a table already or the parts contradict each other. One PUT.
+        """
+        config = TableConfig(
+            time_column=time_column,
+            sort_schema=sort_schema,
+            window_seconds=None if window is None or time_column is None else parse_duration(window),
+            primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key or ()),
+            indexes=tuple(index_definition(index) for index in indexes),
+        )
+        check_definition(schema, config)  # before the canonical text drops the types that were spelled out
+        if sort_schema is not None:
+            config = replace(config, sort_schema=parse_sort_schema(sort_schema).text)
+        return Table._create(uri, schema, config)
+
+    @staticmethod
+    def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
+        """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency."""
+        location = uri if uri is not None else declaration.uri
+        if exists(location):
+            return Table.open(location)
+        landing = declaration.landing_spec()
+        extra = {} if landing is None else {LANDING: landing.to_json()}
+        try:
+            return Table._create(location, declaration.schema(), declaration.config(), extra)
+        except InvalidInput:
+            if exists(location):  # another process declared it in between
+                return Table.open(location)
+            raise
+
+    @staticmethod
+    def _create(
+        uri: str, schema: pa.Schema, config: TableConfig, extra: Mapping[str, str] = MappingProxyType({})
+    ) -> Table:
+        check_definition(schema, config)
+        store, log, clock, ids = _parts(uri)
+        metadata = Metadata(
+            id=ids.uuid(),
+            schemaString=to_schema_string(schema),
+            configuration={**config.to_configuration(), **extra},
+            createdTime=clock.now_ms(),
+        )
+        return Table(store, log, log.create(metadata))
+
+    @staticmethod
+    def open(uri: str, at: At | None = None) -> Table:
+        """Open a table at its newest version, or at a version number or a moment (ISO text or datetime, UTC).
+
+        Raises `NotFound` when there is no table, or no such version. Requests: one GET for the hint, two for the
+        checkpoint it names, one per version after it, and one that finds no further version.
+        """
+        store, log, _, _ = _parts(uri)
+        return Table(store, log, _snapshot_at(log, at), pinned=at is not None)
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        return self._store.uri
+
+    @property
+    def version(self) -> int:
+        """The version that reads see."""
+        return self._snapshot.version
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return self._snapshot.schema
+
+    def landing(self) -> LandingSpec | None:
+        """Return where files of this table land, as declared when it was created, or None."""
+        text = self._snapshot.metadata.configuration.get(LANDING)
+        return None if text is None else LandingSpec.from_json(text)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot that reads see."""
+        return self._snapshot
+
+    @property
+    def store(self) -> MeteredStore:
+        """The store of the table, which counts its requests."""
+        return self._store
+
+    @property
+    def log(self) -> TransactionLog:
+        """The transaction log of the table."""
+        return self._log
+
+    def refresh(self) -> Table:
+        """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus one."""
+        if not self._pinned:
+            self._snapshot = self._log.refresh(self._snapshot)
+        return self
+
+    def append(self, rows: Rows, *, clock: Clock | None = None, ids: Ids | None = None) -> Appended:
+        """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
+
+        Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
+        region writer instead: durable, visible to `latest` readers, and in the base after the next merge. Raises
+        `InvalidInput` when a row does not fit; nothing is written then.
+        """
+        self._require_writable()
+        clock, ids = clock or SystemClock(), ids or SystemIds()
+        table = conform(_arrow(rows, self.schema), self.schema)
+        if self._snapshot.config.kind == "keyed":
+            with self.writer() as writer:
+                writer.put(table)
+            return Appended(self.version, "", table.num_rows, 0)
+        if table.num_rows == 0:
+            return Appended(self.version, "", 0, 0)
+        context = context_of(self._snapshot)
+        adds = sort_and_write(self._store, table, context=context, ids=ids, now_ms=clock.now_ms())
+        metrics = {"rows_in": table.num_rows, "rows_out": table.num_rows, "splits_out": len(adds)}
+        result = self._log.commit(self._snapshot, adds, operation="APPEND", metrics=metrics)
+        self._snapshot = result.snapshot
+        return Appended(result.version, result.commit_id, table.num_rows, len(adds))
+
+    def writer(self) -> RegionWriter:
+        """Claim the region of a keyed table and return its writer, a context manager with `put`, `patch`, `delete`.
+
+        Claiming fences whoever wrote before. Raises `InvalidInput` on an append table.
+        """
+        self._require_writable()
+        if self._snapshot.config.kind != "keyed":
+            raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
+        return RegionWriter.open(self._store, self._snapshot, clock=SystemClock(), ids=SystemIds())
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: Filter | str | None = None,  # noqa: A002  # the name that readers of this kind of library expect
+        *,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+    ) -> Scan:
+        """Return a scan of the chosen columns and rows; nothing is read until it is converted.
+
+        `filter` is an expression (`col("status") >= 500`) or a SQL condition as text. `at` reads an older version.
+        `consistency` is `snapshot`, or for keyed tables `committed` (flushed generations too) or `latest` (every
+        acknowledged row). Raises `InvalidInput` for an unknown column.
+        """
+        unknown = [name for name in columns or () if name not in self.schema.names]
+        if unknown:
+            raise InvalidInput(f"no such column: {unknown}; the table has {self.schema.names}", columns=unknown)
+        snapshot, records = self._view(at, consistency)
+        wanted = from_sql(filter) if isinstance(filter, str) else filter
+        return Scan(self._store, snapshot, None if columns is None else tuple(columns), wanted, records)
+
+    def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
+        """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table."""
+        snapshot, records = self._view(at, consistency)
+        return querying.query(self._store, snapshot, query, records=records)
+
+    def get(
+        self, key: object, *, at: At | None = None, consistency: str = Consistency.LATEST
+    ) -> dict[str, object] | None:
+        """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise."""
+        if at is not None:
+            consistency = Consistency.SNAPSHOT
+        snapshot, records = self._view(at, consistency)
+        return lookup.get(self._store, snapshot, key, records=records)
+
+    def search(
+        self, query: object, *, index: str, limit: int = 10, at: At | None = None, cache_dir: Path | None = None
+    ) -> pa.Table:
+        """Return the best `limit` rows for a query on an index, with a `score` column, best first.
+
+        The answer is exact for the snapshot however far the index lags: what no segment covers is read and indexed on
+        the fly. Raises `InvalidInput` for an unknown index or a query it cannot read.
+        """
+        snapshot, _ = self._view(at, Consistency.SNAPSHOT)
+        folder = cache_dir or _default_cache_dir()
+        return run_search(self._store, snapshot, query, index=index, limit=limit, cache_dir=folder)
+
+    def explain(self, query: str) -> Pruned:
+        """Return the splits that `sql` with this query reads, and what each pruning step left out. No request."""
+        return querying.explain(self._snapshot, query)
+
+    def explain_search(self, *, index: str) -> dict[str, object]:
+        """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request."""
+        return plan_search(self._snapshot, index=index)
+
+    def history(self, limit: int | None = None) -> list[HistoryEntry]:
+        """Return the commits, newest first. One GET per version file."""
+        return list(islice(self._log.history(), limit))
+
+    def describe(self) -> dict[str, object]:
+        """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
+        return figures.describe(self._store, self._snapshot)
+
+    def files(self) -> list[dict[str, object]]:
+        """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
+        return list(figures.files(self._snapshot))
+
+    def debt(self) -> list[WindowDebt]:
+        """Return the windows where a compaction would do something. No request."""
+        return window_debt(self._snapshot)
+
+    def _view(self, at: At | None, consistency: str) -> tuple[Snapshot, pa.Table | None]:
+        if consistency not in set(Consistency):
+            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
+        if at is not None:
+            if consistency != Consistency.SNAPSHOT:
+                raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
+            return _snapshot_at(self._log, at), None
+        if consistency == Consistency.SNAPSHOT or self._pinned:
+            return self._snapshot, None
+        if self._snapshot.config.kind == "append":
+            return self.refresh().snapshot, None
+        # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
+        captured = tail.capture(self._store, self._snapshot, include_wal=consistency == Consistency.LATEST)
+        snapshot = self.refresh().snapshot
+        return snapshot, captured.above(snapshot)
+
+    def _require_writable(self) -> None:
+        if self._pinned:
+            raise InvalidInput(f"{self.uri}: opened at version {self.version}; open it without `at` to write")
+
+
+def exists(uri: str) -> bool:
+    """Return whether there is a table at this location. One HEAD."""
+    store, _, _, _ = _parts(uri)
+    try:
+        store.head(keys.version_key(0))
+    except NotFound:
+        return False
+    return True
+
+
+def _parts(uri: str) -> tuple[MeteredStore, TransactionLog, Clock, Ids]:
+    clock, ids = SystemClock(), SystemIds()
+    store = MeteredStore(open_store(uri))
+    return store, TransactionLog(store, clock=clock, ids=ids), clock, ids
+
+
+def _snapshot_at(log: TransactionLog, at: At | None) -> Snapshot:
+    match at:
+        case None:
+            return log.snapshot()
+        case int():
+            return log.snapshot(version=at)
+        case str() if at.isdigit():
+            return log.snapshot(version=int(at))
+        case str() | dt.datetime():
+            return log.snapshot(timestamp_ms=_moment_ms(at))
+
+
+def _moment_ms(at: str | dt.datetime) -> int:
+    try:
+        moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
+    except ValueError as error:
+        raise InvalidInput(f"at={at!r} is neither a version number nor an ISO timestamp", at=at) from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
+
+
+def _arrow(rows: Rows, schema: pa.Schema) -> pa.Table:
+    """Rows as an Arrow table; plain objects get the table's types, and their unknown fields are kept to be refused."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    objects = [rows] if isinstance(rows, Mapping) else list(rows)
+    names = dict.fromkeys(name for row in objects for name in row)
+    fields = [schema.field(name) if name in schema.names else pa.field(name, pa.null()) for name in names]
+    try:
+        return pa.Table.from_pylist(objects, schema=pa.schema([pa.field(field.name, field.type) for field in fields]))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InvalidInput(f"a row does not fit the table: {error}; the columns are {schema.names}") from error
+
+
+def _default_cache_dir() -> Path:
+    return Path(tempfile.gettempdir()) / f"tidemark-segments-{getpass.getuser()}"
