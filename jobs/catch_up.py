@@ -1,0 +1,69 @@
+"""Catch-up: build the index segments that live splits lack, and drop those that cover nothing (design page 05).
+
+python -m jobs.catch_up --table-uri … [--index NAME]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jobs import tasks
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest
+from jobs.run import Figures, JobRun
+from jobs.spark import Spark
+from storage_core.index.catch_up import CatchUpPlan, plan
+from storage_core.log.actions import Action, IndexSegment, from_json_object
+
+SUMMARY = "Build the index segments that live splits lack."
+
+
+def run(request: JobRequest, spark: Spark) -> JobReport:
+    """Catch up one index, or every index of the table, in one commit. Commutes with data commits.
+
+    Raises `NotFound` for an index that the table does not have, `CommitConflict` when another run was first.
+    """
+    job = JobRun("catch_up", request, spark)
+    names = [request.index] if request.index else [index.name for index in job.before.config.indexes]
+    plans = [each for name in names if not (each := plan(job.before, name)).empty]
+    if not plans:
+        return job.report("nothing_to_do")
+    work = [item for each in plans for item in each.work]
+    details = {f"{each.index}: segments built": len(each.work) for each in plans}
+    if request.dry_run:
+        return job.report("planned", figures=Figures(splits_in=len(work)), details=details)
+    answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
+    built = [_segment(answer["segment"]) for answer in answers]
+    figures = Figures(
+        rows_in=sum(item.add.numRecords or 0 for item in work),
+        rows_out=sum(segment.numRecords for segment in built),
+        bytes_in=sum(item.add.size for item in work),
+        bytes_out=sum(segment.size for segment in built),
+        splits_in=len(work),
+        splits_out=len(built),
+    )
+    return job.commit(_actions(plans, built), operation="CATCH UP", figures=figures, details=details)
+
+
+def _actions(plans: Sequence[CatchUpPlan], built: Sequence[IndexSegment]) -> list[Action]:
+    return [
+        action for each in plans for action in each.actions(segment for segment in built if segment.index == each.index)
+    ]
+
+
+def _segment(line: dict[str, object]) -> IndexSegment:
+    action = from_json_object(line, "catch-up answer")
+    if not isinstance(action, IndexSegment):
+        raise TypeError(f"a catch-up task answered with {action.NAME}")
+    return action
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job as a command and return its exit code."""
+    return command("catch_up", SUMMARY, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Checkpoint: write the Avro state of the newest version, so that opening the table stays fast (design page 02).
+
+python -m jobs.checkpoint --table-uri …
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest
+from jobs.run import Figures, JobRun
+from jobs.spark import Spark
+
+SUMMARY = "Write the Avro state of the newest version."
+
+
+def run(request: JobRequest, spark: Spark) -> JobReport:
+    """Write the state unless it exists already. A state is derived: no commit is made, and no Spark task is needed."""
+    job = JobRun("checkpoint", request, spark)
+    if job.before.checkpoint_version == job.before.version:
+        return job.report("nothing_to_do")
+    if request.dry_run:
+        return job.report("planned")
+    result = job.table.log.checkpoint(job.before)
+    figures = Figures(splits_in=len(job.before.splits), splits_out=len(job.before.splits), bytes_out=result.bytes)
+    return job.report("committed" if result.written else "nothing_to_do", figures=figures)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job as a command and return its exit code."""
+    return command("checkpoint", SUMMARY, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

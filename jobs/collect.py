@@ -1,0 +1,65 @@
+"""Collect: find what no retained version needs, and delete what has been so for the whole horizon (design page 06).
+
+python -m jobs.collect --table-uri … [--dry-run] [--horizon-ms 0]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest
+from jobs.run import Figures, JobRun
+from jobs.spark import Spark
+from storage_core.clock import SystemClock
+from storage_core.gc.collect import CollectionReport, collect
+from storage_core.gc.plan import Candidate
+
+SUMMARY = "Delete what no retained version needs any more."
+
+
+def run(request: JobRequest, spark: Spark) -> JobReport:
+    """Run both passes of the collector; nothing is committed to the log. `details` lists the candidates.
+
+    The deletes are made by the driver, in batches: there is no data to move, and one process re-checks all roots.
+    """
+    job = JobRun("collect", request, spark)
+    found = collect(
+        job.table.store,
+        job.table.log,
+        clock=SystemClock(),
+        horizon_ms=request.horizon_ms,
+        dry_run=request.dry_run,
+    )
+    figures = Figures(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
+    if request.dry_run:
+        return job.report("planned", figures=figures, details=_details(found))
+    return job.report("committed" if found.deleted else "nothing_to_do", figures=figures, details=_details(found))
+
+
+def _details(found: CollectionReport) -> dict[str, object]:
+    return {
+        "candidates": [_candidate(each) for each in found.candidates],
+        "by_reason": {str(reason): count for reason, count in found.by_reason.items()},
+        "deleted": len(found.deleted),
+        "deleted_bytes": found.bytes,
+        "deleted_keys": list(found.deleted),
+        "failed": dict(found.failed),
+        "unknown_keys": list(found.unknown_keys),
+        "horizon_ms": found.horizon_ms,
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, object]:
+    return {"key": candidate.key, "reason": str(candidate.reason), "size": candidate.size}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job as a command and return its exit code."""
+    return command("collect", SUMMARY, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

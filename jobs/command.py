@@ -1,0 +1,39 @@
+"""A job as a command: arguments in, a report out, and the exit code that says what to do next (design page 08).
+
+0 done, also when there was nothing to do; 2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt;
+5 the store, or an outcome, is unavailable.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from jobs.pipes import report_to_dagster
+from jobs.report import JobReport
+from jobs.request import JobRequest, parse, parser
+from jobs.spark import Spark
+from storage_core.errors import TidemarkError
+
+Run = Callable[[JobRequest, Spark], JobReport]
+
+
+def main(job: str, summary: str, run: Run, argv: Sequence[str] | None = None) -> int:
+    """Run the job for these arguments, print its report, and return the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    arguments = parser(job, summary).parse_args(argv)
+    try:
+        request = parse(arguments)
+        with Spark(request.master) as spark:
+            report = run(request, spark)
+    except TidemarkError as error:
+        failure = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
+        sys.stdout.write(json.dumps(failure) + "\n" if arguments.json else "")
+        sys.stderr.write(f"{job}: {error.kind}: {error}\n")
+        report_to_dagster(failure)
+        return error.exit_code
+    sys.stdout.write((report.to_json() if arguments.json else report.to_text()) + "\n")
+    report_to_dagster(json.loads(report.to_json()))
+    return 0

@@ -1,0 +1,99 @@
+"""Ingest: landed files become sorted, windowed splits, each row exactly once (design page 03, "batch ingest").
+
+python -m jobs.ingest --table-uri … [--declaration tables/x.yaml] [--window START | --from A --to B]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from jobs import tasks
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest, WindowRange
+from jobs.run import Figures, JobRun
+from jobs.spark import Spark
+from storage_core.declaration import load
+from storage_core.errors import InvalidInput
+from storage_core.ingest.batch import IngestResult, plan
+from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.log.actions import Action
+from storage_core.split.write import context_of
+from storage_core.table import Table
+
+SUMMARY = "Ingest the landed files that are not in the table yet."
+
+
+def run(request: JobRequest, spark: Spark) -> JobReport:
+    """Ingest what is landed and not in yet, one Spark task per file, in one commit.
+
+    Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. The landing place
+    comes from the declaration, else from the table. Raises `CommitConflict` when another run ingested the same rows.
+    """
+    declaration = load(request.declaration) if request.declaration else None
+    table = Table.declare(declaration, request.table_uri) if declaration else None
+    job = JobRun("ingest", request, spark, table)
+    spec = (declaration and declaration.landing_spec()) or job.table.landing()
+    if spec is None:
+        raise InvalidInput(f"{job.table.uri}: no landing place is declared; give --declaration tables/<name>.yaml")
+    work = plan(job.before, spec, discover(spec), _windows(request.windows, job.before.config.window_seconds))
+    if not work:
+        return job.report("nothing_to_do")
+    if request.dry_run:
+        planned = Figures(bytes_in=sum(item.landed.size for item in work))
+        return job.report("planned", figures=planned, details={"files": len(work)})
+    context = context_of(job.before).to_json()
+    answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work])
+    results = [IngestResult.from_json(answer["result"]) for answer in answers]
+    actions: list[Action] = [action for result in results for action in result.actions]
+    if not actions:
+        return job.report("nothing_to_do", details=_details(results, spec))
+    return job.commit(actions, operation="INGEST", figures=_figures(results), details=_details(results, spec))
+
+
+def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
+    """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
+    if wanted == WindowRange():
+        return None
+    if wanted.null_only:
+        return {None}
+    if wanted.start is None or wanted.end is None or window_seconds is None:
+        raise InvalidInput("ingest takes one --window, or both --from and --to, of a table with windows")
+    first = wanted.start - wanted.start % window_seconds
+    return set(range(first, wanted.end, window_seconds))
+
+
+def _figures(results: Sequence[IngestResult]) -> Figures:
+    return Figures(
+        rows_in=sum(result.rows_in for result in results),
+        rows_out=sum(result.rows_out for result in results),
+        bytes_in=sum(result.bytes_in for result in results),
+        bytes_out=sum(result.bytes_out for result in results),
+        splits_out=sum(len(result.adds) for result in results),
+    )
+
+
+def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, object]:
+    rejected: Counter[str] = Counter()
+    for result in results:
+        rejected.update(result.rejected)
+    windows = {add.windowStart for result in results for add in result.adds}
+    return {
+        "landing": spec.uri,
+        "files": len(results),
+        "rejected": sum(rejected.values()),
+        "rejected_reasons": dict(rejected),
+        "quarantine": [key for result in results for key in result.quarantine_keys],
+        "windows": sorted(windows, key=lambda window: (window is None, window or 0)),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job as a command and return its exit code."""
+    return command("ingest", SUMMARY, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

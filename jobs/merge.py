@@ -1,0 +1,53 @@
+"""Merge: apply the generations of a keyed table's regions to its base, newest wins (design page 03, "Merge").
+
+python -m jobs.merge --table-uri …
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jobs import tasks
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest
+from jobs.run import Figures, JobRun
+from jobs.spark import Spark
+from storage_core.log.actions import Action, from_json_object
+from storage_core.region.merge import MergeWork, plan
+
+SUMMARY = "Apply flushed generations to the base table."
+
+
+def run(request: JobRequest, spark: Spark) -> JobReport:
+    """Merge consecutive generations, region by region in parallel, in one commit with their progress.
+
+    A run takes up to about a million records of a region; `details` says when more are waiting. Raises
+    `CommitConflict` when another merger, or a compaction of the same splits, was first.
+    """
+    job = JobRun("merge", request, spark)
+    work = plan(job.table.store, job.before)
+    if not work:
+        return job.report("nothing_to_do")
+    if request.dry_run:
+        return job.report("planned", details=_details(work))
+    answers = job.map(tasks.merge, [{"work": item.to_json()} for item in work])
+    actions: list[Action] = [from_json_object(line, "merge answer") for answer in answers for line in answer["actions"]]
+    totals = {name: sum(answer["figures"][name] for answer in answers) for name in Figures().as_mapping()}
+    requirements = [each for item in work for each in item.requirements]
+    figures = Figures(**totals)
+    return job.commit(actions, operation="MERGE", figures=figures, requirements=requirements, details=_details(work))
+
+
+def _details(work: Sequence[MergeWork]) -> dict[str, object]:
+    return {"generations": sum(len(item.generations) for item in work), "regions": len(work)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job as a command and return its exit code."""
+    return command("merge", SUMMARY, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

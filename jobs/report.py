@@ -1,0 +1,63 @@
+"""What a job did: the figures that its text, its JSON and the asset's metadata show. The fields are a contract."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+Status = Literal["committed", "nothing_to_do", "planned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """One run of one job. Sizes are in bytes; `requests` counts storage requests by kind, of the driver and all tasks.
+
+    `version` is the table's version after the run; `commit_id` is None when nothing was committed. `spark_seconds` is
+    the wall time of the Spark part, 0 when no Spark was needed. `details` holds what is specific to the job.
+    """
+
+    job: str
+    status: Status
+    version: int
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    splits_in: int = 0
+    splits_out: int = 0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    spark_seconds: float = 0.0
+    commit_id: str | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the report as one line of JSON."""
+        return json.dumps(asdict(self), default=str)
+
+    def to_text(self) -> str:
+        """Return the report for a terminal: one headline, then one line per figure that is not zero."""
+        lines = [f"{self.job}: {self.status.replace('_', ' ')} (version {self.version}, {self.seconds:.1f} s)"]
+        if self.rows_in or self.rows_out:
+            lines.append(f"  rows    {self.rows_in:>12,} -> {self.rows_out:,}")
+        if self.splits_in or self.splits_out:
+            lines.append(f"  splits  {self.splits_in:>12,} -> {self.splits_out:,}")
+        if self.bytes_in or self.bytes_out:
+            lines.append(f"  bytes   {self.bytes_in:>12,} -> {self.bytes_out:,}")
+        if self.requests:
+            lines.append(
+                "  requests " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.requests.items()))
+            )
+        lines += [f"  {name}: {value}" for name, value in self.details.items() if value and not isinstance(value, list)]
+        return "\n".join(lines)
+
+
+def add_requests(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the sum of several request counts, by kind."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)

@@ -1,0 +1,104 @@
+"""One run of a job: the table it works on, the tasks it sends to Spark, the one commit, and the report of it all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from jobs.report import JobReport, Status, add_requests
+from jobs.request import JobRequest
+from jobs.spark import Answer, Item, Spark
+from storage_core.errors import InvalidInput
+from storage_core.log.actions import Action
+from storage_core.log.requirements import MergeProgress
+from storage_core.log.snapshot import Snapshot
+from storage_core.table import Table
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Rows, bytes and splits that went in and came out. Sizes in bytes."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    splits_in: int = 0
+    splits_out: int = 0
+
+    def as_mapping(self) -> dict[str, int]:
+        """Return the figures by name, as commit metrics and reports carry them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+class JobRun:
+    """One run of one job on one table, planned against the snapshot that `before` holds."""
+
+    def __init__(self, job: str, request: JobRequest, spark: Spark, table: Table | None = None) -> None:
+        """Open the table unless it is given. Raises `InvalidInput` for a table that other processes cannot see."""
+        if request.table_uri.startswith("memory:"):
+            raise InvalidInput(
+                f"{request.table_uri}: a table in memory lives in one process; Spark tasks cannot see it"
+            )
+        self._started = time.perf_counter()
+        self._job = job
+        self._request = request
+        self._spark = spark
+        self._spark_seconds_before = spark.seconds
+        self._task_requests: list[Mapping[str, int]] = []
+        self.table = table if table is not None else Table.open(request.table_uri)
+        self.before: Snapshot = self.table.snapshot
+
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """Execute one Spark task per item and return the answers in item order; their requests count as this run's."""
+        answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
+        self._task_requests += [answer["requests"] for answer in answers]
+        return answers
+
+    def commit(
+        self,
+        actions: Sequence[Action],
+        *,
+        operation: str,
+        figures: Figures,
+        requirements: Sequence[MergeProgress] = (),
+        details: Mapping[str, object] | None = None,
+    ) -> JobReport:
+        """Commit the actions once, planned against `before`, and return the report; raises what the log raises."""
+        result = self.table.log.commit(
+            self.before,
+            actions,
+            operation=operation,
+            requirements=requirements,
+            metrics=figures.as_mapping(),
+            job_run_id=self._request.run_id,
+        )
+        LOG.info("%s committed version %d of %s", self._job, result.version, self.table.uri)
+        status: Status = "nothing_to_do" if result.already_committed else "committed"
+        return self.report(status, result.version, figures=figures, commit_id=result.commit_id, details=details)
+
+    def report(
+        self,
+        status: Status,
+        version: int | None = None,
+        *,
+        figures: Figures | None = None,
+        commit_id: str | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> JobReport:
+        """Return the report of this run as it stands now."""
+        return JobReport(
+            job=self._job,
+            status=status,
+            version=self.before.version if version is None else version,
+            **(figures or Figures()).as_mapping(),
+            requests=add_requests(self.table.store.requests, *self._task_requests),
+            seconds=round(time.perf_counter() - self._started, 3),
+            spark_seconds=round(self._spark.seconds - self._spark_seconds_before, 3),
+            commit_id=commit_id,
+            details=details or {},
+        )

@@ -1,0 +1,124 @@
+"""Spark as jobs use it: a session that starts only when there is work, and one task per work item.
+
+A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled but the items
+themselves. DataFrame API only, so Spark Connect can stand in (design page 08, "Spark").
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from storage_core import errors
+from storage_core.errors import TidemarkError, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG = logging.getLogger(__name__)
+
+Item = Mapping[str, Any]
+Answer = dict[str, Any]
+
+_ERRORS = {
+    kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TidemarkError)
+}
+
+
+class Spark:
+    """A Spark session that is started by the first work item and stopped on exit. Several jobs may share one."""
+
+    def __init__(self, master: str = "local[*]") -> None:
+        self._master = master
+        self._session: SparkSession | None = None
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        """Return itself; nothing is started yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the session, if one was started."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the session and its JVM work; the next work item starts another."""
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def session(self) -> SparkSession:
+        """Return the session, starting it where needed. Raises `Unavailable` when there is no Java."""
+        if self._session is None:
+            started = time.perf_counter()
+            self._session = start(self._master)
+            LOG.info("started Spark on %s in %.1f s", self._master, time.perf_counter() - started)
+        return self._session
+
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """Return the answer for each item, in the order of the items; each item is one task.
+
+        `execute` must be importable by the workers. A `TidemarkError` raised in a task is raised here with its class;
+        of several, the first in item order. No items: no Spark.
+        """
+        if not items:
+            return []
+        session = self.session()
+        started = time.perf_counter()
+        numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
+        frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
+        rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
+        self.seconds += time.perf_counter() - started
+        answers = [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
+        for answer in answers:
+            if "error" in answer:
+                raise _ERRORS.get(answer["error"]["kind"], TidemarkError)(answer["error"]["message"])
+        return answers
+
+
+def start(master: str) -> SparkSession:
+    """Start a session for Tidemark's jobs: UTC, loopback, no web server, this Python for the workers."""
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it for you)")
+    from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("tidemark")
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "false",  # it would coalesce the one-item partitions into one task
+        "spark.sql.shuffle.partitions": "2",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for item, payload in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                try:
+                    answer = execute(json.loads(payload))
+                except TidemarkError as error:
+                    answer = {"error": {"kind": error.kind, "message": str(error)}}
+                yield pa.RecordBatch.from_pydict({"item": [item], "answer": [json.dumps(answer)]})
+
+    return run

@@ -1,0 +1,69 @@
+"""What runs inside a Spark task: one work item, one store, one answer. No Spark, no Dagster, no commit.
+
+Every function takes the item as the driver planned it and returns plain data: the actions to commit and the figures of
+the report. A task writes files under fresh ids; only those whose actions the driver commits belong to the table
+(design page 08, "files written by tasks").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from storage_core.clock import SystemClock
+from storage_core.compaction import execute as compaction
+from storage_core.compaction.planner import MergeOperation
+from storage_core.ids import SystemIds
+from storage_core.index import catch_up
+from storage_core.ingest import batch
+from storage_core.ingest.batch import IngestWork
+from storage_core.log.actions import to_json_object
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.region import merge as region_merge
+from storage_core.region.merge import MergeWork
+from storage_core.split.write import SplitContext
+
+Item = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+def compact(item: Item) -> Answer:
+    """Execute one merge operation."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    operation = MergeOperation.from_json(item["operation"])
+    result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    return {"result": result.to_json(), "requests": store.requests}
+
+
+def build_segment(item: Item) -> Answer:
+    """Build and store one index segment."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    segment = catch_up.execute(store, catch_up.CatchUpWork.from_json(item["work"]), ids=SystemIds())
+    return {"segment": to_json_object(segment), "requests": store.requests}
+
+
+def ingest(item: Item) -> Answer:
+    """Ingest one landed file."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    context = SplitContext.from_json(item["context"])
+    work = IngestWork.from_json(item["work"])
+    result = batch.execute(store, work, context=context, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    return {"result": result.to_json(), "requests": store.requests}
+
+
+def merge(item: Item) -> Answer:
+    """Merge the waiting generations of one region."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    work = MergeWork.from_json(item["work"])
+    result = region_merge.execute(store, work, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    figures = {
+        "rows_in": result.rows_in,
+        "rows_out": result.rows_out,
+        "bytes_in": result.bytes_in,
+        "bytes_out": result.bytes_out,
+        "splits_in": len(result.removes),
+        "splits_out": len(result.adds),
+    }
+    actions = [to_json_object(action) for action in result.actions]
+    return {"actions": actions, "figures": figures, "requests": store.requests}
