@@ -1,0 +1,77 @@
+"""One figure of a benchmark, and the command line that every benchmark shares."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What was measured: `value` in `unit`, `against` which peer it is a `ratio`, and the `aim` the ratio has to reach.
+
+    `ratio` is how many times better than the peer this is (above 1 is better); None where a figure stands alone.
+    """
+
+    name: str
+    value: float
+    unit: str
+    against: str | None = None
+    ratio: float | None = None
+    aim: float | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the aim is reached; None without an aim."""
+        return None if self.aim is None or self.ratio is None else self.ratio >= self.aim
+
+    def to_json(self) -> str:
+        """Return the figure as one line of JSON."""
+        return json.dumps({**asdict(self), "holds": self.holds})
+
+    def to_text(self) -> str:
+        """Return the figure as one line for a terminal."""
+        line = f"{self.name:<52} {self.value:>14,.3f} {self.unit:<8}"
+        if self.ratio is not None:
+            line += f" {self.ratio:>7.2f} x {self.against}"
+        if self.aim is not None:
+            line += f"  aim {self.aim:g}: {'holds' if self.holds else 'MISSED'}"
+        return line
+
+
+class Measure(Protocol):
+    """A benchmark: yields its figures; `small` asks for a few seconds' worth only."""
+
+    def __call__(self, *, small: bool) -> Iterable[Figure]:
+        """Measure, and yield each figure as soon as it is known."""
+        ...
+
+
+def command(measure: Measure, summary: str, argv: Sequence[str] | None = None) -> int:
+    """Run a benchmark as a command, print a line per figure, and return 0 unless it raised."""
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--small", action="store_true", help="a few seconds' worth, to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object per figure")
+    arguments = parser.parse_args(argv)
+    for figure in measure(small=arguments.small):
+        sys.stdout.write((figure.to_json() if arguments.json else figure.to_text()) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the wall time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median, the figure to quote on a machine that is not quiet."""
+    return statistics.median(values)

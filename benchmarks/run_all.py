@@ -1,0 +1,68 @@
+"""Run every benchmark and write `benchmarks/RESULTS.md`: the figures, the machine, the versions.
+
+python -m benchmarks.run_all [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+BENCHMARKS = ("ingest_and_compact",)
+PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster")
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def main() -> int:
+    """Run them one after the other, each in a process of its own; the exit code is 1 when one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="see that they run; results are not written")
+    small = ["--small"] if parser.parse_args().small else []
+    lines, failed = [_head()], False
+    for name in BENCHMARKS:
+        run = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", "--json", *small],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        failed = failed or run.returncode != 0
+        lines.append(_section(name, [json.loads(line) for line in run.stdout.splitlines()]))
+    report = "\n".join(lines)
+    sys.stdout.write(report)
+    if not small and not failed:
+        RESULTS.write_text(report)
+    return int(failed)
+
+
+def _head() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    return (
+        f"# Benchmark results\n\nWritten by `make bench`. Machine: {machine}; {versions}.\n"
+        "Ratios above 1 are better than the peer; both sides were measured in one run.\n"
+    )
+
+
+def _section(name: str, figures: list[dict[str, object]]) -> str:
+    rows = [
+        f"\n## {name}\n",
+        "| figure | value | unit | against | ratio | aim | holds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for figure in figures:
+        cells = [figure["name"], f"{figure['value']:,.2f}", figure["unit"], figure["against"]]
+        cells += [None if figure["ratio"] is None else f"{figure['ratio']:.2f}", figure["aim"], figure["holds"]]
+        rows.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
