@@ -33,6 +33,7 @@ _NUMBER_KEYS = {
     "version_retention_ms": "versionRetentionMs",
 }
 _PRIMARY_KEY = PREFIX + "primaryKey"
+_COARSE_WINDOW = PREFIX + "coarseWindow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,15 @@ class IndexDefinition:
 class TableConfig:
     """What a table is: time column, order, windows, key, indexes, and the figures of its upkeep.
 
-    `window_seconds` is None for a table without windows. `sort_schema` is the canonical text of `rows.sort_schema`.
-    Sizes are in bytes, durations in the unit of their name; `checkpoint_interval` counts commits, 0 switches
-    checkpoints after commits off.
+    `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
+    `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
+    `checkpoint_interval` counts commits, 0 switches checkpoints after commits off.
     """
 
     time_column: str | None = None
     sort_schema: str | None = None
     window_seconds: int | None = None
+    coarse_window: bool = False
     primary_key: tuple[str, ...] = ()
     indexes: tuple[IndexDefinition, ...] = ()
     target_split_bytes: int = 256 * 2**20
@@ -100,6 +102,8 @@ class TableConfig:
             for name, key in (_TEXT_KEYS | _NUMBER_KEYS).items()
             if getattr(self, name) != defaults[name]
         }
+        if self.coarse_window:
+            found[_COARSE_WINDOW] = "true"
         if self.primary_key:
             found[_PRIMARY_KEY] = _compact(list(self.primary_key))
         for index in self.indexes:
@@ -125,6 +129,7 @@ class TableConfig:
         return TableConfig(
             time_column=text["time_column"],
             sort_schema=text["sort_schema"],
+            coarse_window=configuration.get(_COARSE_WINDOW) == "true",
             primary_key=primary_key,
             indexes=indexes,
             **numbers,

@@ -73,6 +73,7 @@ class TableDeclaration(Closed):
             time_column=self.time_column,
             sort_schema=self.sort_schema,
             window_seconds=self.window,
+            coarse_window=self.coarse_window,
             primary_key=self.primary_key,
             indexes=tuple(index.definition() for index in self.indexes),
             gc_horizon_ms=self.gc.horizon,
@@ -135,10 +136,9 @@ class TableDeclaration(Closed):
     def _sort_schema_fits_the_columns(cls, text: str | None, info: ValidationInfo) -> str | None:
         if text is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
             return text
-        canonical = sort_schemas.parse(text).text
-        settled = cls.model_construct(**info.data, sort_schema=canonical)
-        bind(settled.config(), settled.schema())
-        return canonical
+        spelled_out = cls.model_construct(**info.data, sort_schema=text)
+        bind(spelled_out.config(), spelled_out.schema())
+        return sort_schemas.parse(text).text
 
     @field_validator("window", mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pyarrow as pa
 
@@ -12,6 +13,11 @@ from storage_core.index import segments
 from storage_core.rows import sort_order
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import validate_duration
+
+CHANGEABLE = frozenset(
+    {"indexes", "target_split_bytes", "checkpoint_interval", "gc_horizon_ms", "version_retention_ms"}
+)
+"""Settings that a commit may change; the next run of each job follows them."""
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
@@ -43,12 +49,30 @@ def _check_time(schema: pa.Schema, config: TableConfig) -> None:
         return
     if config.time_column is None:
         raise InvalidInput("window needs a time_column")
-    validate_duration(config.window_seconds, coarse=True)
+    validate_duration(config.window_seconds, coarse=config.coarse_window)
     if config.primary_key and config.time_column not in config.primary_key:
         raise InvalidInput(
             f"a keyed table is windowed only when its time column is part of the key; add {config.time_column!r} to "
             "primary_key or pass window=None",
             column=config.time_column,
+        )
+
+
+def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: tuple[pa.Schema, TableConfig]) -> None:
+    """Raise `InvalidInput` naming each fixed setting in which the declaration differs from the table that exists.
+
+    Columns, key, time column, order and window stay what a table was created with in this release. Indexes and the
+    figures of the upkeep may change (`CHANGEABLE`).
+    """
+    ours, theirs = declared[1], found[1]
+    fixed = [each.name for each in fields(TableConfig) if each.name not in CHANGEABLE]
+    changed = [] if declared[0].equals(found[0]) else ["columns"]
+    changed += [name for name in fixed if getattr(ours, name) != getattr(theirs, name)]
+    if changed:
+        raise InvalidInput(
+            f"the declaration of {name!r} differs from the existing table in {', '.join(changed)}; a table keeps what "
+            "it was created with: restore the declaration, or declare a new table at another uri",
+            changed=changed,
         )
 
 

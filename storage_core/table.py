@@ -17,14 +17,13 @@ import pyarrow as pa
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import PREFIX, IndexDefinition, TableConfig
 from storage_core.declaration import TableDeclaration
-from storage_core.definition import check_definition, index_definition
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.formats import keys
+from storage_core.definition import check_definition, check_unchanged, index_definition
+from storage_core.errors import InvalidInput
 from storage_core.ids import Ids, SystemIds
 from storage_core.ingest.landing import LandingSpec
-from storage_core.log.actions import Metadata
+from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -35,19 +34,20 @@ from storage_core.read import lookup
 from storage_core.read import sql as querying
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned
+from storage_core.read.relation import Verified
 from storage_core.read.scan import Consistency, Scan
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.read.sql_predicate import from_sql
 from storage_core.region import tail
 from storage_core.region.writer import RegionWriter
+from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration
 from storage_core.split.write import context_of, sort_and_write
 
 At: TypeAlias = int | str | dt.datetime
-Rows: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, object]] | Mapping[str, object]
 
 LANDING = "tidemark.landing"
 
@@ -74,6 +74,7 @@ class Table:
         self._log = log
         self._snapshot = snapshot
         self._pinned = pinned
+        self._verified = Verified()
 
     @staticmethod
     def create(
@@ -85,16 +86,19 @@ class Table:
         window: str | int | None = "15m",
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
+        coarse_window: bool = False,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
-        `time_column` windows the table by `window`; `primary_key` makes it keyed. Raises `InvalidInput` when the
-        location holds a table already or the parts contradict each other. One PUT.
+        `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
+        keyed. Raises `InvalidInput` when the location holds a table already or the parts contradict each other. One
+        LIST and one PUT.
         """
         config = TableConfig(
             time_column=time_column,
             sort_schema=sort_schema,
             window_seconds=None if window is None or time_column is None else parse_duration(window),
+            coarse_window=coarse_window,
             primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key or ()),
             indexes=tuple(index_definition(index) for index in indexes),
         )
@@ -105,18 +109,40 @@ class Table:
 
     @staticmethod
     def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
-        """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency."""
+        """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
+
+        Indexes, landing place and figures of the upkeep that changed in the declaration are committed to the table.
+        Raises `InvalidInput` naming what else differs from the table, which keeps what it was created with.
+        """
         location = uri if uri is not None else declaration.uri
-        if exists(location):
-            return Table.open(location)
         landing = declaration.landing_spec()
         extra = {} if landing is None else {LANDING: landing.to_json()}
-        try:
-            return Table._create(location, declaration.schema(), declaration.config(), extra)
-        except InvalidInput:
-            if exists(location):  # another process declared it in between
-                return Table.open(location)
-            raise
+        if not exists(location):
+            try:
+                return Table._create(location, declaration.schema(), declaration.config(), extra)
+            except InvalidInput:
+                if not exists(location):  # else another process declared it in between
+                    raise
+        table = Table.open(location)
+        check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
+        return table._configure({**declaration.config().to_configuration(), **extra})  # noqa: SLF001  # its own class
+
+    def _configure(self, settings: Mapping[str, str]) -> Table:
+        """Commit these settings unless they are the table's already, without the segments of indexes that go."""
+        metadata = self._snapshot.metadata
+        others = {name: value for name, value in metadata.configuration.items() if not name.startswith(PREFIX)}
+        wanted = {**others, **settings}
+        if wanted == dict(metadata.configuration):
+            return self
+        kept = {index.name for index in TableConfig.from_configuration(wanted).indexes}
+        dropped = [
+            RemoveIndexSegment(index=segment.index, path=segment.path)
+            for segment in self._snapshot.segments.values()
+            if segment.index not in kept
+        ]
+        actions: list[Action] = [replace(metadata, configuration=wanted), *dropped]
+        self._snapshot = self._log.commit(self._snapshot, actions, operation="CONFIGURE").snapshot
+        return self
 
     @staticmethod
     def _create(
@@ -168,6 +194,11 @@ class Table:
         return self._snapshot
 
     @property
+    def config(self) -> TableConfig:
+        """The settings of the table."""
+        return self._snapshot.config
+
+    @property
     def store(self) -> MeteredStore:
         """The store of the table, which counts its requests."""
         return self._store
@@ -187,15 +218,16 @@ class Table:
         """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
 
         Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
-        region writer instead: durable, visible to `latest` readers, and in the base after the next merge. Raises
-        `InvalidInput` when a row does not fit; nothing is written then.
+        region writer and flushed instead: durable, visible to `latest` readers, in the base after the next merge.
+        Raises `InvalidInput` when a row does not fit; nothing is written then.
         """
         self._require_writable()
         clock, ids = clock or SystemClock(), ids or SystemIds()
-        table = conform(_arrow(rows, self.schema), self.schema)
+        table = conform(table_of(rows, self.schema), self.schema)
         if self._snapshot.config.kind == "keyed":
             with self.writer() as writer:
                 writer.put(table)
+                writer.flush()
             return Appended(self.version, "", table.num_rows, 0)
         if table.num_rows == 0:
             return Appended(self.version, "", 0, 0)
@@ -235,12 +267,12 @@ class Table:
             raise InvalidInput(f"no such column: {unknown}; the table has {self.schema.names}", columns=unknown)
         snapshot, records = self._view(at, consistency)
         wanted = from_sql(filter) if isinstance(filter, str) else filter
-        return Scan(self._store, snapshot, None if columns is None else tuple(columns), wanted, records)
+        return Scan(self._store, snapshot, None if columns is None else tuple(columns), wanted, records, self._verified)
 
     def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
         """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table."""
         snapshot, records = self._view(at, consistency)
-        return querying.query(self._store, snapshot, query, records=records)
+        return querying.query(self._store, snapshot, query, verified=self._verified, records=records)
 
     def get(
         self, key: object, *, at: At | None = None, consistency: str = Consistency.LATEST
@@ -309,13 +341,9 @@ class Table:
 
 
 def exists(uri: str) -> bool:
-    """Return whether there is a table at this location. One HEAD."""
-    store, _, _, _ = _parts(uri)
-    try:
-        store.head(keys.version_key(0))
-    except NotFound:
-        return False
-    return True
+    """Return whether there is a table at this location. One LIST."""
+    _, log, _, _ = _parts(uri)
+    return log.exists()
 
 
 def _parts(uri: str) -> tuple[MeteredStore, TransactionLog, Clock, Ids]:
@@ -342,21 +370,6 @@ def _moment_ms(at: str | dt.datetime) -> int:
     except ValueError as error:
         raise InvalidInput(f"at={at!r} is neither a version number nor an ISO timestamp", at=at) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
-
-
-def _arrow(rows: Rows, schema: pa.Schema) -> pa.Table:
-    """Rows as an Arrow table; plain objects get the table's types, and their unknown fields are kept to be refused."""
-    if isinstance(rows, pa.Table):
-        return rows
-    if isinstance(rows, pa.RecordBatch):
-        return pa.Table.from_batches([rows])
-    objects = [rows] if isinstance(rows, Mapping) else list(rows)
-    names = dict.fromkeys(name for row in objects for name in row)
-    fields = [schema.field(name) if name in schema.names else pa.field(name, pa.null()) for name in names]
-    try:
-        return pa.Table.from_pylist(objects, schema=pa.schema([pa.field(field.name, field.type) for field in fields]))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InvalidInput(f"a row does not fit the table: {error}; the columns are {schema.names}") from error
 
 
 def _default_cache_dir() -> Path:

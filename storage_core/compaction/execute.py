@@ -20,7 +20,8 @@ from storage_core.compaction.kernel import merge_order, take_column
 from storage_core.compaction.planner import MergeOperation
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
-from storage_core.log.actions import Add, Remove, from_json_object, to_json_object
+from storage_core.log.action_json import read_actions, write_actions
+from storage_core.log.actions import Action, Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
@@ -43,11 +44,16 @@ class CompactionResult:
     bytes_in: int
     bytes_out: int
 
+    @property
+    def actions(self) -> list[Action]:
+        """The actions that must go into one commit."""
+        return [*self.removes, *self.adds]
+
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal result."""
         body = {
-            "adds": [to_json_object(add) for add in self.adds],
-            "removes": [to_json_object(remove) for remove in self.removes],
+            "adds": write_actions(self.adds),
+            "removes": write_actions(self.removes),
             "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
         }
         return json.dumps(body, sort_keys=True)
@@ -56,13 +62,8 @@ class CompactionResult:
     def from_json(text: str) -> CompactionResult:
         """Return the result that `to_json` wrote."""
         body: dict[str, Any] = json.loads(text)
-        adds = (from_json_object(line, "compaction result") for line in body["adds"])
-        removes = (from_json_object(line, "compaction result") for line in body["removes"])
-        return CompactionResult(
-            tuple(each for each in adds if isinstance(each, Add)),
-            tuple(each for each in removes if isinstance(each, Remove)),
-            *body["figures"],
-        )
+        adds = read_actions(body["adds"], Add, "compaction result")
+        return CompactionResult(adds, read_actions(body["removes"], Remove, "compaction result"), *body["figures"])
 
 
 def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: int) -> CompactionResult:

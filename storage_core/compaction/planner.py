@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from storage_core.compaction.scope import Scope, recorded_order, scope_of
-from storage_core.errors import Corrupt
-from storage_core.log.actions import Add, MergeSkip, from_json_object, to_json_object
+from storage_core.log.action_json import read_actions, write_actions
+from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.write import SplitContext, context_of
 
@@ -29,14 +29,14 @@ class MergeOperation:
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal operation."""
-        inputs = [to_json_object(add) for add in self.inputs]
-        return json.dumps({"window": self.window, "inputs": inputs, "context": self.context.to_json()}, sort_keys=True)
+        body = {"window": self.window, "inputs": write_actions(self.inputs), "context": self.context.to_json()}
+        return json.dumps(body, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> MergeOperation:
         """Return the operation that `to_json` wrote."""
         body = json.loads(text)
-        inputs = tuple(_add(line) for line in body["inputs"])
+        inputs = read_actions(body["inputs"], Add, "merge operation")
         return MergeOperation(body["window"], inputs, SplitContext.from_json(body["context"]))
 
 
@@ -118,10 +118,3 @@ def _context(snapshot: Snapshot, scope: Scope) -> SplitContext | None:
 
 def _plan_order(operation: MergeOperation) -> tuple[bool, int, str]:
     return operation.window is None, operation.window or 0, operation.inputs[0].path
-
-
-def _add(line: dict[str, object]) -> Add:
-    action = from_json_object(line, "merge operation")
-    if not isinstance(action, Add):
-        raise Corrupt(f"merge operation: expected adds as inputs, found {action.NAME}")
-    return action

@@ -19,7 +19,7 @@ import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 from fastavro.types import Schema
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, Unsupported
 
 if sys.version_info >= (3, 14):
     from compression.zstd import ZstdError
@@ -230,6 +230,10 @@ def decode_state(data: bytes, where: str) -> StateManifest:
     if len(records) != 1:
         raise Corrupt(f"{where}: expected one state record, found {len(records)}", key=where)
     record = records[0]
+    if max(record.get("formatVersion") or 0, FORMAT_VERSION) > FORMAT_VERSION:
+        raise Unsupported(
+            f"{where}: state of format {record['formatVersion']}, this release reads 1; upgrade", key=where
+        )
     try:
         return StateManifest(
             state_version=record["stateVersion"],

@@ -7,15 +7,14 @@ through and never deleted.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import quote, unquote_to_bytes
 
 from storage_core.errors import InvalidInput
 from storage_core.formats.bit_reversal import number_of, reversed_name
+from storage_core.formats.key_segments import require_encoded, short_segment
 
 GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow")
 
@@ -28,8 +27,6 @@ QUARANTINE_PREFIX = "quarantine/"
 
 _MAX_VERSION = 2**63 - 1
 _MAX_WINDOW = 2**63
-_MAX_SEGMENT = 200
-_EMPTY_SEGMENT = "%"
 
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
@@ -38,7 +35,6 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _HEX16 = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _GENERATION = re.compile(r"[0-9a-f]{8}_gen_([1-9][0-9]{0,18})", re.ASCII)
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
-_SHORTENED = re.compile(r"(?:[A-Za-z0-9_.%-])+~[0-9a-f]{32}", re.ASCII)
 
 
 class KeyKind(StrEnum):
@@ -86,34 +82,6 @@ class ParsedKey:
 def validate_table_name(name: str) -> str:
     """Return `name` when it is a legal table name. Raises `InvalidInput` that says what is legal."""
     return _matching(_TABLE_NAME, name, "a table name (1 to 63 of a-z 0-9 _ -, not starting with _ or -)")
-
-
-def encode_segment(value: str) -> str:
-    """Return `value` percent-encoded as one path segment: letters, digits, `_`, `-` and inner dots stay.
-
-    Different values have different encodings; the empty string becomes a lone `%`. A first dot is always encoded, so
-    `.` and `..` never appear. Raises `InvalidInput` for text that is not UTF-8 (lone surrogates).
-    """
-    if value == "":
-        return _EMPTY_SEGMENT
-    try:
-        encoded = quote(value, safe="").replace("~", "%7E")
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"{value!r} is not valid Unicode text and cannot name an object") from error
-    return "%2E" + encoded[1:] if encoded.startswith(".") else encoded
-
-
-def decode_segment(segment: str) -> str:
-    """Return the value that `encode_segment` turned into `segment`. Raises `InvalidInput` for any other text."""
-    if segment == _EMPTY_SEGMENT:
-        return ""
-    try:
-        value = unquote_to_bytes(segment).decode("utf-8")
-    except UnicodeError as error:
-        raise InvalidInput(f"{segment!r} is not a percent-encoded path segment", segment=segment) from error
-    if encode_segment(value) != segment:
-        raise InvalidInput(f"{segment!r} is not a percent-encoded path segment", segment=segment)
-    return value
 
 
 def version_key(version: int) -> str:
@@ -190,12 +158,12 @@ def gc_boundary_key() -> str:
 
 def lock_key(resource: str) -> str:
     """Return the key of the lease of a resource; any text names a resource."""
-    return f"_locks/{_short_segment(resource)}.json"
+    return f"_locks/{short_segment(resource)}.json"
 
 
 def quarantine_key(source: str, entry_id: str) -> str:
     """Return the key of a quarantine entry; `source` is any text, such as the landed file's path."""
-    return f"quarantine/{_short_segment(source)}/{_uuid(entry_id)}.json"
+    return f"quarantine/{short_segment(source)}/{_uuid(entry_id)}.json"
 
 
 def parse(key: str) -> ParsedKey | None:
@@ -290,7 +258,7 @@ def _parse_gc(key: str, parts: list[str]) -> ParsedKey | None:
 def _parse_lock(key: str, parts: list[str]) -> ParsedKey | None:
     match parts:
         case [name] if name.endswith(".json"):
-            source = _encoded(name.removesuffix(".json"))
+            source = require_encoded(name.removesuffix(".json"))
             return ParsedKey(kind=KeyKind.LOCK, key=key, source=source)
         case _:
             return None
@@ -300,7 +268,7 @@ def _parse_quarantine(key: str, parts: list[str]) -> ParsedKey | None:
     match parts:
         case [segment, name]:
             entry_id = name.removesuffix(".json")
-            parsed = ParsedKey(kind=KeyKind.QUARANTINE, key=key, source=_encoded(segment), id=entry_id)
+            parsed = ParsedKey(kind=KeyKind.QUARANTINE, key=key, source=require_encoded(segment), id=entry_id)
             return _exact(key, f"quarantine/{segment}/{_uuid(entry_id)}.json", parsed)
         case _:
             return None
@@ -357,21 +325,3 @@ def _bounded_window(window: int) -> int:
 
 def _integer(text: str) -> int:
     return int(_matching(_INTEGER, text, "a decimal number without leading zeros"))
-
-
-def _short_segment(value: str) -> str:
-    encoded = encode_segment(value)
-    if len(encoded) <= _MAX_SEGMENT:
-        return encoded
-    # File systems end a name at 255 bytes. "~" is never left bare by the encoding, so the cut form is unambiguous.
-    digest = hashlib.sha256(value.encode()).hexdigest()[:32]
-    return f"{encoded[: _MAX_SEGMENT - 33]}~{digest}"
-
-
-def _encoded(segment: str) -> str:
-    if len(segment) == _MAX_SEGMENT and _SHORTENED.fullmatch(segment):
-        return segment
-    decode_segment(segment)
-    if len(segment) > _MAX_SEGMENT:
-        raise InvalidInput(f"{segment!r} is longer than the {_MAX_SEGMENT} bytes that are written", segment=segment)
-    return segment

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, NotFound
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.keys import gc_boundary_key
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown
+from storage_core.gc.replace import replace_state
+from storage_core.objectstore.contract import ObjectStore
 
 
 def read_boundary(store: ObjectStore) -> tuple[int, str | None]:
@@ -37,10 +38,4 @@ def advance_boundary(store: ObjectStore, first_version: int, *, nonce: str) -> N
     if current >= first_version:
         return
     body = json.dumps({"firstVersion": first_version, "nonce": nonce}, separators=(",", ":")).encode()
-    match store.put(gc_boundary_key(), body, IfAbsent() if etag is None else IfMatch(etag)):
-        case Committed():
-            return
-        case Conflict():
-            raise CommitConflict(f"{gc_boundary_key()}: another collector is at work on {store.uri}; run again later")
-        case OutcomeUnknown(reason):
-            raise CommitUnknown(f"{gc_boundary_key()}: the store did not say ({reason}); run the collector again")
+    replace_state(store, gc_boundary_key(), body, etag=etag)

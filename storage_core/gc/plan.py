@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage_core.errors import CommitConflict, CommitUnknown, NotFound, Unsupported
+from storage_core.errors import NotFound, Unsupported
 from storage_core.formats.keys import gc_candidates_key
 from storage_core.gc.mark import Reason, Unreachable
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown
+from storage_core.gc.replace import replace_state
+from storage_core.objectstore.contract import ObjectStore
 
 FORMAT_VERSION = 1
 
@@ -91,15 +92,9 @@ def write_plan(store: ObjectStore, plan: Plan, candidates: Mapping[str, Candidat
         "nonce": nonce,
         "candidates": [_to_json(candidates[key]) for key in sorted(candidates)],
     }
-    mode = IfAbsent() if plan.etag is None else IfMatch(plan.etag)
-    result = store.put(gc_candidates_key(), json.dumps(body, separators=(",", ":")).encode(), mode)
-    match result:
-        case Committed(etag):
-            return Plan(candidates=dict(candidates), counter=plan.counter + 1, etag=etag)
-        case Conflict():
-            raise CommitConflict(f"{gc_candidates_key()}: another collector is at work on {store.uri}; run again later")
-        case OutcomeUnknown(reason):
-            raise CommitUnknown(f"{gc_candidates_key()}: the store did not say ({reason}); run the collector again")
+    data = json.dumps(body, separators=(",", ":")).encode()
+    etag = replace_state(store, gc_candidates_key(), data, etag=plan.etag)
+    return Plan(candidates=dict(candidates), counter=plan.counter + 1, etag=etag)
 
 
 def _to_json(candidate: Candidate) -> dict[str, object]:

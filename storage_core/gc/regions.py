@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storage_core.errors import NotFound
 from storage_core.formats import keys
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.gc.retention import Retained
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.reading import exists
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 
@@ -64,8 +64,4 @@ def _entries(store: ObjectStore, region: str, flushed: Iterable[FlushedGeneratio
 
 def _exists(store: ObjectStore, region: str, flushed: FlushedGeneration) -> bool:
     # The sweep deletes a generation's manifest last, so one that is gone has no entries left to collect.
-    try:
-        store.head(keys.generation_file_key(region, flushed.path, generation.MANIFEST_FILE))
-    except NotFound:
-        return False
-    return True
+    return exists(store, keys.generation_file_key(region, flushed.path, generation.MANIFEST_FILE))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from storage_core.config import IndexDefinition, IndexKind
-from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.index import segments
-from storage_core.log.actions import Action, Add, IndexSegment, RemoveIndexSegment, from_json_object, to_json_object
+from storage_core.log.action_json import read_action
+from storage_core.log.actions import Action, Add, IndexSegment, RemoveIndexSegment, to_json_object
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
@@ -44,9 +44,7 @@ class CatchUpWork:
     def from_json(text: str) -> CatchUpWork:
         """Return the item that `to_json` wrote."""
         body = json.loads(text)
-        add = from_json_object(body["split"], "catch-up work item")
-        if not isinstance(add, Add):
-            raise Corrupt(f"catch-up work item: expected a split to index, found {add.NAME!r}")
+        add = read_action(body["split"], Add, "catch-up work item")
         described = body["index"]
         definition = IndexDefinition(
             name=described["name"],

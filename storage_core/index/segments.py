@@ -15,13 +15,14 @@ from typing import assert_never
 import pyarrow as pa
 
 from storage_core.config import IndexDefinition
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, InvalidInput, NotFound
+from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_once
 from storage_core.split.read import conform_split, read_split
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def write(
     properties = {"index": definition.name, DEFINITION: fingerprint, "split": add.path}
     packed = bundle.pack(files, identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
-    _put_once(store, key, packed.data)
+    _create(store, key, packed.data)
     log.info("wrote segment %s over %s: %d bytes", key, add.path, len(packed.data))
     return IndexSegment(
         index=definition.name,
@@ -164,25 +165,6 @@ def segment_id(segment: IndexSegment) -> str:
     return parsed.id
 
 
-def _put_once(store: ObjectStore, key: str, data: bytes) -> None:
-    result = store.put(key, data, IfAbsent())
-    match result:
-        case Committed():
-            return
-        case Conflict() | OutcomeUnknown():
-            _require_ours(store, key, data)
-        case _:
-            assert_never(result)
-
-
-def _require_ours(store: ObjectStore, key: str, data: bytes) -> None:
-    """A lost reply looks like a conflict with our own object, or like nothing at all: the bytes decide (lesson 01)."""
-    try:
-        found = store.get(key).data
-    except NotFound as error:
-        raise CommitUnknown(
-            f"{key}: the store did not say whether it kept the segment, and it is not there now; run catch-up again",
-            key=key,
-        ) from error
-    if found != data:
+def _create(store: ObjectStore, key: str, data: bytes) -> None:
+    if not create_once(store, key, data, advice="run catch-up again"):
         raise CommitConflict(f"{key}: the segment id is taken by other bytes; run catch-up again", key=key)

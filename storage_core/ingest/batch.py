@@ -34,7 +34,8 @@ from storage_core.ingest.progress import (
     window_app,
 )
 from storage_core.ingest.quarantine import write_quarantine
-from storage_core.log.actions import Action, Add, Txn, from_json_object, to_json_object
+from storage_core.log.action_json import read_actions, write_actions
+from storage_core.log.actions import Action, Add, Txn
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.windows import window_starts
@@ -110,18 +111,17 @@ class IngestResult:
         """Return the text from which `from_json` makes an equal result."""
         body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         body["rejected"] = dict(self.rejected)
-        body["actions"] = [to_json_object(action) for action in self.actions]
+        body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
         return json.dumps(body, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> IngestResult:
         """Return the result that `to_json` wrote."""
         body = json.loads(text)
-        actions = [from_json_object(each, "ingest result") for each in body.pop("actions")]
         windows, keys = tuple(body.pop("windows")), tuple(body.pop("quarantine_keys"))
         return IngestResult(
-            adds=tuple(each for each in actions if isinstance(each, Add)),
-            txns=tuple(each for each in actions if isinstance(each, Txn)),
+            adds=read_actions(body.pop("adds"), Add, "ingest result"),
+            txns=read_actions(body.pop("txns"), Txn, "ingest result"),
             windows=windows,
             quarantine_keys=keys,
             **body,

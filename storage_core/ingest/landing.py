@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt, InvalidInput
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import open_store
 
 LandingFormat = Literal["ndjson", "csv", "parquet", "pattern"]
@@ -117,7 +117,7 @@ def open_bytes(landed: LandedFile) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             yield file
     else:
-        with io.BufferedReader(_StoredObject(store, landed), _READ_AHEAD_BYTES) as reader:
+        with io.BufferedReader(ObjectFile(store, landed.path, landed.size), _READ_AHEAD_BYTES) as reader:
             yield reader
 
 
@@ -132,33 +132,3 @@ def open_text(landed: LandedFile) -> Iterator[BinaryIO]:
         else:
             with gzip.GzipFile(fileobj=file) as expanded:
                 yield expanded  # type: ignore[misc]  # GzipFile has every method that readers of BinaryIO call
-
-
-class _StoredObject(io.RawIOBase):
-    """A stored object as a seekable stream, one ranged GET per read of the buffer above it."""
-
-    def __init__(self, store: ObjectStore, landed: LandedFile) -> None:
-        self._store, self._landed, self._position = store, landed, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._landed.size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]  # any writable buffer arrives as one
-        end = min(self._position + len(buffer), self._landed.size)
-        if end <= self._position:
-            return 0
-        data = self._store.get_range(self._landed.path, self._position, end)
-        buffer[: len(data)] = data
-        self._position = end
-        return len(data)

@@ -12,12 +12,13 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, assert_never
+from typing import Any
 
-from storage_core.errors import CommitUnknown, Corrupt, NotFound
+from storage_core.errors import Corrupt
 from storage_core.formats.keys import QUARANTINE_PREFIX, KeyKind, parse, quarantine_key
 from storage_core.ingest.rejection import RejectedLine
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_derived
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +40,8 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
     }
     data = json.dumps(body, ensure_ascii=False, sort_keys=True).encode()
     key = quarantine_key(source, str(uuid.uuid5(_NAMESPACE, hashlib.sha256(data).hexdigest())))
-    result = store.put(key, data, IfAbsent())
-    match result:
-        case Committed():
-            log.info("quarantined %d of %s as %s", len(rejected), source, key)
-        case Conflict():
-            pass  # the key follows from the content: it is there already
-        case OutcomeUnknown(reason):
-            _require_there(store, key, reason)
-        case _:
-            assert_never(result)
+    if create_derived(store, key, data, advice="run the ingestion again"):
+        log.info("quarantined %d of %s as %s", len(rejected), source, key)
     return key
 
 
@@ -69,10 +62,3 @@ def read_quarantine(store: ObjectStore) -> Iterator[dict[str, Any]]:
                 yield {"key": key, "source": body["source"], "size": body["size"], **each}
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"{key}: not a quarantine entry: {error!r}", key=key) from error
-
-
-def _require_there(store: ObjectStore, key: str, reason: str) -> None:
-    try:
-        store.head(key)
-    except NotFound as error:
-        raise CommitUnknown(f"{key}: {reason}; run the ingestion again", key=key) from error

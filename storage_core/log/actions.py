@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from storage_core.errors import Corrupt, Unsupported
 
@@ -187,31 +187,19 @@ Action = (
     | RemoveIndexSegment
 )
 
-_BY_NAME: Mapping[str, type[Any]] = {
-    kind.NAME: kind
-    for kind in (
-        CommitInfo,
-        Protocol,
-        Metadata,
-        Add,
-        Remove,
-        MergeSkip,
-        Txn,
-        Fence,
-        MergedGenerations,
-        IndexSegment,
-        RemoveIndexSegment,
-    )
+_BY_NAME: Mapping[str, type[Any]] = {kind.NAME: kind for kind in get_args(Action)}
+_FIELDS: Mapping[type[Any], tuple[str, ...]] = {
+    kind: tuple(each.name for each in fields(kind)) for kind in _BY_NAME.values()
 }
 
 
 def to_json_object(action: Action) -> dict[str, dict[str, Any]]:
     """Return the action as `{name: fields}`; fields that are None are left out."""
     body: dict[str, Any] = {}
-    for each in fields(action):
-        value = getattr(action, each.name)
+    for name in _FIELDS[type(action)]:
+        value = getattr(action, name)
         if value is not None:
-            body[each.name] = list(value) if isinstance(value, tuple) else value
+            body[name] = list(value) if isinstance(value, tuple) else value
     return {action.NAME: body}
 
 
@@ -228,7 +216,7 @@ def from_json_object(line: Mapping[str, Any], where: str) -> Action:
         raise Unsupported(f"{where}: unknown action {name!r}; this table needs a newer Tidemark", where=where)
     if not isinstance(body, Mapping):
         raise Corrupt(f"{where}: the action {name!r} is not an object", where=where)
-    known = {each.name for each in fields(kind)}
+    known = _FIELDS[kind]
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items() if key in known}
     try:
         action: Action = kind(**values)

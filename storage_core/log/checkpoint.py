@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_core.errors import CommitUnknown, Corrupt, NotFound
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import (
     ENTRIES_PER_MANIFEST,
     ManifestInfo,
@@ -29,7 +29,8 @@ from storage_core.log.codec import decode_version, is_safe_path
 from storage_core.log.hint import CheckpointHint, advance_hint
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.state import entries_of, is_own, manifest_info, metadata_of, snapshot_of, state_of
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_derived
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +114,7 @@ def _write_manifest(store: ObjectStore, entries: list[dict[str, Any]], snapshot:
 
 
 def _put(store: ObjectStore, key: str, data: bytes) -> bool:
-    match store.put(key, data, IfAbsent()):
-        case Committed():
-            return True
-        case Conflict():
-            # Derived bytes: whoever was first wrote the same.
-            return False
-        case OutcomeUnknown(reason):
-            raise CommitUnknown(f"{key}: the store did not say whether it was written ({reason}); try again", key=key)
+    return create_derived(store, key, data, advice="write the checkpoint again")
 
 
 def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> list[dict[str, Any]]:

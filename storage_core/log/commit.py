@@ -20,14 +20,8 @@ from storage_core.log.codec import commit_info, encode_version
 from storage_core.log.conflicts import Plan, settle
 from storage_core.log.replay import advance, open_head, read_version
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import (
-    Committed,
-    Conflict,
-    IfAbsent,
-    ObjectStore,
-    OutcomeUnknown,
-    PutResult,
-)
+from storage_core.objectstore.contract import Committed, Conflict, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.create import put_if_absent
 
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
@@ -183,12 +177,3 @@ class Committer:
             f"{head.version}; nothing was written, plan again",
             version=head.version,
         )
-
-
-def put_if_absent(store: ObjectStore, key: str, data: bytes) -> PutResult:
-    """Create the object; a store that cannot be reached is an unknown outcome. One PUT."""
-    try:
-        return store.put(key, data, IfAbsent())
-    except Unavailable as error:
-        # A connection that broke after the request was sent looks the same as one that broke before.
-        return OutcomeUnknown(str(error))

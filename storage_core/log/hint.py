@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from storage_core.errors import NotFound
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore
+from storage_core.objectstore.reading import exists
 
 STATE_FORMAT = "avro-state"
 _ATTEMPTS = 5
@@ -67,7 +68,7 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
             mode: IfAbsent | IfMatch = IfAbsent()
         else:
             current = _version(blob.data)
-            if current is not None and current >= hint.version and _has_state(store, current):
+            if current is not None and current >= hint.version and exists(store, state_key(current)):
                 return False
             mode = IfMatch(blob.etag)
         if isinstance(store.put(last_checkpoint_key(), hint.to_json(nonce()), mode), Committed):
@@ -75,14 +76,6 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
             return True
     log.warning("checkpoint hint of %s not moved to version %d: %d races lost", store.uri, hint.version, _ATTEMPTS)
     return False
-
-
-def _has_state(store: ObjectStore, version: int) -> bool:
-    try:
-        store.head(state_key(version))
-    except NotFound:
-        return False
-    return True
 
 
 def _version(data: bytes) -> int | None:

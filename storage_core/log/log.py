@@ -15,13 +15,14 @@ from storage_core.ids import Ids, SystemIds
 from storage_core.log.actions import Action, Metadata, Protocol
 from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
-from storage_core.log.commit import CommitLabel, CommitResult, Committer, put_if_absent
+from storage_core.log.commit import CommitLabel, CommitResult, Committer
 from storage_core.log.conflicts import Plan, validated
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.replay import advance, list_log, open_head, open_timestamp, open_version, read_version
 from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, ObjectStore
+from storage_core.objectstore.create import put_if_absent
 from storage_core.rows.schema import from_schema_string
 
 TABLE_FEATURES = ("avroState", "schemaDeduplication", "tidemark")
@@ -45,8 +46,7 @@ class TransactionLog:
         """
         from_schema_string(metadata.schemaString)
         TableConfig.from_configuration(metadata.configuration)
-        # Version 0 may have been collected, so its absence alone does not prove that there is no table.
-        if list_log(self.store).newest >= 0:
+        if self.exists():
             raise _exists(self.store)
         now = self.clock.now_ms()
         label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
@@ -60,6 +60,10 @@ class TransactionLog:
             self._require_own_version_zero(label.commit_id)
         log.info("created table %s at %s", metadata.id, self.store.uri)
         return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
+
+    def exists(self) -> bool:
+        """Return whether there is a table here. One LIST: version 0 may have been collected, so no one key decides."""
+        return list_log(self.store).newest >= 0
 
     def snapshot(self, *, version: int | None = None, timestamp_ms: int | None = None) -> Snapshot:
         """Return the newest snapshot, or the one at `version`, or the newest committed at or before `timestamp_ms`.

@@ -12,13 +12,42 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import xxhash
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, TidemarkError
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, TidemarkError, Unsupported
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import conform_split, read_split
 
 TABLE = "t"
+_HASH_BLOCK_BYTES = 4 * 2**20
+
+
+class Verified:
+    """Remembers which splits were read whole and found to be what was written; splits are immutable, so once is enough.
+
+    DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
+    (lesson 61). So each file is hashed before DuckDB sees it for the first time.
+    """
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+
+    def path(self, store: ObjectStore, add: Add) -> Path | None:
+        """Return the local file of a split that is sound, or None when the store has no local files."""
+        if add.deletionVector is not None:
+            raise Unsupported(
+                f"{add.path}: has a deletion vector, which this release cannot apply; upgrade", key=add.path
+            )
+        path = store.local_path(add.path)
+        if path is None or add.path in self._paths:
+            return path
+        try:
+            _require_sound(path, add)
+        except FileNotFoundError as error:
+            raise _gone(add) from error
+        self._paths.add(add.path)
+        return path
 
 
 def session() -> duckdb.DuckDBPyConnection:
@@ -32,15 +61,21 @@ def session() -> duckdb.DuckDBPyConnection:
 
 
 def splits_relation(
-    connection: duckdb.DuckDBPyConnection, store: ObjectStore, splits: Sequence[Add], schema: pa.Schema
+    connection: duckdb.DuckDBPyConnection,
+    store: ObjectStore,
+    splits: Sequence[Add],
+    schema: pa.Schema,
+    *,
+    verified: Verified,
 ) -> duckdb.DuckDBPyRelation:
     """Create the view `t` over the splits and return it. Columns come in schema order; missing ones are null.
 
-    No request on a local store beyond a size check per file; one GET per split elsewhere. Raises `Corrupt` when a file
-    is not as long as its action says, `SnapshotExpired` when it is gone.
+    Every split is verified against its action before it is used, once per `verified`, which remembers: its length and
+    checksum. One read of the file on a local store, one GET per split elsewhere. Raises `Corrupt` for a split that is
+    not what was written, `SnapshotExpired` when it is gone, `Unsupported` when rows of it are deleted by a vector.
     """
     template = connection.from_arrow(schema.empty_table())
-    paths = [path for add in splits if (path := _verified_path(store, add)) is not None]
+    paths = [path for add in splits if (path := verified.path(store, add)) is not None]
     if not splits:
         relation = template
     elif len(paths) == len(splits):
@@ -77,24 +112,25 @@ def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
         raise InvalidInput(f"{query!r}: {text}", query=query) from error
 
 
-def _verified_path(store: ObjectStore, add: Add) -> Path | None:
-    path = store.local_path(add.path)
-    if path is None:
-        return None
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise _gone(add) from error
-    if size != add.size:
-        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}; run fsck", key=add.path)
-    return path
-
-
 def _read(store: ObjectStore, add: Add) -> pa.Table:
     try:
         return read_split(store, add)
     except NotFound as error:
         raise _gone(add) from error
+
+
+def _require_sound(path: Path, add: Add) -> None:
+    size = path.stat().st_size
+    if size != add.size:
+        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}; run fsck", key=add.path)
+    if add.xxh3 is None:  # written by somebody else, who recorded none
+        return
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != add.xxh3:
+        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}; run fsck", key=add.path)
 
 
 def _gone(add: Add) -> TidemarkError:
@@ -104,7 +140,6 @@ def _gone(add: Add) -> TidemarkError:
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:
-    folders = sorted({str(path.parent) + "/" for path in paths})
-    connection.execute("SET allowed_directories = ?", [folders])
+    connection.execute("SET allowed_paths = ?", [[str(path) for path in paths]])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

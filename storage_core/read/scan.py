@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import query_errors, rows_relation, session, splits_relation
+from storage_core.read.relation import Verified, query_errors, rows_relation, session, splits_relation
 from storage_core.rows import fold
 from storage_core.split.read import conform_split, read_split
 
@@ -46,6 +46,7 @@ class Scan:
     columns: tuple[str, ...] | None = None
     filter: Filter | None = None
     records: pa.Table | None = None
+    verified: Verified = field(default_factory=Verified)
 
     def explain(self) -> Pruned:
         """Return the splits this scan reads and what each pruning step left out. No request."""
@@ -86,7 +87,7 @@ class Scan:
         if self.records is not None:
             return rows_relation(connection, merged_rows(self.store, self.snapshot, self.records)), ()
         splits = self.explain().splits
-        return splits_relation(connection, self.store, splits, self.snapshot.schema), splits
+        return splits_relation(connection, self.store, splits, self.snapshot.schema, verified=self.verified), splits
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:

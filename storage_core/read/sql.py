@@ -8,12 +8,14 @@ import pyarrow as pa
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import TABLE, query_errors, rows_relation, session, splits_relation
+from storage_core.read.relation import TABLE, Verified, query_errors, rows_relation, session, splits_relation
 from storage_core.read.scan import merged_rows
 from storage_core.read.sql_predicate import parse_select, where_of
 
 
-def query(store: ObjectStore, snapshot: Snapshot, text: str, *, records: pa.Table | None = None) -> pa.Table:
+def query(
+    store: ObjectStore, snapshot: Snapshot, text: str, *, verified: Verified, records: pa.Table | None = None
+) -> pa.Table:
     """Return the answer of one SELECT over the table, which the query calls `t`.
 
     Raises `InvalidInput` for anything but one SELECT, or when the query is wrong. The query can read the table's
@@ -26,7 +28,7 @@ def query(store: ObjectStore, snapshot: Snapshot, text: str, *, records: pa.Tabl
             parse_select(text)
             rows_relation(connection, merged_rows(store, snapshot, records))
         else:
-            splits_relation(connection, store, splits, snapshot.schema)
+            splits_relation(connection, store, splits, snapshot.schema, verified=verified)
         return _run(connection, text)
 
 

@@ -20,8 +20,8 @@ from storage_core.formats import keys
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_numbered
 from storage_core.region import bloom, wal
-from storage_core.region.exactly_once import create
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
@@ -123,7 +123,7 @@ def _key(generation: Generation, name: str) -> str:
 
 
 def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
-    if not create(store, key, data, clock=clock):
+    if not create_numbered(store, key, data, clock=clock):
         raise CommitConflict(f"{key}: another flush uses this directory; flush again, which takes a new one", key=key)
 
 

@@ -14,7 +14,8 @@ from storage_core.errors import Corrupt, NotFound, TidemarkError, WriterFenced
 from storage_core.formats import keys, region_manifest
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import IfAbsent, IfMatch, ObjectStore
-from storage_core.region.exactly_once import create
+from storage_core.objectstore.create import create_numbered
+from storage_core.objectstore.reading import exists
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> boo
     effort (one GET and one PUT). Raises `CommitUnknown` when the store does not say.
     """
     key = keys.region_manifest_key(manifest.region_id, manifest.version)
-    if not create(store, key, region_manifest.encode(manifest), clock=clock):
+    if not create_numbered(store, key, region_manifest.encode(manifest), clock=clock):
         return False
     _write_hint(store, manifest)
     return True
@@ -86,30 +87,23 @@ class _Hint:
     etag: str | None
 
 
-def last_existing(exists: Callable[[int], bool], start: int) -> int:
+def last_existing(is_there: Callable[[int], bool], start: int) -> int:
     """Return the highest number that exists at or behind `start`, where every number from `start` on exists up to it.
 
     About two requests per doubling of the distance; one when `start` is already the last.
     """
     low, step = start, 1
-    while exists(low + step):
+    while is_there(low + step):
         low, step = low + step, step * 2
     high = low + step
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if exists(middle) else (low, middle)
+        low, high = (middle, high) if is_there(middle) else (low, middle)
     return low
 
 
 def _exists(store: ObjectStore, region: str) -> Callable[[int], bool]:
-    def exists(version: int) -> bool:
-        try:
-            store.head(keys.region_manifest_key(region, version))
-        except NotFound:
-            return False
-        return True
-
-    return exists
+    return lambda version: exists(store, keys.region_manifest_key(region, version))
 
 
 def _listed_version(store: ObjectStore, region: str) -> int:

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from storage_core.errors import Corrupt
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
-from storage_core.log.actions import Action, Add, MergedGenerations, Remove, from_json_object, to_json_object
+from storage_core.log.action_json import read_action, read_actions, write_actions
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove, to_json_object
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -65,7 +66,7 @@ class MergeWork:
             "after": self.after,
             "generations": [[each.generation, each.path] for each in self.generations],
             "primaryKey": list(self.primary_key),
-            "base": [to_json_object(add) for add in self.base],
+            "base": write_actions(self.base),
             "context": self.context.to_json(),
         }
         return json.dumps(body, sort_keys=True)
@@ -74,20 +75,22 @@ class MergeWork:
     def from_json(text: str) -> MergeWork:
         """Return the work that `to_json` wrote."""
         body: Mapping[str, Any] = json.loads(text)
-        actions = [from_json_object(each, "merge work") for each in body["base"]]
         return MergeWork(
             region=body["region"],
             after=body["after"],
             generations=tuple(FlushedGeneration(generation=number, path=path) for number, path in body["generations"]),
             primary_key=tuple(body["primaryKey"]),
-            base=tuple(action for action in actions if isinstance(action, Add)),
+            base=read_actions(body["base"], Add, "merge work"),
             context=SplitContext.from_json(body["context"]),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeResult:
-    """What a merge wrote and has to commit. Rows in are records and rows of rewritten splits; bytes are of splits."""
+    """What a merge wrote and has to commit. Rows in are records and rows of rewritten splits; bytes are of splits.
+
+    Travels as JSON.
+    """
 
     adds: tuple[Add, ...]
     removes: tuple[Remove, ...]
@@ -101,6 +104,31 @@ class MergeResult:
     def actions(self) -> list[Action]:
         """The actions of the one commit that carries the rows together with the progress."""
         return [*self.removes, *self.adds, self.merged]
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes an equal result."""
+        body = {
+            "adds": write_actions(self.adds),
+            "removes": write_actions(self.removes),
+            "merged": to_json_object(self.merged),
+            "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
+        }
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> MergeResult:
+        """Return the result that `to_json` wrote."""
+        body: Mapping[str, Any] = json.loads(text)
+        rows_in, rows_out, bytes_in, bytes_out = body["figures"]
+        return MergeResult(
+            adds=read_actions(body["adds"], Add, "merge result"),
+            removes=read_actions(body["removes"], Remove, "merge result"),
+            merged=read_action(body["merged"], MergedGenerations, "merge result"),
+            rows_in=rows_in,
+            rows_out=rows_out,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+        )
 
 
 def plan(store: ObjectStore, snapshot: Snapshot, *, max_records: int = MAX_RECORDS) -> list[MergeWork]:

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.fold import FIELDS, Operation, record_schema
+from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.schema import conform
 
-Rows: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
 Keys: TypeAlias = Rows | Sequence[object] | str | int
 
 
@@ -33,7 +33,7 @@ class RecordBuilder:
 
     def puts(self, rows: Rows) -> pa.Table:
         """Return one put per row. Nullable columns that are not given become null: a put is the whole row."""
-        table = conform(_table(rows, self.schema), self.schema)
+        table = conform(table_of(rows, self.schema), self.schema)
         return self._records(table, Operation.PUT, self._no_fields(table))
 
     def patches(self, rows: Rows) -> pa.Table:
@@ -41,7 +41,7 @@ class RecordBuilder:
 
         A patch may be the first record of its key and then makes the row, so it has to give every required column.
         """
-        table = _table(rows, self.schema)
+        table = table_of(rows, self.schema)
         self._require_key(table, "patch")
         missing = [each.name for each in self.schema if not each.nullable and each.name not in table.column_names]
         if missing:
@@ -55,7 +55,7 @@ class RecordBuilder:
 
     def deletes(self, keys: Keys) -> pa.Table:
         """Return one delete per key: a value, a tuple of values in key order, a mapping, or a row of a table."""
-        table = _table(self._key_rows(keys), self.schema)
+        table = table_of(self._key_rows(keys), self.schema)
         self._require_key(table, "delete")
         extra = sorted(set(table.column_names) - set(self.key))
         if extra and table.num_rows:
@@ -113,29 +113,3 @@ class RecordBuilder:
         if len(values) != len(self.key):
             raise InvalidInput(f"the key {key!r} does not name a value for each of {list(self.key)}", key=key)
         return dict(zip(self.key, values, strict=True))
-
-
-def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
-    """The rows as an Arrow table; dictionaries become columns of the table's types, in the table's order."""
-    if isinstance(rows, pa.Table):
-        return rows
-    if isinstance(rows, pa.RecordBatch):
-        return pa.Table.from_batches([rows])
-    listed = [rows] if isinstance(rows, Mapping) else list(rows)
-    if not listed:
-        return schema.empty_table()
-    names: set[str] = set().union(*listed)
-    unknown = sorted(names - set(schema.names))
-    if unknown:
-        raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
-    fields = [each for each in schema if each.name in names]
-    return pa.Table.from_arrays([_column(listed, each) for each in fields], names=[each.name for each in fields])
-
-
-def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
-    try:
-        return pa.array([row.get(field.name) for row in rows], field.type)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(
-            f"column {field.name!r}: a value does not fit the type {field.type}: {error}", column=field.name
-        ) from error

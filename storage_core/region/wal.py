@@ -20,7 +20,8 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import keys, wal_entry
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region.exactly_once import create
+from storage_core.objectstore.create import create_numbered
+from storage_core.objectstore.reading import exists
 from storage_core.region.manifest import check_epoch, last_existing
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class WalAppender:
             records=records,
         )
         data = wal_entry.encode(entry)
-        while not create(self.store, keys.wal_entry_key(self.region, self.next_id), data, clock=self.clock):
+        while not create_numbered(self.store, keys.wal_entry_key(self.region, self.next_id), data, clock=self.clock):
             # Somebody else's entry. While the epoch is still ours it can only be the sentinel of a claim that came too
             # late to count; behind it the log is ours.
             check_epoch(self.store, self.region, self.epoch)
@@ -83,14 +84,10 @@ def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
     names does not exist, the search starts at `after`. HEADs grow with the logarithm of the distance.
     """
 
-    def exists(entry: int) -> bool:
-        try:
-            store.head(keys.wal_entry_key(region, entry))
-        except NotFound:
-            return False
-        return True
+    def entry_exists(entry: int) -> bool:
+        return exists(store, keys.wal_entry_key(region, entry))
 
-    return last_existing(exists, seed if seed > after and exists(seed) else after)
+    return last_existing(entry_exists, seed if seed > after and entry_exists(seed) else after)
 
 
 def read(store: ObjectStore, region: str, entry: int) -> Logged:

@@ -26,8 +26,9 @@ from storage_core.region import generation
 from storage_core.region.claim import Claim, claim
 from storage_core.region.manifest import check_epoch, commit, region_of
 from storage_core.region.memtable import Memtable
-from storage_core.region.records import Keys, RecordBuilder, Rows
+from storage_core.region.records import Keys, RecordBuilder
 from storage_core.rows.fold import record_schema
+from storage_core.rows.incoming import Rows
 
 _logger = logging.getLogger(__name__)
 

@@ -6,11 +6,9 @@ every page where only some columns are read, and the path that the file itself c
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +18,7 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.metadata import PREFIX
 
@@ -68,7 +67,7 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
     if add.deletionVector is not None:
         raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
     with _corrupt_on_failure(add):
-        source = pa.BufferReader(_whole_file(store, add)) if whole else _RangedFile(store, add)
+        source = pa.BufferReader(_whole_file(store, add)) if whole else ObjectFile(store, add.path, add.size)
         file = pq.ParquetFile(source, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:
@@ -138,18 +137,7 @@ def _whole_file(store: ObjectStore, add: Add) -> pa.Buffer:
 
 
 def _get(store: ObjectStore, add: Add) -> bytes:
-    try:
-        return store.get(add.path).data
-    except NotFound as error:
-        raise _vanished(add) from error
-
-
-def _vanished(add: Add) -> NotFound:
-    return NotFound(
-        f"{add.path}: the log names this split but the store does not have it; "
-        "if the snapshot is old, open a newer version, else run fsck",
-        key=add.path,
-    )
+    return store.get(add.path).data
 
 
 def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
@@ -178,45 +166,11 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
     """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
     try:
         yield
+    except NotFound as error:
+        raise NotFound(
+            f"{add.path}: the log names this split but the store does not have it; "
+            "if the snapshot is old, open a newer version, else run fsck",
+            key=add.path,
+        ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise Corrupt(f"{add.path}: not a readable Parquet file: {error}; run fsck", key=add.path) from error
-
-
-class _RangedFile(io.RawIOBase):
-    """A split as a seekable file over ranged GETs. The size comes from the log, so it costs no HEAD."""
-
-    def __init__(self, store: ObjectStore, add: Add) -> None:
-        super().__init__()
-        self._store = store
-        self._add = add
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._add.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._add.size if size < 0 else min(self._position + size, self._add.size)
-        if end <= self._position:
-            return b""
-        try:
-            data = self._store.get_range(self._add.path, self._position, end)
-        except NotFound as error:
-            raise _vanished(self._add) from error
-        self._position = end
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)

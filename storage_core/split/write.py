@@ -9,19 +9,20 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput, NotFound
+from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import split_key
 from storage_core.ids import Ids
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_once
 from storage_core.rows import statistics
 from storage_core.rows.order import sort_indices
 from storage_core.rows.schema import from_schema_string, to_schema_string
@@ -145,7 +146,7 @@ def write_split(
     schema_string = to_schema_string(decoded(rows.slice(0, 0)).schema)
     metadata = describe(described, table_id=context.table_id, schema_string=schema_string)
     data = encode(rows, context.order, metadata)
-    _put_once(store, key, data)
+    _create(store, key, data)
     log.info("wrote split %s: %d rows, %d bytes", key, rows.num_rows, data.size)
     return _with_file_figures(described, data)
 
@@ -219,31 +220,11 @@ def _with_file_figures(add: Add, data: pa.Buffer) -> Add:
     )
 
 
-def _put_once(store: ObjectStore, key: str, data: pa.Buffer) -> None:
-    result = store.put(key, _bytes_view(data), IfAbsent())
-    match result:
-        case Committed():
-            return
-        case Conflict() | OutcomeUnknown():
-            _require_ours(store, key, data)
-        case _:
-            assert_never(result)
+def _create(store: ObjectStore, key: str, data: pa.Buffer) -> None:
+    if not create_once(store, key, _bytes_view(data), advice="write the split again under a fresh id"):
+        raise CommitConflict(f"{key}: the split id is taken by other bytes; write under a fresh id", key=key)
 
 
 def _bytes_view(data: pa.Buffer) -> memoryview:
     """Arrow's own view is of signed bytes, which compare unequal to unsigned ones."""
     return memoryview(data).cast("B")
-
-
-def _require_ours(store: ObjectStore, key: str, data: pa.Buffer) -> None:
-    """A lost reply looks like a conflict with our own object, or like nothing at all: the bytes decide."""
-    try:
-        found = store.get(key).data
-    except NotFound as error:
-        raise CommitUnknown(
-            f"{key}: the store did not say whether it kept the split, and it is not there now; "
-            "write it again under a fresh id",
-            key=key,
-        ) from error
-    if found != _bytes_view(data):
-        raise CommitConflict(f"{key}: the split id is taken by other bytes; write under a fresh id", key=key)

@@ -19,26 +19,11 @@ from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.split.read import conform_split, read_split
+from storage_core.testkit.clock import ManualClock
 
 Row = dict[str, object]
 
 PLANES = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
-
-
-@dataclass(slots=True)
-class SteppingClock:
-    """A clock that moves only when somebody sleeps, and by one millisecond per look."""
-
-    time_ms: float = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        """Return the time and move it by a millisecond."""
-        self.time_ms += 1
-        return int(self.time_ms)
-
-    def sleep_ms(self, duration_ms: float) -> None:
-        """Move the time; returns at once."""
-        self.time_ms += duration_ms
 
 
 @dataclass(slots=True)
@@ -47,7 +32,7 @@ class KeyedTable:
 
     store: ObjectStore
     ids: Ids = field(default_factory=lambda: SeededIds(1))
-    clock: SteppingClock = field(default_factory=SteppingClock)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(step_ms=1))
 
     @property
     def log(self) -> TransactionLog:

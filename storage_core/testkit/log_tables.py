@@ -1,4 +1,4 @@
-"""Small tables for tests of the transaction log: metadata, splits that need no file, and a clock that stands still."""
+"""Small tables for tests of the transaction log: metadata, and splits that need no file."""
 
 from __future__ import annotations
 
@@ -10,28 +10,10 @@ from storage_core.log.actions import Add, IndexSegment, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.testkit.clock import START_MS, ManualClock
 
-START_MS = 1_700_000_000_000
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 INDEX = IndexDefinition("words", "fulltext", ("text",))
-
-
-class ManualClock:
-    """A clock that moves only when it is told to, or slept on; `slept_ms` collects the sleeps."""
-
-    def __init__(self, now_ms: int = START_MS) -> None:
-        """Stand at `now_ms`."""
-        self.now = now_ms
-        self.slept_ms: list[float] = []
-
-    def now_ms(self) -> int:
-        """Return where the clock stands."""
-        return self.now
-
-    def sleep_ms(self, duration_ms: float) -> None:
-        """Move forward without waiting."""
-        self.slept_ms.append(duration_ms)
-        self.now += int(duration_ms)
 
 
 def metadata(config: TableConfig | None = None) -> Metadata:

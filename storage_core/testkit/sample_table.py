@@ -11,7 +11,8 @@ from storage_core.log.actions import Action, Add, IndexSegment, Remove, RemoveIn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
-from storage_core.testkit.log_tables import INDEX, ManualClock, metadata
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.log_tables import INDEX, metadata
 
 
 class SampleTable:

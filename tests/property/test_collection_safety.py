@@ -13,8 +13,9 @@ from storage_core.gc.collect import collect
 from storage_core.log.checkpoint import manifest_keys, read_state
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.interrupted_store import InterruptedStore
-from storage_core.testkit.log_tables import INDEX, ManualClock
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import FaultStore, Interruption
+from storage_core.testkit.log_tables import INDEX
 from storage_core.testkit.sample_table import SampleTable
 
 RETENTION_MS = 5 * HOUR_MS
@@ -87,7 +88,7 @@ class Collection(RuleBasedStateMachine):
 
     @rule(fail_at=st.integers(0, 60))
     def collect_and_crash(self, fail_at: int) -> None:
-        store = InterruptedStore(self.table.store, fail_at)
+        store = FaultStore(self.table.store, watch=Interruption(fail_at))
         log = TransactionLog(store, clock=self.clock, ids=self.table.ids)
         try:
             collect(store, log, clock=self.clock, horizon_ms=0)

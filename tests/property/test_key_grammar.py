@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from storage_core.errors import InvalidInput
 from storage_core.formats import keys
+from storage_core.formats.key_segments import decode_segment, encode_segment
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.objectstore.key_safety import is_safe_key
 
@@ -63,11 +64,11 @@ def rebuild(parsed: ParsedKey) -> str:
         case ParsedKey(kind=KeyKind.GC_BOUNDARY):
             return keys.gc_boundary_key()
         case ParsedKey(kind=KeyKind.LOCK, source=str(source)):
-            return parsed.key if "~" in source else keys.lock_key(keys.decode_segment(source))
+            return parsed.key if "~" in source else keys.lock_key(decode_segment(source))
         case ParsedKey(kind=KeyKind.QUARANTINE, source=str(source), id=str(entry_id)):
             if "~" in source:
                 return parsed.key
-            return keys.quarantine_key(keys.decode_segment(source), entry_id)
+            return keys.quarantine_key(decode_segment(source), entry_id)
         case _:
             raise AssertionError(f"{parsed} lacks a part")
 
@@ -107,8 +108,8 @@ def test_any_text_parses_or_is_not_ours_and_never_fails(text: str) -> None:
 
 @given(texts)
 def test_an_encoded_segment_is_one_plain_segment_and_decodes_to_its_value(value: str) -> None:
-    segment = keys.encode_segment(value)
-    assert keys.decode_segment(segment) == value
+    segment = encode_segment(value)
+    assert decode_segment(segment) == value
     assert is_safe_key(segment)
     assert segment.isascii()
     assert not set(segment) & set("/\\~*? \n")
@@ -117,7 +118,7 @@ def test_an_encoded_segment_is_one_plain_segment_and_decodes_to_its_value(value:
 @given(st.text(st.sampled_from("%2EeFf/.~aä"), max_size=12))
 def test_a_segment_that_decodes_is_the_only_spelling_of_its_value(segment: str) -> None:
     try:
-        value = keys.decode_segment(segment)
+        value = decode_segment(segment)
     except InvalidInput:
         return
-    assert keys.encode_segment(value) == segment
+    assert encode_segment(value) == segment

@@ -14,7 +14,8 @@ from storage_core.log.replay import list_log
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.log_tables import INDEX, START_MS, ManualClock, log_on, metadata, removal, segment, split
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
 
 SMALL = st.integers(0, 3)
 

@@ -13,21 +13,23 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
 from storage_core.region.merge import MergeResult, MergeWork
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.faults import Fault, FaultyStore
+from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import KeyedTable, Row
 
 KEYS = st.sampled_from(["a", "b", "c", "é", "zz", ""])
 FIELDS = st.fixed_dictionaries(
     {}, optional={"seats": st.none() | st.integers(-5, 5), "model": st.none() | st.sampled_from(["", "x"])}
 )
-REPLIES = st.sampled_from([Fault.REPLY_LOST, Fault.REPLY_LOST_THEN_CONFLICT, Fault.REQUEST_LOST])
+REPLIES = st.sampled_from(
+    [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN]
+)
 EMPTY: Row = {"seats": None, "model": None}
 
 
 class KeyedTableMachine(RuleBasedStateMachine):
     @initialize()
     def create(self) -> None:
-        self.store = FaultyStore(MemoryStore("planes"))
+        self.store = FaultStore(MemoryStore("planes"))
         self.table = KeyedTable(self.store).create()
         self.writer: RegionWriter = self.table.writer()
         self.fenced: RegionWriter | None = None
@@ -92,19 +94,19 @@ class KeyedTableMachine(RuleBasedStateMachine):
             self.fenced.put({"tailnum": key, "seats": 99})
 
     @rule(key=KEYS, fault=REPLIES)
-    def lose_the_reply_of_a_put(self, key: str, fault: Fault) -> None:
-        self.store.schedule(fault, key="/wal/")
+    def lose_the_reply_of_a_put(self, key: str, fault: PutFault) -> None:
+        self.store.on_put("/wal/", fault)
         self.put([(key, {"seats": 77})])
 
     @rule(fault=REPLIES, part=st.sampled_from([".binpb", "_manifest.json", "bloom_filter.bin"]))
-    def lose_the_reply_of_a_flush(self, fault: Fault, part: str) -> None:
+    def lose_the_reply_of_a_flush(self, fault: PutFault, part: str) -> None:
         if self.writer.unflushed().num_rows:
-            self.store.schedule(fault, key=part)
+            self.store.on_put(part, fault)
             self.writer.flush()
 
     @rule(key=KEYS, arrives=st.booleans())
     def a_put_that_is_never_answered(self, key: str, arrives: bool) -> None:
-        self.store.schedule(Fault.ARRIVES_LATE, key="/wal/", times=4)
+        self.store.on_put("/wal/", *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
         with pytest.raises(CommitUnknown):
             self.writer.put({"tailnum": key, "seats": 55})
         if arrives:

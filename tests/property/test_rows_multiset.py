@@ -21,7 +21,7 @@ SCHEMA = pa.schema(
     ]
 )
 SMALL = st.integers(0, 2)
-TEXT = st.sampled_from(["", "a", "b", "ab", "\U00010000"])
+TEXT = st.sampled_from(["", "a", "ab", "\U00010000", "abcdefgh", "abcdefgh\0", "abcdefghabcdefgh", "habcdefg"])
 ROW = st.fixed_dictionaries(
     {
         "text": st.none() | TEXT,

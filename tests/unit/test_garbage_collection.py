@@ -16,8 +16,9 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.testkit.interrupted_store import InterruptedStore
-from storage_core.testkit.log_tables import INDEX, ManualClock
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import FaultStore, Interruption
+from storage_core.testkit.log_tables import INDEX
 from storage_core.testkit.sample_table import SampleTable
 
 DAY_MS = 24 * HOUR_MS
@@ -297,10 +298,10 @@ def test_any_read_error_stops_before_anything_is_deleted(brief: SampleTable, clo
     run(brief)
     clock.now += 2 * HOUR_MS
     before = brief.objects()
-    counted = InterruptedStore(brief.store, 10**9, is_read)
-    run(brief, store=counted, dry_run=True)
+    counted = Interruption(counts=is_read)
+    run(brief, store=FaultStore(brief.store, watch=counted), dry_run=True)
     for fail_at in range(counted.requests):
-        store = InterruptedStore(brief.store, fail_at, is_read)
+        store = FaultStore(brief.store, watch=Interruption(fail_at, is_read))
         with pytest.raises(Unavailable, match="interrupted"):
             run(brief, store=store)
         assert brief.objects() == before
@@ -326,13 +327,13 @@ def test_killed_at_any_write_the_next_run_finishes() -> None:
         return table
 
     finished = prepared()
-    counted = InterruptedStore(finished.store, 10**9, is_write)
-    run(finished, store=counted, horizon_ms=0)
+    counted = Interruption(counts=is_write)
+    run(finished, store=FaultStore(finished.store, watch=counted), horizon_ms=0)
     assert counted.requests > 5
     for fail_at in range(counted.requests):
         table = prepared()
         with pytest.raises(Unavailable, match="interrupted"):
-            run(table, store=InterruptedStore(table.store, fail_at, is_write), horizon_ms=0)
+            run(table, store=FaultStore(table.store, watch=Interruption(fail_at, is_write)), horizon_ms=0)
         live = set(table.log.snapshot().splits)
         assert live <= table.objects()
         run(table, horizon_ms=0)
@@ -361,14 +362,13 @@ def test_a_split_committed_before_any_read_of_a_collection_survives_it(clock: Ma
         upload = table.upload_split()
         seen: list[str] = []
 
-        def commit_meanwhile(kind: str, key: str) -> bool:
+        def commit_meanwhile(kind: str, key: str) -> None:
             if is_read(kind, key) or kind == "delete":
                 seen.append(kind)
             if len(seen) == number and is_read(kind, key) and "delete" not in seen:
                 table.commit([table.add(upload)])
-            return False
 
-        run(table, store=InterruptedStore(table.store, 10**9, commit_meanwhile), horizon_ms=0)
+        run(table, store=FaultStore(table.store, watch=commit_meanwhile), horizon_ms=0)
         committed = upload in table.log.snapshot().splits
         return upload in table.objects() if committed else None
 

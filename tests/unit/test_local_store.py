@@ -29,7 +29,8 @@ class ImpatientClock:
         return time.time_ns() // 1_000_000
 
     def sleep_ms(self, duration_ms: float) -> None:
-        return
+        """Wait for nothing: the store counts what it asked for."""
+        assert duration_ms > 0
 
 
 class TestLocalStore(StoreConformance):
@@ -162,6 +163,16 @@ def test_a_fifo_is_no_object_and_does_not_block(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         store.get("pipe")
     assert list(store.list("")) == []
+
+
+def test_a_replacement_is_always_stamped_later_than_what_it_replaces(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("k", b"0", IfAbsent())
+    ahead_ns = time.time_ns() + 3600 * 10**9
+    os.utime(tmp_path / "k", ns=(ahead_ns, ahead_ns))
+    for number in range(1, 4):
+        assert isinstance(store.put("k", b"x", IfMatch(store.head("k").etag)), Committed)
+        assert (tmp_path / "k").stat().st_mtime_ns == ahead_ns + number
 
 
 def test_a_lock_of_a_living_holder_is_never_broken(tmp_path: Path) -> None:

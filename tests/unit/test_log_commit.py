@@ -28,11 +28,10 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.testkit.faulty_store import FaultyStore
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import (
     INDEX,
-    START_MS,
-    ManualClock,
     log_on,
     metadata,
     removal,
@@ -99,8 +98,8 @@ def test_a_second_creation_is_refused(log: TransactionLog, store: MemoryStore) -
 
 
 def test_a_creation_that_loses_the_race_is_refused(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    faulty.before_put(version_key(0), lambda: log_on(store, seed=1).create(metadata()))
+    faulty = FaultStore(store)
+    faulty.on_put(version_key(0), lambda: log_on(store, seed=1).create(metadata()))
     with pytest.raises(InvalidInput, match="exists here already"):
         log_on(faulty, seed=2).create(metadata())
 
@@ -313,9 +312,9 @@ def test_a_table_that_this_release_may_not_write_is_refused(store: MemoryStore, 
 def test_a_commit_that_loses_every_race_says_so_and_backs_off_in_between(store: MemoryStore) -> None:
     other = log_on(store, seed=1)
     other.create(metadata(TableConfig(checkpoint_interval=0)))
-    faulty, clock = FaultyStore(store), ManualClock()
+    faulty, clock = FaultStore(store), ManualClock()
     for version in range(1, MAX_ATTEMPTS + 1):
-        faulty.before_put(version_key(version), lambda: _commit(other, Txn(appId="other", version=other_version())))
+        faulty.on_put(version_key(version), lambda: _commit(other, Txn(appId="other", version=other_version())))
     log = TransactionLog(faulty, clock=clock, ids=log_on(store, seed=2).ids)
 
     def other_version() -> int:

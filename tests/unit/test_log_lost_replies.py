@@ -10,7 +10,7 @@ from storage_core.log.hint import read_hint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Conflict
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.faulty_store import FaultyStore, PutFault
+from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.log_tables import log_on, metadata, removal, split
 
 APPLIED = [PutFault.APPLIED_THEN_CONFLICT, PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_UNAVAILABLE]
@@ -18,20 +18,20 @@ NOT_APPLIED = [PutFault.DROPPED_THEN_UNKNOWN, PutFault.CONFLICT_WITH_NOTHING]
 
 
 @pytest.fixture
-def faulty() -> FaultyStore:
-    store = FaultyStore(MemoryStore("t"))
+def faulty() -> FaultStore:
+    store = FaultStore(MemoryStore("t"))
     log_on(store).create(metadata())
     return store
 
 
 @pytest.fixture
-def log(faulty: FaultyStore) -> TransactionLog:
+def log(faulty: FaultStore) -> TransactionLog:
     return log_on(faulty, seed=1)
 
 
 @pytest.mark.parametrize("fault", APPLIED)
 def test_lesson_01_a_commit_whose_reply_was_lost_is_committed_exactly_once(
-    faulty: FaultyStore, log: TransactionLog, fault: PutFault
+    faulty: FaultStore, log: TransactionLog, fault: PutFault
 ) -> None:
     faulty.on_put(version_key(1), fault)
     result = log.commit(log.snapshot(), [split("a")], operation="APPEND")
@@ -42,14 +42,14 @@ def test_lesson_01_a_commit_whose_reply_was_lost_is_committed_exactly_once(
 
 @pytest.mark.parametrize("fault", APPLIED)
 def test_lesson_01_a_lost_reply_is_recognised_after_others_have_followed(
-    faulty: FaultyStore, log: TransactionLog, fault: PutFault
+    faulty: FaultStore, log: TransactionLog, fault: PutFault
 ) -> None:
     planned = log.snapshot()
-    faulty.on_put(version_key(1), fault)
-    faulty.on_get(version_key(1), Unavailable("for a moment"))
+    faulty.on("get", version_key(1), Unavailable("for a moment"))
     other = log_on(faulty, seed=2)
-    faulty.before_put(version_key(1), lambda: None)
-    faulty.before_put(version_key(1), lambda: [other.commit(other.snapshot(), [split(n)], operation="X") for n in "bc"])
+    faulty.on_put(
+        version_key(1), fault, lambda: [other.commit(other.snapshot(), [split(n)], operation="X") for n in "bc"]
+    )
     result = log.commit(planned, [split("a")], operation="APPEND")
     assert (result.version, result.attempts) == (1, 2)
     assert set(log.snapshot().splits) == {split(name).path for name in "abc"}
@@ -58,7 +58,7 @@ def test_lesson_01_a_lost_reply_is_recognised_after_others_have_followed(
 
 @pytest.mark.parametrize("fault", APPLIED)
 def test_lesson_01_a_creation_whose_reply_was_lost_is_a_creation(fault: PutFault) -> None:
-    store = FaultyStore(MemoryStore("new"))
+    store = FaultStore(MemoryStore("new"))
     store.on_put(version_key(0), fault)
     assert log_on(store).create(metadata()) == log_on(store).snapshot()
     with pytest.raises(InvalidInput):
@@ -67,7 +67,7 @@ def test_lesson_01_a_creation_whose_reply_was_lost_is_a_creation(fault: PutFault
 
 @pytest.mark.parametrize("fault", APPLIED)
 def test_lesson_01_a_checkpoint_and_its_hint_survive_lost_replies(
-    faulty: FaultyStore, log: TransactionLog, fault: PutFault
+    faulty: FaultStore, log: TransactionLog, fault: PutFault
 ) -> None:
     head = log.commit(log.snapshot(), [split("a")], operation="APPEND").snapshot
     faulty.on_put(last_checkpoint_key(), fault)
@@ -82,7 +82,7 @@ def test_lesson_01_a_checkpoint_and_its_hint_survive_lost_replies(
 
 @pytest.mark.parametrize("fault", NOT_APPLIED)
 def test_lesson_04_a_put_that_never_happened_is_tried_again_at_the_same_version(
-    faulty: FaultyStore, log: TransactionLog, fault: PutFault
+    faulty: FaultStore, log: TransactionLog, fault: PutFault
 ) -> None:
     faulty.on_put(version_key(1), fault, fault)
     result = log.commit(log.snapshot(), [split("a")], operation="APPEND")
@@ -91,7 +91,7 @@ def test_lesson_04_a_put_that_never_happened_is_tried_again_at_the_same_version(
 
 
 def test_lesson_02_an_unknown_outcome_is_a_typed_error_and_nothing_is_cleaned_up(
-    faulty: FaultyStore, log: TransactionLog
+    faulty: FaultStore, log: TransactionLog
 ) -> None:
     faulty.on_put(version_key(1), *[PutFault.DELAYED_THEN_UNKNOWN] * 10)
     with pytest.raises(CommitUnknown) as caught:
@@ -107,7 +107,7 @@ def test_lesson_02_an_unknown_outcome_is_a_typed_error_and_nothing_is_cleaned_up
 
 
 def test_lesson_03_a_retry_with_the_same_id_appends_nothing_however_many_commits_followed(
-    faulty: FaultyStore, log: TransactionLog
+    faulty: FaultStore, log: TransactionLog
 ) -> None:
     faulty.on_put(version_key(1), *[PutFault.DELAYED_THEN_UNKNOWN] * 10)
     with pytest.raises(CommitUnknown) as caught:
@@ -128,13 +128,15 @@ def test_lesson_03_a_retry_with_the_same_id_appends_nothing_however_many_commits
 
 
 def test_lesson_05_a_put_that_arrives_late_loses_to_whoever_took_its_version(
-    faulty: FaultyStore, log: TransactionLog
+    faulty: FaultStore, log: TransactionLog
 ) -> None:
     planned = log.snapshot()
-    faulty.on_put(version_key(1), PutFault.DELAYED_THEN_UNKNOWN)
     other = log_on(faulty, seed=2)
-    faulty.before_put(version_key(1), lambda: None)
-    faulty.before_put(version_key(1), lambda: other.commit(planned, [split("b")], operation="APPEND"))
+    faulty.on_put(
+        version_key(1),
+        PutFault.DELAYED_THEN_UNKNOWN,
+        lambda: other.commit(planned, [split("b")], operation="APPEND"),
+    )
     result = log.commit(planned, [split("a")], operation="APPEND")
     assert result.version == 2
     assert all(isinstance(outcome, Conflict) for outcome in faulty.deliver())
@@ -142,13 +144,11 @@ def test_lesson_05_a_put_that_arrives_late_loses_to_whoever_took_its_version(
     assert log.snapshot().version == 2
 
 
-def test_lesson_05_a_hint_that_arrives_late_never_goes_back(faulty: FaultyStore, log: TransactionLog) -> None:
+def test_lesson_05_a_hint_that_arrives_late_never_goes_back(faulty: FaultStore, log: TransactionLog) -> None:
     old = log.commit(log.snapshot(), [split("a")], operation="APPEND").snapshot
     log.checkpoint(log.snapshot(version=0))
-    faulty.on_put(last_checkpoint_key(), PutFault.DELAYED_THEN_UNKNOWN)
     new = log.commit(old, [split("b")], operation="APPEND").snapshot
-    faulty.before_put(last_checkpoint_key(), lambda: None)
-    faulty.before_put(last_checkpoint_key(), lambda: log.checkpoint(new))
+    faulty.on_put(last_checkpoint_key(), PutFault.DELAYED_THEN_UNKNOWN, lambda: log.checkpoint(new))
     log.checkpoint(old)
     faulty.deliver()
     assert read_hint(faulty) == 2
@@ -156,7 +156,7 @@ def test_lesson_05_a_hint_that_arrives_late_never_goes_back(faulty: FaultyStore,
     assert read_hint(faulty) == 2
 
 
-def test_lesson_09_two_bodies_of_the_hint_are_never_equal(faulty: FaultyStore, log: TransactionLog) -> None:
+def test_lesson_09_two_bodies_of_the_hint_are_never_equal(faulty: FaultStore, log: TransactionLog) -> None:
     head = log.snapshot()
     log.checkpoint(head)
     first = faulty.get(last_checkpoint_key()).data
@@ -165,7 +165,7 @@ def test_lesson_09_two_bodies_of_the_hint_are_never_equal(faulty: FaultyStore, l
     assert faulty.get(last_checkpoint_key()).data != first
 
 
-def test_a_failing_checkpoint_never_fails_the_commit(faulty: FaultyStore, log: TransactionLog) -> None:
+def test_a_failing_checkpoint_never_fails_the_commit(faulty: FaultStore, log: TransactionLog) -> None:
     for number in range(9):
         log.commit(log.snapshot(), [split(f"n{number}")], operation="APPEND")
     faulty.on_put(state_key(10), PutFault.DROPPED_THEN_UNKNOWN)

@@ -18,11 +18,10 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.testkit.faulty_store import FaultyStore
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import (
     INDEX,
-    START_MS,
-    ManualClock,
     log_on,
     metadata,
     removal,
@@ -210,8 +209,8 @@ def test_a_hole_in_the_log_is_corrupt_and_never_skipped(store: MemoryStore) -> N
 def test_lesson_32_a_version_that_cannot_be_read_ends_the_load(
     store: MemoryStore, error: Unavailable | Corrupt
 ) -> None:
-    faulty = FaultyStore(store)
-    faulty.on_get(version_key(11), error)
+    faulty = FaultStore(store)
+    faulty.on("get", version_key(11), error)
     with pytest.raises(type(error)):
         log_on(faulty).snapshot()
     assert read_hint(store) == 10

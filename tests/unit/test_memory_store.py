@@ -4,18 +4,8 @@ import pytest
 
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.store_conformance import StoreConformance
-
-
-class FixedClock:
-    def __init__(self, now_ms: int) -> None:
-        self.now = now_ms
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def sleep_ms(self, duration_ms: float) -> None:
-        self.now += int(duration_ms)
 
 
 class TestMemoryStore(StoreConformance):
@@ -25,7 +15,7 @@ class TestMemoryStore(StoreConformance):
 
 
 def test_last_modified_follows_the_given_clock() -> None:
-    clock = FixedClock(1_000)
+    clock = ManualClock(1_000)
     store = MemoryStore("clocked", clock=clock)
     assert isinstance(store.put("k", b"", IfAbsent()), Committed)
     clock.now = 5_000

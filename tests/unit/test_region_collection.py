@@ -12,17 +12,18 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.manifest import region_of
-from storage_core.testkit.interrupted_store import InterruptedStore
-from storage_core.testkit.keyed_table import KeyedTable, SteppingClock
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import FaultStore, Interruption
+from storage_core.testkit.keyed_table import KeyedTable
 
 
 @pytest.fixture
-def clock() -> SteppingClock:
-    return SteppingClock()
+def clock() -> ManualClock:
+    return ManualClock(step_ms=1)
 
 
 @pytest.fixture
-def table(clock: SteppingClock) -> KeyedTable:
+def table(clock: ManualClock) -> KeyedTable:
     """Retains versions for an hour and has a horizon of one."""
     config = TableConfig(
         primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=HOUR_MS, gc_horizon_ms=HOUR_MS
@@ -140,7 +141,7 @@ def test_a_new_claim_after_a_collection_finds_every_row(table: KeyedTable) -> No
 
 def test_killed_at_any_delete_the_next_runs_find_the_rest() -> None:
     def prepared() -> KeyedTable:
-        clock = SteppingClock()
+        clock = ManualClock(step_ms=1)
         config = TableConfig(primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=0, gc_horizon_ms=0)
         table = KeyedTable(MemoryStore("killed", clock=clock), clock=clock).create(config=config)
         with table.writer() as writer:
@@ -160,7 +161,8 @@ def test_killed_at_any_delete_the_next_runs_find_the_rest() -> None:
     assert len(finished) == 3, "the newest manifest, its hint, and the sentinel"
     for fail_at in range(len(run(prepared(), horizon_ms=0).deleted)):
         table = prepared()
-        store = InterruptedStore(table.store, fail_at, lambda kind, _key: kind == "delete")
+        interruption = Interruption(fail_at, lambda kind, _key: kind == "delete")
+        store = FaultStore(table.store, watch=interruption)
         with pytest.raises(Unavailable, match="interrupted"):
             collect(store, TransactionLog(store, clock=table.clock, ids=table.ids), clock=table.clock)
         assert remaining(table) == finished

@@ -13,8 +13,8 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import manifest
-from storage_core.testkit.faults import Fault, FaultyStore
-from storage_core.testkit.keyed_table import SteppingClock
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import FaultStore, PutFault
 
 REGION = "00112233-4455-6677-8899-aabbccddeeff"
 
@@ -26,7 +26,7 @@ def _manifest(version: int, writer: str = "w") -> RegionManifest:
 def _store(versions: int) -> MemoryStore:
     store = MemoryStore("region")
     for version in range(1, versions + 1):
-        assert manifest.commit(store, _manifest(version), clock=SteppingClock())
+        assert manifest.commit(store, _manifest(version), clock=ManualClock())
     return store
 
 
@@ -63,31 +63,34 @@ def test_with_a_good_hint_the_newest_manifest_costs_two_gets_and_one_head() -> N
 
 def test_of_two_manifests_of_one_version_the_second_loses() -> None:
     store = _store(1)
-    assert manifest.commit(store, _manifest(2, "a"), clock=SteppingClock())
-    assert not manifest.commit(store, _manifest(2, "b"), clock=SteppingClock())
+    assert manifest.commit(store, _manifest(2, "a"), clock=ManualClock())
+    assert not manifest.commit(store, _manifest(2, "b"), clock=ManualClock())
     assert manifest.read_latest(store, REGION) == _manifest(2, "a")
 
 
-@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.REPLY_LOST_THEN_CONFLICT, Fault.REQUEST_LOST, Fault.REFUSED])
-def test_a_lost_reply_neither_loses_nor_doubles_a_manifest(fault: Fault) -> None:
-    store = FaultyStore(_store(1))
-    store.schedule(fault, key=".binpb")
-    assert manifest.commit(store, _manifest(2), clock=SteppingClock())
+@pytest.mark.parametrize(
+    "fault",
+    [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN, PutFault.REFUSED],
+)
+def test_a_lost_reply_neither_loses_nor_doubles_a_manifest(fault: PutFault) -> None:
+    store = FaultStore(_store(1))
+    store.on_put(".binpb", fault)
+    assert manifest.commit(store, _manifest(2), clock=ManualClock())
     assert manifest.read_latest(store, REGION) == _manifest(2)
 
 
 def test_a_manifest_that_never_gets_an_answer_is_unknown() -> None:
-    store = FaultyStore(_store(1))
-    store.schedule(Fault.ARRIVES_LATE, key=".binpb", times=10)
+    store = FaultStore(_store(1))
+    store.on_put(".binpb", *[PutFault.DELAYED_THEN_UNKNOWN] * 10)
     with pytest.raises(CommitUnknown, match="delete nothing"):
-        manifest.commit(store, _manifest(2), clock=SteppingClock())
+        manifest.commit(store, _manifest(2), clock=ManualClock())
 
 
 def test_a_late_hint_never_goes_backwards() -> None:
-    store = FaultyStore(_store(1))
-    store.schedule(Fault.ARRIVES_LATE, key="version_hint")
-    assert manifest.commit(store, _manifest(2), clock=SteppingClock())
-    assert manifest.commit(store, _manifest(3), clock=SteppingClock())
+    store = FaultStore(_store(1))
+    store.on_put("version_hint", PutFault.DELAYED_THEN_UNKNOWN)
+    assert manifest.commit(store, _manifest(2), clock=ManualClock())
+    assert manifest.commit(store, _manifest(3), clock=ManualClock())
     store.deliver()
     assert b'"version": 3' in store.get(keys.region_hint_key(REGION)).data
 
@@ -99,9 +102,9 @@ def test_a_writer_that_slept_before_its_hint_does_not_set_it_back() -> None:
 
 
 def test_a_hint_that_cannot_be_written_does_not_fail_the_commit() -> None:
-    store = FaultyStore(_store(1))
-    store.schedule(Fault.REFUSED, key="version_hint")
-    assert manifest.commit(store, _manifest(2), clock=SteppingClock())
+    store = FaultStore(_store(1))
+    store.on_put("version_hint", PutFault.REFUSED)
+    assert manifest.commit(store, _manifest(2), clock=ManualClock())
     assert manifest.read_latest(store, REGION) == _manifest(2)
 
 

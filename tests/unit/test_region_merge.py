@@ -13,7 +13,7 @@ from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import keys
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
-from storage_core.region.merge import MergeWork
+from storage_core.region.merge import MergeResult, MergeWork
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 
 
@@ -285,6 +285,17 @@ def test_work_travels_as_json() -> None:
     (work,) = merge.plan(table.store, table.snapshot)
     assert MergeWork.from_json(work.to_json()) == work
     assert len(work.base) == 1
+
+
+def test_a_result_travels_as_json() -> None:
+    table = _table()
+    _put(table, _plane("a"))
+    table.merge()
+    _put(table, _plane("a", 2))
+    (work,) = merge.plan(table.store, table.snapshot)
+    result = table.execute(work)
+    assert (len(result.adds), len(result.removes)) == (1, 1)
+    assert MergeResult.from_json(result.to_json()) == result
 
 
 def test_a_keyed_table_with_windows_gets_every_row_into_its_window() -> None:

@@ -17,7 +17,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import claim as claiming
 from storage_core.region import generation, tail, wal, writer
 from storage_core.region.manifest import read_latest
-from storage_core.testkit.faults import Fault, FaultyStore
+from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
 WAL = "/wal/"
@@ -177,13 +177,13 @@ def test_the_claim_leaves_a_sentinel_without_rows_at_the_tail() -> None:
 
 
 def test_a_put_that_sleeps_from_before_a_claim_until_after_it_is_not_applied() -> None:
-    store = FaultyStore(MemoryStore("planes"))
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     first = table.writer()
-    store.schedule(Fault.ARRIVES_LATE, key=WAL, times=10)
+    store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 10)
     with pytest.raises(CommitUnknown):
         first.put({"tailnum": "zombie"})
-    store._scheduled.clear()
+    store.forget()
     with table.writer() as second:
         store.deliver()
         second.put({"tailnum": "new"})
@@ -213,13 +213,16 @@ def test_a_claim_that_slept_while_another_was_made_learns_it_before_it_acknowled
     assert set(table.rows()) == {"newer", "newer still"}
 
 
-@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.REPLY_LOST_THEN_CONFLICT, Fault.REQUEST_LOST, Fault.REFUSED])
-def test_a_lost_reply_on_a_wal_put_is_acknowledged_exactly_once(fault: Fault) -> None:
-    store = FaultyStore(MemoryStore("planes"))
+@pytest.mark.parametrize(
+    "fault",
+    [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN, PutFault.REFUSED],
+)
+def test_a_lost_reply_on_a_wal_put_is_acknowledged_exactly_once(fault: PutFault) -> None:
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     with table.writer() as planes:
         planes.put({"tailnum": "a"})
-        store.schedule(fault, key=WAL)
+        store.on_put(WAL, fault)
         planes.put({"tailnum": "b"})
         planes.put({"tailnum": "c"})
         assert planes.unflushed().column("tailnum").to_pylist() == ["a", "b", "c"]
@@ -228,21 +231,21 @@ def test_a_lost_reply_on_a_wal_put_is_acknowledged_exactly_once(fault: Fault) ->
 
 
 def test_a_lost_reply_of_a_fenced_writer_never_becomes_a_lost_row() -> None:
-    store = FaultyStore(MemoryStore("planes"))
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     first = table.writer()
-    store.schedule(Fault.REPLY_LOST, key=WAL)
+    store.on_put(WAL, PutFault.APPLIED_THEN_UNKNOWN)
     first.put({"tailnum": "acknowledged"})
     table.writer()
     assert set(table.rows()) == {"acknowledged"}
 
 
 def test_after_an_unknown_outcome_the_writer_refuses_everything_and_a_new_one_finds_out() -> None:
-    store = FaultyStore(MemoryStore("planes"))
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     planes = table.writer()
     planes.put({"tailnum": "a"})
-    store.schedule(Fault.ARRIVES_LATE, key=WAL, times=4)
+    store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     with pytest.raises(CommitUnknown, match="may still take effect"):
         planes.put({"tailnum": "b"})
     with pytest.raises(CommitUnknown, match="open a new writer"):
@@ -305,11 +308,11 @@ def test_a_damaged_entry_is_a_typed_error_that_names_it(damage: str, entry: int)
 
 
 def test_a_flush_that_fails_loses_nothing_and_the_next_one_takes_it_all_in_order() -> None:
-    store = FaultyStore(MemoryStore("planes"))
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     with table.writer() as planes:
         planes.put({"tailnum": "a"})
-        store.schedule(Fault.REFUSED, key="_gen_", times=4)
+        store.on_put("_gen_", *[PutFault.REFUSED] * 4)
         with pytest.raises((Unavailable, CommitUnknown)):
             planes.flush()
         planes.put({"tailnum": "b"})
@@ -325,25 +328,27 @@ def test_a_flush_that_fails_loses_nothing_and_the_next_one_takes_it_all_in_order
     assert set(table.rows()) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.REPLY_LOST_THEN_CONFLICT, Fault.REQUEST_LOST])
+@pytest.mark.parametrize(
+    "fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN]
+)
 @pytest.mark.parametrize("key", ["_manifest.json", "bloom_filter", ".binpb"])
-def test_a_lost_reply_during_a_flush_makes_one_generation(fault: Fault, key: str) -> None:
-    store = FaultyStore(MemoryStore("planes"))
+def test_a_lost_reply_during_a_flush_makes_one_generation(fault: PutFault, key: str) -> None:
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     with table.writer() as planes:
         planes.put({"tailnum": "a"})
-        store.schedule(fault, key=key)
+        store.on_put(key, fault)
         assert planes.flush() == 1
         assert planes.flush() is None
     assert set(table.rows()) == {"a"}
 
 
 def test_a_flush_whose_commit_is_unknown_stops_the_writer_and_loses_nothing() -> None:
-    store = FaultyStore(MemoryStore("planes"))
+    store = FaultStore(MemoryStore("planes"))
     table = _table(store)
     planes = table.writer()
     planes.put({"tailnum": "a"})
-    store.schedule(Fault.ARRIVES_LATE, key=".binpb", times=4)
+    store.on_put(".binpb", *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     with pytest.raises(CommitUnknown):
         planes.flush()
     with pytest.raises(CommitUnknown):

@@ -99,6 +99,13 @@ def test_bytes_that_move_between_neighbours_or_places_are_seen() -> None:
     assert of(pa.table({"c": [[1], []]})) != of(pa.table({"c": [[], [2]]}))
 
 
+def test_texts_of_every_length_and_alignment_have_their_own_hash() -> None:
+    texts = [fill * length for fill in ("\0", "x", "\x7f") for length in range(1, 40)]
+    texts += [texts[-1][:place] + "y" + texts[-1][place + 1 :] for place in range(39)]
+    column = pa.array(["", *texts], pa.large_string())
+    assert len({of(pa.table({"c": column.slice(row, 1)})).digest for row in range(len(column))}) == len(column)
+
+
 def test_the_two_zeros_are_one_value_and_so_are_all_nans() -> None:
     assert of(pa.table({"c": [0.0]})) == of(pa.table({"c": [-0.0]}))
     assert of(pa.table({"c": [float("nan")]})) == of(pa.table({"c": [-float("nan")]}))

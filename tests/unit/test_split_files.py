@@ -16,12 +16,12 @@ from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.ids import SeededIds
-from storage_core.objectstore.contract import OutcomeUnknown, PutMode, PutResult
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.metadata import differences
 from storage_core.split.read import read_metadata, read_split
 from storage_core.split.write import SplitContext, context_of, sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
+from storage_core.testkit.fault_store import FaultStore, PutFault
 
 NOW_MS = 1_700_000_000_000
 ROWS = [
@@ -30,19 +30,6 @@ ROWS = [
     {"at": 7300, "service": "api", "host": "a", "count": None, "value": -0.0},
     {"at": 7400, "service": "api", "host": "a", "count": 4, "value": None},
 ]
-
-
-class LosesReplies(MemoryStore):
-    """Applies a put, or not, and in both cases does not say so."""
-
-    def __init__(self, *, applies: bool) -> None:
-        super().__init__("lossy")
-        self._applies = applies
-
-    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
-        if self._applies:
-            super().put(key, data, mode)
-        return OutcomeUnknown("the reply was lost")
 
 
 @pytest.fixture
@@ -250,14 +237,17 @@ def test_writing_the_same_split_again_succeeds_and_another_one_conflicts(store: 
 
 def test_a_lost_reply_is_resolved_by_reading_back() -> None:
     """Lesson 01: a put that took effect is a success, whatever the reply was."""
-    store = LosesReplies(applies=True)
+    store = FaultStore(MemoryStore("splits"))
+    store.on_put("splits/", PutFault.APPLIED_THEN_UNKNOWN)
     (add,) = sort_and_write(store, events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
     assert read_split(store, add).num_rows == 4
 
 
 def test_a_split_that_is_not_there_after_a_lost_reply_is_unknown() -> None:
-    with pytest.raises(CommitUnknown, match="did not say whether it kept the split"):
-        sort_and_write(LosesReplies(applies=False), events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
+    store = FaultStore(MemoryStore("splits"))
+    store.on_put("splits/", PutFault.DROPPED_THEN_UNKNOWN)
+    with pytest.raises(CommitUnknown, match="did not say whether it kept the object"):
+        sort_and_write(store, events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
 
 
 def test_a_context_travels_as_json() -> None:

@@ -1,0 +1,102 @@
+"""Creating an object once, also when the store loses the answer (design pages 01 and 03; lessons 01, 02 and 04).
+
+A put whose reply is lost may have taken effect, and a client library that tries again meets its own object as a
+conflict. So after anything but `Committed` what is stored is read, and nothing is ever cleaned up.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitUnknown, NotFound, Unavailable
+from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.objectstore.reading import exists
+
+_ATTEMPTS = 4
+_FIRST_PAUSE_MS = 50
+
+
+def put_if_absent(store: ObjectStore, key: str, data: bytes) -> PutResult:
+    """Create the object; a store that cannot be reached is an unknown outcome. One PUT."""
+    try:
+        return store.put(key, data, IfAbsent())
+    except Unavailable as error:
+        # A connection that broke after the request was sent looks the same as one that broke before.
+        return OutcomeUnknown(str(error))
+
+
+def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advice: str) -> bool:
+    """Create `key` with `data` durably and return True, or return False when the key holds other bytes.
+
+    The key must be fresh to the caller. One PUT; after a conflict or a lost reply one GET more. Raises `CommitUnknown`
+    when the store did not say and has nothing there: `advice` ends its message with what to do.
+    """
+    result = store.put(key, data, IfAbsent())
+    match result:
+        case Committed():
+            return True
+        case Conflict() | OutcomeUnknown():
+            try:
+                return store.get(key).data == data
+            except NotFound as error:
+                raise _unknown(key, "it is not there now", advice) from error
+        case _:
+            assert_never(result)
+
+
+def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) -> bool:
+    """Make sure that the object is there; return True when this call wrote it, False when somebody had before.
+
+    For keys that follow from the content: whoever comes first writes the same. One PUT; after a lost reply one HEAD
+    more. Raises `CommitUnknown` when the store did not say and has nothing there: `advice` says what to do.
+    """
+    result = store.put(key, data, IfAbsent())
+    match result:
+        case Committed():
+            return True
+        case Conflict():
+            return False
+        case OutcomeUnknown(reason):
+            if not exists(store, key):
+                raise _unknown(key, reason, advice)
+            return True
+        case _:
+            assert_never(result)
+
+
+def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) -> bool:
+    """Create `key` with `data` durably and return True, or return False when the key holds somebody else's bytes.
+
+    For numbered keys that others want too. The bytes must be unique to the caller (they carry a writer id and a
+    number): equality then means "it is ours", so a lost reply, or a conflict with an earlier attempt of this very call,
+    is a success and never a second object. One PUT; after a conflict one GET more; after a lost reply up to three more
+    PUTs, each with a growing pause.
+
+    Raises `CommitUnknown` when the store cannot be brought to say what happened: the object may appear later.
+    """
+    reason = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
+        match put_if_absent(store, key, data):
+            case Committed():
+                return True
+            case Conflict():
+                return _is_ours(store, key, data, "the store refused it as already there")
+            case OutcomeUnknown(reason=reason):
+                # Trying again cannot do harm: it can only take effect where nothing is yet.
+                continue
+    return _is_ours(store, key, data, reason)
+
+
+def _is_ours(store: ObjectStore, key: str, data: bytes, reason: str) -> bool:
+    try:
+        return store.get(key).data == data
+    except (NotFound, Unavailable) as error:
+        advice = "it may still take effect: open again, which reads back what is there; delete nothing"
+        raise _unknown(key, f"{reason}; then {error}", advice) from error
+
+
+def _unknown(key: str, reason: str, advice: str) -> CommitUnknown:
+    return CommitUnknown(f"{key}: the store did not say whether it kept the object ({reason}); {advice}", key=key)

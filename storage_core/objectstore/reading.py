@@ -1,0 +1,65 @@
+"""Reading what lies in a store: whether it is there, and as a seekable file."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from storage_core.errors import NotFound
+from storage_core.objectstore.contract import ObjectStore
+
+
+def exists(store: ObjectStore, key: str) -> bool:
+    """Return whether the object is there. One HEAD."""
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
+
+
+class ObjectFile(io.RawIOBase):
+    """An object of known size as a seekable file: one ranged GET per read, and no HEAD.
+
+    A read raises `NotFound` when the object is gone.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move, at most back to the start, and return the new position. No request."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return `size` bytes, fewer at the end of the object, all that is left when it is negative."""
+        end = self._size if size < 0 else min(self._position + size, self._size)
+        if end <= self._position:
+            return b""
+        data = self._store.get_range(self._key, self._position, end)
+        self._position = end
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a writable buffer as far as the object reaches and return the number of bytes."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from storage_core.errors import NotFound
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.reading import ObjectFile, exists
+
+
+@pytest.fixture
+def store() -> MeteredStore:
+    store = MemoryStore("read")
+    store.put("k", b"0123456789", IfAbsent())
+    return MeteredStore(store)
+
+
+def test_whether_an_object_exists_costs_one_head(store: MeteredStore) -> None:
+    assert exists(store, "k")
+    assert not exists(store, "k2")
+    assert (store.requests["head"], store.requests["get"]) == (2, 0)
+
+
+def test_an_object_reads_like_a_file(store: MeteredStore) -> None:
+    file = ObjectFile(store, "k", 10)
+    assert (file.read(3), file.tell(), file.read()) == (b"012", 3, b"3456789")
+    assert file.read(1) == b""
+    assert (file.seek(-4, io.SEEK_END), file.read(2), file.seek(-20, io.SEEK_CUR), file.read(1)) == (6, b"67", 0, b"0")
+    assert io.BufferedReader(file, 4).read(9) == b"123456789"
+    with pytest.raises(NotFound):
+        ObjectFile(store, "gone", 10).read(1)
+
+
+def test_what_lies_behind_the_end_costs_no_request(store: MeteredStore) -> None:
+    file = ObjectFile(store, "k", 10)
+    file.seek(10)
+    assert (file.read(5), store.requests["get"]) == (b"", 0)
