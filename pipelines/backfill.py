@@ -1,0 +1,127 @@
+"""Backfills of a range of windows in this process: one ranged run per chunk, each in the instance that the UI shows.
+
+No daemon is needed. Dagster's own backfills, from the UI or its API, do the same through the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster import DagsterInstance, JobDefinition
+
+from assets.factory import asset_key, steps_of
+from assets.launcher import Launcher, PipesLauncher
+from assets.partitions import DAY_SECONDS, Span, partition_key, span_of
+from jobs.request import window_seconds
+from pipelines.catalog import build_definitions
+from pipelines.jobs import backfill_job_name
+from pipelines.run_requests import range_tags
+from pipelines.tables import Declared, DeclaredTable, tables_folder
+from storage_core.clock import Clock
+from storage_core.declaration import TableDeclaration
+from storage_core.errors import InvalidInput
+from storage_core.rows.windows import parse_duration
+
+STEPS = ("ingested", "compacted")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Neighbouring windows that one run takes: the names of the first and last partition, and how many there are."""
+
+    first: str
+    last: str
+    windows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkDone:
+    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, and is None when nothing did."""
+
+    chunk: Chunk
+    number: int
+    of: int
+    run_id: str
+    error: str | None
+
+
+def backfill(
+    declaration: TableDeclaration,
+    start: str,
+    end: str,
+    chunk: str = "1d",
+    *,
+    steps: Sequence[str] = STEPS,
+    instance: DagsterInstance,
+    launcher: Launcher | None = None,
+    file: Path | None = None,
+    clock: Clock | None = None,
+) -> Iterator[ChunkDone]:
+    """Run the steps over the windows in [start, end), chunk after chunk, and yield each chunk when its run has ended.
+
+    Times read like `2015-05-17T10:00` (UTC). A failed chunk does not stop the others; running a backfill again is
+    harmless. Raises `InvalidInput`, before anything runs, for bounds outside the partitions or a step without windows.
+    """
+    parts = chunks(declaration, start, end, chunk, clock=clock)
+    known = [step.name for step in steps_of(declaration) if step.windowed]
+    if unknown := [step for step in steps if step not in known and step not in STEPS]:
+        raise InvalidInput(f"{declaration.name}: no windowed step {', '.join(unknown)}; it has {', '.join(known)}")
+    keys = [asset_key(declaration.name, step) for step in steps if step in known]
+    job = _job(declaration, launcher, file, clock=clock)
+    for number, part in enumerate(parts, start=1):
+        result = job.execute_in_process(
+            instance=instance,
+            asset_selection=keys,
+            partition_key=part.first if part.first == part.last else None,
+            tags=range_tags(part.first, part.last),
+            raise_on_error=False,
+        )
+        failures = [str(event.step_failure_data.error_display_string) for event in result.get_step_failure_events()]
+        error = None if result.success else "; ".join(failures) or "the run failed; see its event log"
+        yield ChunkDone(chunk=part, number=number, of=len(parts), run_id=result.run_id, error=error)
+
+
+def chunks(
+    declaration: TableDeclaration, start: str, end: str, chunk: str = "1d", *, clock: Clock | None = None
+) -> list[Chunk]:
+    """Return the windows in [start, end) as chunks of the given length (`1d`, `6h`, …), ascending.
+
+    Raises `InvalidInput` for a table without windows, bounds outside the partitions, or a chunk that cuts a window.
+    """
+    span = span_of(declaration, clock)
+    if span is None:
+        raise InvalidInput(f"{declaration.name} has no windows to backfill; materialize its assets, or run its jobs")
+    first, stop, length = window_seconds(start), window_seconds(end), _length(chunk, span)
+    if any(bound % span.window_seconds for bound in (first, stop)):
+        raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
+    if not span.first <= first < stop <= span.end:
+        raise InvalidInput(
+            f"{start} to {end} is not a range within the partitions of {declaration.name}, which go from "
+            f"{partition_key(span.first)} to {partition_key(span.end)}"
+        )
+    starts = range(first, stop, length)
+    return [_chunk(begin, min(begin + length, stop), span) for begin in starts]
+
+
+def _length(text: str, span: Span) -> int:
+    days = text.removesuffix("d")
+    seconds = int(days) * DAY_SECONDS if text.endswith("d") and days.isdecimal() else parse_duration(text)
+    if seconds <= 0 or seconds % span.window_seconds:
+        raise InvalidInput(f"a chunk of {text!r} does not hold whole windows of {span.window_seconds} s; use 1d or 6h")
+    return seconds
+
+
+def _chunk(begin: int, end: int, span: Span) -> Chunk:
+    windows = (end - begin) // span.window_seconds
+    return Chunk(partition_key(begin), partition_key(end - span.window_seconds), windows)
+
+
+def _job(
+    declaration: TableDeclaration, launcher: Launcher | None, file: Path | None, *, clock: Clock | None
+) -> JobDefinition:
+    root = tables_folder().parent
+    table = DeclaredTable(declaration, file)
+    definitions = build_definitions(Declared(root, (table,)), launcher or PipesLauncher(root), clock)
+    return definitions.resolve_job_def(backfill_job_name(declaration.name))

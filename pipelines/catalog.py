@@ -1,0 +1,49 @@
+"""All Dagster definitions, made by a loop over the declared tables."""
+
+from __future__ import annotations
+
+from dagster import AssetSpec, Definitions, in_process_executor
+
+from assets.checks import build_table_checks
+from assets.factory import build_table_assets
+from assets.launcher import LAUNCHER, Launcher
+from pipelines.jobs import build_jobs
+from pipelines.schedules import build_schedules
+from pipelines.sensors import build_sensors
+from pipelines.tables import Declared, DeclaredTable, Problem
+from storage_core.clock import Clock
+
+INVALID = "invalid_declarations"
+
+
+def build_definitions(declared: Declared, launcher: Launcher, clock: Clock | None = None) -> Definitions:
+    """Return the assets, checks, jobs, schedules and sensors of every table.
+
+    A declaration that was left out is shown as an asset without a job; its description says what is wrong.
+    """
+    return Definitions.merge(
+        Definitions(
+            # Steps wait for their job's subprocess; a process of their own for each would only cost memory.
+            executor=in_process_executor,
+            resources={LAUNCHER: launcher},
+            assets=[_left_out(problem) for problem in declared.problems],
+        ),
+        *(_of_table(table, clock) for table in declared.tables),
+    )
+
+
+def _left_out(problem: Problem) -> AssetSpec:
+    return AssetSpec([INVALID, problem.file.stem], group_name=INVALID, description=problem.message, kinds={"yaml"})
+
+
+def _of_table(table: DeclaredTable, clock: Clock | None) -> Definitions:
+    declaration = table.declaration
+    return Definitions.merge(
+        Definitions(
+            assets=build_table_assets(declaration, file=str(table.file) if table.file else None, clock=clock),
+            asset_checks=build_table_checks(declaration),
+            schedules=build_schedules(declaration),
+            sensors=build_sensors(declaration),
+        ),
+        build_jobs(declaration),
+    )

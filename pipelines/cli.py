@@ -1,0 +1,121 @@
+"""The `tidemark` command: arguments in, tables of figures or JSON lines out, an exit code that says what to do next.
+
+0 done, also when there was nothing to do; 2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt;
+5 the store, or an outcome, is unavailable (design page 08). Libraries are imported by the command that needs them, so
+that help answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from pipelines.commands import creating, looking, orchestration, output, reading, upkeep, writing
+from storage_core.errors import InvalidInput, TidemarkError
+
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Tables": {
+        "init": creating.init,
+        "tables": looking.tables,
+        "describe": looking.describe,
+        "files": looking.files,
+        "history": looking.history,
+        "debt": looking.debt,
+    },
+    "Rows in": {"ingest": writing.ingest, "append": writing.append},
+    "Questions": {
+        "sql": reading.sql,
+        "search": reading.search,
+        "get": reading.get,
+        "explain": reading.explain,
+    },
+    "Upkeep": {
+        "compact": upkeep.compact,
+        "merge": upkeep.merge,
+        "checkpoint": upkeep.checkpoint,
+        "catch-up": upkeep.catch_up,
+        "gc": upkeep.gc,
+    },
+    "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
+}
+
+
+def build() -> typer.Typer:
+    """Return the command with all of its subcommands."""
+    app = typer.Typer(name="tidemark", pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True)(_start)
+    for panel, commands in _PANELS.items():
+        for name, command in commands.items():
+            app.command(name, rich_help_panel=panel)(command)
+    return app
+
+
+def _start(
+    context: typer.Context,
+    *,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on standard error what is written.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version of Tidemark.")] = False,
+) -> None:
+    """Searchable tables on plain object storage: make them, fill them, ask them, keep them up."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if version:
+        output.line(f"tidemark {_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        output.line(context.get_help())
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("tidemark")
+    except metadata.PackageNotFoundError:
+        return "(run from its source, not installed)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. A typed error is a line on standard error, and JSON where asked for."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = _asks_for_json(arguments)
+    try:
+        code = build()(arguments, prog_name="tidemark", standalone_mode=False)
+        sys.stdout.flush()
+    except TidemarkError as error:
+        return _failed(error, as_json=as_json)
+    except typer.TyperException as error:
+        return _failed(InvalidInput(f"{error.format_message()} (see tidemark --help)"), as_json=as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except (output.OutputClosedError, BrokenPipeError):
+        _drop_output()
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options
+
+
+def _failed(error: TidemarkError, *, as_json: bool) -> int:
+    try:
+        return output.error(error, as_json=as_json)
+    except (output.OutputClosedError, BrokenPipeError):
+        _drop_output()
+        return error.exit_code
+
+
+def _drop_output() -> None:
+    """Whoever read the output has seen enough: what is buffered goes nowhere, and the process ends in peace."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

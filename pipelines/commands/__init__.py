@@ -1,0 +1,1 @@
+"""The commands of `tidemark`, by what a person wants to do; `pipelines.cli` puts them together."""

@@ -1,0 +1,100 @@
+"""What there is: `tables`, `describe`, `files`, `history`, `debt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import At, Json, Uri
+from pipelines.commands.output import cell, figure, moment_ms, window
+from pipelines.commands.target import Declared, declared, open_table
+
+_FIGURES = {"rows": figure, "bytes": figure}
+
+
+def tables(*, as_json: Json = False) -> None:
+    """List the tables declared in tables/*.yaml."""
+    known = declared()
+    shown = {"name": cell, "kind": cell, "version": figure, "live_splits": figure, **_FIGURES, "uri": cell}
+    nothing = "no table is declared here; run this in a folder with tables/*.yaml"
+    output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
+    known.raise_broken()
+
+
+def _tables(known: Declared) -> Iterator[output.Record]:
+    from storage_core.table import Table, exists
+
+    for name, target in known.tables.items():
+        kind = target.declaration.config().kind if target.declaration else ""
+        about: dict[str, object] = {"name": name, "uri": target.uri, "file": str(target.file), "kind": kind}
+        if exists(target.uri):
+            snapshot = Table.open(target.uri).snapshot
+            figures = {"live_splits": len(snapshot.splits), "rows": snapshot.rows, "bytes": snapshot.bytes}
+            yield {**about, "exists": True, "version": snapshot.version, **figures}
+        else:
+            yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
+
+
+def describe(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
+    """Show what a table is and holds.
+
+    Splits per window, indexes and how far they are, regions and how much of them is merged.
+    """
+    about: dict[str, Any] = open_table(uri, at).describe()
+    if as_json:
+        output.json_line(about)
+        return
+    output.fields(about, {name: figure for name in about if name not in ("windows", "indexes", "regions")})
+    windows = {"window_start": window, "splits": figure, **_FIGURES}
+    output.records(about["windows"], windows, as_json=False, nothing="no rows yet")
+    if about["indexes"]:
+        indexes = {"name": cell, "kind": cell, "watermark": figure, "segments": figure, "covered_splits": figure}
+        output.records(about["indexes"], indexes, as_json=False, nothing="")
+    if about["regions"]:
+        output.records(about["regions"], dict.fromkeys(about["regions"][0], cell), as_json=False, nothing="")
+
+
+def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
+    """List the live splits, by window."""
+    shown = {"window_start": window, "rows": figure, "size": figure, "path": cell}
+    output.records(open_table(uri, at).files(), shown, as_json=as_json, nothing="no live splits")
+
+
+def history(
+    uri: Uri,
+    *,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N versions.")] = None,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """List the retained versions, newest first."""
+    found = (
+        {
+            "version": entry.version,
+            "timestamp": entry.timestamp,
+            "operation": entry.operation,
+            "commit_id": entry.commit_id,
+            "metrics": dict(entry.metrics),
+        }
+        for entry in open_table(uri, at).history(limit)
+    )
+    shown = {"version": figure, "timestamp": moment_ms, "operation": cell, "commit_id": cell, "metrics": _metrics}
+    output.records(found, shown, as_json=as_json, nothing="no version is retained")
+
+
+def _metrics(metrics: object) -> str:
+    found = metrics if isinstance(metrics, dict) else {}
+    return ", ".join(f"{name} {figure(value)}" for name, value in found.items() if value)
+
+
+def debt(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
+    """List the windows that a compaction would rewrite."""
+    found = (
+        {"window_start": each.window_start, "splits": each.splits, "rows": each.rows, "bytes": each.bytes}
+        for each in open_table(uri, at).debt()
+    )
+    shown = {"window_start": window, "splits": figure, **_FIGURES}
+    output.records(found, shown, as_json=as_json, nothing="no debt: every window is compact")

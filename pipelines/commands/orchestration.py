@@ -1,0 +1,143 @@
+"""Dagster: `backfill` runs ranges of windows through it, `ui` opens what it knows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Json
+from storage_core.errors import NotFound, TidemarkError
+
+if TYPE_CHECKING:
+    from pipelines.backfill import ChunkDone
+    from pipelines.tables import DeclaredTable
+
+
+def backfill(
+    *,
+    table: Annotated[str, typer.Option(metavar="NAME", help="A table declared in tables/*.yaml, with windows.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="First window, included: 2015-05-17T10:00, UTC.")
+    ],
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the windows, excluded.")],
+    chunk: Annotated[str, typer.Option(metavar="DURATION", help="Windows of one run, such as 1d or 6h.")] = "1d",
+    as_json: Json = False,
+) -> None:
+    """Run a range of windows through Dagster.
+
+    One run per chunk ingests and compacts its windows; the UI shows each. A chunk that fails does not stop the others,
+    and running a range again changes nothing that is done already.
+    """
+    with _quiet_previews():
+        from pipelines import backfill as runs
+        from pipelines.instance import open_instance
+
+        known = _declared(table)
+        failed = total = 0
+        with _progress(f"{table} {start} to {end}") as advance, open_instance() as instance, _own_stdout() as ours:
+            for done in runs.backfill(known.declaration, start, end, chunk, instance=instance, file=known.file):
+                total, failed = done.of, failed + (done.error is not None)
+                with redirect_stdout(ours):
+                    _show_chunk(done, as_json=as_json)
+                advance(done.number, done.of)
+    if failed:
+        raise TidemarkError(
+            f"{failed} of {total} chunks failed; `tidemark ui` shows their runs; it is safe to run again"
+        )
+
+
+def _declared(name: str) -> DeclaredTable:
+    """The table of this name, its places ready for use."""
+    from pipelines.tables import load_tables, tables_folder
+
+    known = load_tables(tables_folder())
+    for each in known.tables:
+        if each.declaration.name == name:
+            return each
+    names = ", ".join(each.declaration.name for each in known.tables)
+    raise NotFound(
+        "\n".join([f"no table {name!r} is declared (declared: {names})", *(each.message for each in known.problems)])
+    )
+
+
+def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
+    part = done.chunk
+    if as_json:
+        about = {"number": done.number, "of": done.of, "first": part.first, "last": part.last, "windows": part.windows}
+        status = "done" if done.error is None else "failed"
+        output.json_line({"status": status, **about, "run_id": done.run_id, "error": done.error})
+    else:
+        ended = "done" if done.error is None else f"failed: {output.printable(_cause(done.error))}"
+        output.line(f"{done.number}/{done.of}  {part.first} to {part.last}  {part.windows} windows  {ended}")
+    sys.stdout.flush()
+
+
+def _cause(error: str) -> str:
+    return error.partition("Stack Trace:")[0].strip()
+
+
+@contextmanager
+def _own_stdout() -> Iterator[TextIO]:
+    """Standard output for our own lines only: while the block runs, what jobs write to theirs goes to standard error.
+
+    It is the descriptor that is changed, because a job is a process of its own; Dagster still captures it.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as ours:
+            yield ours
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def _quiet_previews() -> Iterator[None]:
+    """Dagster warns that parts which Tidemark relies on are not final; that is ours to know (design page 08)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".* is currently in (beta|preview)")
+        yield
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while the block runs, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda number, of: bar.update(task, completed=number, total=of)
+
+
+def ui(
+    *,
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port on 127.0.0.1.")] = 3000,
+    as_json: Json = False,
+) -> None:
+    """Open Dagster's UI, on this machine only.
+
+    It shows every run of the demo, of backfills and of schedules.
+    """
+    from pipelines.instance import home
+
+    place = home()
+    url = f"http://127.0.0.1:{port}"
+    if as_json:
+        output.json_line({"url": url, "dagster_home": str(place)})
+    else:
+        output.line(f"Dagster opens on {url} (its history is in {place}); end it with Ctrl-C")
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
+    # Dagster takes this process over, so that whoever ends it ends Dagster and nothing stays behind.
+    os.execve(sys.executable, command, {**os.environ, "DAGSTER_HOME": str(place)})  # noqa: S606  # no shell is wanted

@@ -1,0 +1,171 @@
+"""Everything that `tidemark` prints: JSON lines for programs, tables of figures for people, errors for both.
+
+With `--json` a command prints one object per line and nothing else on standard output; the fields are a contract
+(`docs/spec.md`, "Command line"). Text for people may change.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from pipelines.commands.plain import plain
+from storage_core.errors import InvalidInput, TidemarkError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from jobs.report import JobReport
+
+Record = Mapping[str, object]
+Show = Callable[[object], str]
+
+MOST_TEXT_ROWS = 1_000
+_BATCH_ROWS = 10_000
+_MOST_REASONS = 20
+_UNLIMITED_WIDTH = 100_000
+
+
+class OutputClosedError(Exception):
+    """Whoever read standard output has seen enough. No failure: what the command does besides printing is done."""
+
+
+def json_line(record: Record) -> None:
+    """Print one object as one line of JSON, ASCII only."""
+    line(json.dumps(plain(record)))
+
+
+def line(text: str) -> None:
+    """Print one line of text. Raises `OutputClosedError` when nobody reads any more, as behind `| head`."""
+    try:
+        sys.stdout.write(text + "\n")
+    except BrokenPipeError as error:
+        raise OutputClosedError from error
+
+
+def rows(table: pa.Table, *, as_json: bool) -> None:
+    """Print the rows of an answer: all of them as JSON, at most `MOST_TEXT_ROWS` as text.
+
+    Raises `InvalidInput` for two columns of one name, which one object cannot hold.
+    """
+    if repeated := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
+        raise InvalidInput(f"the answer has several columns called {', '.join(repeated)}; name each with `as`")
+    if as_json:
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist():
+                json_line(row)
+        return
+    shown = table.slice(0, MOST_TEXT_ROWS)
+    grid(shown.column_names, ([cell(value) for value in row.values()] for row in shown.to_pylist()))
+    more = table.num_rows - shown.num_rows
+    line(f"{table.num_rows:,} rows" + (f", {more:,} of them not shown; --json prints all" if more else ""))
+
+
+def records(found: Iterable[Record], columns: Mapping[str, Show], *, as_json: bool, nothing: str) -> None:
+    """Print objects: whole as JSON, or as a table of the given columns; `nothing` is what people read without any."""
+    if as_json:
+        for each in found:
+            json_line(each)
+        return
+    shown = [[show(each.get(name)) for name, show in columns.items()] for each in found]
+    if shown:
+        grid(list(columns), shown)
+    else:
+        line(nothing)
+
+
+def fields(record: Record, shown: Mapping[str, Show]) -> None:
+    """Print the given fields of one object for a person, a line each."""
+    width = max(len(name) for name in shown)
+    for name, show in shown.items():
+        line(f"{name.replace('_', ' '):<{width}}  {show(record.get(name))}")
+
+
+def report(done: JobReport, *, as_json: bool) -> None:
+    """Print what a job did."""
+    line(done.to_json() if as_json else done.to_text())
+
+
+def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
+    """Print an error: its text on standard error, and with `--json` an object on standard output as well."""
+    rejected = context.get("rejected", [])
+    reasons = list(islice(rejected, _MOST_REASONS)) if isinstance(rejected, list) else []
+    text = [f"tidemark: {kind}: {printable(message)}"]
+    text += [f"  {printable(_place(each))}: {printable(str(each['reason']))}" for each in reasons]
+    if isinstance(rejected, list) and len(rejected) > len(reasons):
+        text.append(f"  … and {len(rejected) - len(reasons):,} more; --json lists all")
+    if as_json:
+        more = {"rejected": rejected} if "rejected" in context else {}
+        json_line({"status": "failed", "error": kind, "message": message, **more})
+    sys.stderr.write("\n".join(text) + "\n")
+
+
+def error(found: TidemarkError, *, as_json: bool) -> int:
+    """Print a typed error and return the exit code that goes with it."""
+    failure(found.kind, str(found), found.context, as_json=as_json)
+    return found.exit_code
+
+
+def grid(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    """Print a table; columns that hold figures only are aligned on the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    body = [list(each) for each in lines]
+    table = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        figures = bool(body) and all(_is_figure(each[index]) for each in body)
+        table.add_column(Text(printable(name)), justify="right" if figures else "left", overflow="fold")
+    for each in body:
+        table.add_row(*map(Text, each))
+    # Through a pipe there is no edge to fold at: a line is a row.
+    console = Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH, highlight=False)
+    with console.capture() as drawn:
+        console.print(table)
+    line(drawn.get().rstrip("\n"))
+
+
+def cell(value: object) -> str:
+    """Return one value for a person; a null is empty."""
+    found = plain(value)
+    return "" if found is None else printable(found if isinstance(found, str) else json.dumps(found))
+
+
+def figure(value: object) -> str:
+    """Return a number with its thousands apart."""
+    return f"{value:,}" if isinstance(value, int) else cell(value)
+
+
+def window(value: object) -> str:
+    """Return a window's start, in seconds since the epoch, as the UTC time that options take."""
+    return _moment(value).strftime("%Y-%m-%dT%H:%M") if isinstance(value, int) else "null"
+
+
+def moment_ms(value: object) -> str:
+    """Return milliseconds since the epoch as a UTC time."""
+    if not isinstance(value, int):
+        return cell(value)
+    return (_moment(0) + dt.timedelta(milliseconds=value)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def printable(text: str) -> str:
+    """Return text that moves no cursor and changes no colour: data says what a row holds, not what a terminal does."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
+def _moment(seconds: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
+
+
+def _is_figure(text: str) -> bool:
+    return not text or text.replace(",", "").replace(".", "").removeprefix("-").isdigit()
+
+
+def _place(rejected: Record) -> str:
+    return str(rejected["file"]) if rejected["line"] is None else f"{rejected['file']}:{rejected['line']}"

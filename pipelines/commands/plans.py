@@ -1,0 +1,56 @@
+"""What `explain` prints: the pruning of a query, or the sources of a search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.commands import output
+from storage_core.log.actions import Add
+from storage_core.table import Table
+
+Plan = dict[str, Any]
+
+
+def query_plan(table: Table, query: str) -> Plan:
+    """Return the plan of a SELECT as plain data: what each pruning step removed, and the splits that are left."""
+    pruned = table.explain(query)
+    return {
+        "version": table.version,
+        "live_splits": len(table.snapshot.splits),
+        "live_bytes": table.snapshot.bytes,
+        "steps": [{"name": step.name, "splits": step.splits, "bytes": step.bytes} for step in pruned.steps],
+        "read_splits": len(pruned.splits),
+        "read_bytes": sum(add.size for add in pruned.splits),
+        "read": [_split(add) for add in pruned.splits],
+    }
+
+
+def show_query(plan: Plan, *, as_json: bool) -> None:
+    """Print the plan of a SELECT."""
+    if as_json:
+        output.json_line(plan)
+        return
+    output.line(f"version {plan['version']}: {plan['live_splits']:,} splits, {plan['live_bytes']:,} bytes")
+    for step in plan["steps"]:
+        output.line(f"  {step['name']} leaves out {step['splits']:,} splits, {step['bytes']:,} bytes")
+    output.line(f"  reads {plan['read_splits']:,} splits, {plan['read_bytes']:,} bytes")
+    shown = {"window_start": output.window, "rows": output.figure, "size": output.figure, "path": output.cell}
+    output.records(plan["read"], shown, as_json=False, nothing="no split can hold a matching row")
+
+
+def show_search(plan: Plan, *, as_json: bool) -> None:
+    """Print the plan of a search."""
+    if as_json:
+        output.json_line(plan)
+        return
+    answered, scanned = len(plan["segments"]), len(plan["scanned"])
+    output.line(f"index {plan['index']} ({plan['kind']}) at version {plan['version']}, watermark {plan['watermark']}")
+    output.line(f"  {answered:,} splits are answered from segments, {scanned:,} are read and indexed on the fly")
+    sources = [{"split": split, "from": segment} for split, segment in plan["segments"].items()]
+    sources += [{"split": split, "from": "the split itself"} for split in plan["scanned"]]
+    shown = {"split": output.cell, "from": output.cell}
+    output.records(sources, shown, as_json=False, nothing="the table has no splits")
+
+
+def _split(add: Add) -> Plan:
+    return {"path": add.path, "size": add.size, "rows": add.numRecords, "window_start": add.windowStart}

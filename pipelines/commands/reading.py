@@ -1,0 +1,92 @@
+"""Questions: `sql`, `search`, `get`, `explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import At, Consistency, Json, Uri
+from pipelines.commands.target import open_table
+
+Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
+Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
+
+
+def sql(
+    uri: Uri,
+    query: Annotated[str, typer.Argument(metavar="SELECT", help='Such as "select count(*) from t".')],
+    *,
+    at: At = None,
+    consistency: Consistency = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a SELECT over the table, which it calls t.
+
+    The dialect is DuckDB's. The query can read this table and nothing else.
+    """
+    table = open_table(uri)
+    answer = table.sql(query, at=at, consistency=consistency or "snapshot")
+    output.rows(answer, as_json=as_json)
+
+
+def search(
+    uri: Uri,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words for full text; 404 or 404,500 for a bitmap.")],
+    *,
+    index: Index,
+    limit: Limit = 10,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best rows for a query on an index.
+
+    The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
+    """
+    answer = open_table(uri).search(query, index=index, limit=limit, at=at)
+    output.rows(answer, as_json=as_json)
+
+
+def get(
+    uri: Uri,
+    key: Annotated[list[str], typer.Argument(metavar="KEY", help="A value for each primary-key column, in order.")],
+    *,
+    at: At = None,
+    consistency: Consistency = None,
+    as_json: Json = False,
+) -> None:
+    """Print the row of a primary key.
+
+    It is the row as of the last acknowledged write, unless --at or --consistency says otherwise. No row is no error.
+    """
+    row = open_table(uri).get(key, at=at, consistency=consistency or "latest")
+    if as_json:
+        if row is not None:
+            output.json_line(row)
+    elif row is None:
+        output.line(f"no row with the key {output.printable(', '.join(key))}")
+    else:
+        output.fields(row, dict.fromkeys(row, output.cell))
+
+
+def explain(
+    uri: Uri,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT; with --index, what would be searched for.")],
+    *,
+    index: Annotated[str | None, typer.Option(metavar="NAME", help="Explain a search on this index.")] = None,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a query or a search would read.
+
+    Of a query: which splits, and what left the others out. With --index: which splits segments answer, and which are
+    read and indexed on the fly.
+    """
+    from pipelines.commands import plans
+
+    table = open_table(uri, at)
+    if index is not None:
+        plans.show_search(table.explain_search(index=index), as_json=as_json)
+    else:
+        plans.show_query(plans.query_plan(table, query), as_json=as_json)

@@ -1,0 +1,140 @@
+"""Upkeep in this process: `compact`, `merge`, `checkpoint`, `catch-up`, `gc`. Each runs the job of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import LOCAL_SPARK, All, DryRun, From, Json, Master, To, Uri, Window, horizon_ms
+from pipelines.commands.target import resolve
+from storage_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jobs.report import JobReport
+    from jobs.request import JobRequest, WindowRange
+    from jobs.spark import Spark
+
+
+def compact(
+    uri: Uri,
+    *,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Rewrite the splits of a window into one, sorted."""
+    from jobs.compact import run
+    from jobs.request import JobRequest
+
+    chosen = windows(window, start, end, everything=all_)
+    request = JobRequest(table_uri=resolve(uri).uri, windows=chosen, dry_run=dry_run, master=master)
+    run_job(run, request, as_json=as_json)
+
+
+def merge(
+    uri: Uri, *, all_: All = False, dry_run: DryRun = False, master: Master = LOCAL_SPARK, as_json: Json = False
+) -> None:
+    """Apply flushed generations to a keyed table's base."""
+    from jobs.merge import run
+    from jobs.request import JobRequest
+
+    _everything(all_)
+    run_job(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master), as_json=as_json)
+
+
+def checkpoint(uri: Uri, *, all_: All = False, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Write the state that keeps opening a table fast."""
+    from jobs.checkpoint import run
+    from jobs.request import JobRequest
+
+    _everything(all_)
+    run_job(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), as_json=as_json)
+
+
+def catch_up(
+    uri: Uri,
+    *,
+    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Build the index segments that live splits lack."""
+    from jobs.catch_up import run
+    from jobs.request import JobRequest
+
+    if all_ and index is not None:
+        raise InvalidInput("give either --all or --index, not both")
+    request = JobRequest(table_uri=resolve(uri).uri, index=index, dry_run=dry_run, master=master)
+    run_job(run, request, as_json=as_json)
+
+
+def gc(
+    uri: Uri,
+    *,
+    horizon: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Grace period instead of the table's own, such as 24h or 0s.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Delete what no retained version needs any more.
+
+    Only what has been unneeded for the whole grace period goes, and a table keeps its old versions as long as it says.
+    """
+    from jobs.collect import run
+    from jobs.request import JobRequest
+    from jobs.spark import Spark
+
+    request = JobRequest(table_uri=resolve(uri).uri, horizon_ms=horizon_ms(horizon), dry_run=dry_run)
+    with Spark() as spark:
+        done = run(request, spark)
+    _show_collection(done, as_json=as_json)
+
+
+def run_job(run: Callable[[JobRequest, Spark], JobReport], request: JobRequest, *, as_json: bool) -> None:
+    """Run a job in this process, with Spark only where it has work, and print its report."""
+    from jobs.spark import Spark
+
+    with Spark(request.master) as spark:
+        done = run(request, spark)
+    output.report(done, as_json=as_json)
+
+
+def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:
+    """Return the windows that the options choose, all without any. Raises `InvalidInput` when they contradict."""
+    from jobs.request import window_range
+
+    if everything and (window, start, end) != (None, None, None):
+        raise InvalidInput("give either --all or windows (--window, --from, --to), not both")
+    chosen = window_range(window, start, end)
+    if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
+        raise InvalidInput(f"--to {end} is not after --from {start}; the end is excluded")
+    return chosen
+
+
+def _everything(_all: bool) -> None:  # noqa: FBT001  # takes the option and needs nothing of it
+    """Say that `--all` is what these jobs do anyway: it is accepted so that all four read alike."""
+
+
+def _show_collection(done: JobReport, *, as_json: bool) -> None:
+    details: dict[str, Any] = dict(done.details)
+    candidates, gone = details.pop("candidates"), set(details.pop("deleted_keys"))
+    if not as_json:
+        shown = {"reason": output.cell, "size": output.figure, "key": output.cell}
+        output.records(candidates, shown, as_json=False, nothing="every object is needed")
+        output.line(done.to_text())
+        return
+    for each in candidates:
+        output.json_line(each if each["key"] not in gone else {**each, "deleted": True})
+    figures = {"requests": dict(done.requests), "seconds": done.seconds}
+    summary = {"status": done.status, "version": done.version, "candidates": len(candidates), "bytes": done.bytes_in}
+    output.json_line({"summary": {**summary, **details, **figures}})

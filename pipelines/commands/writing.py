@@ -1,0 +1,140 @@
+"""Rows in: `append` from a file or standard input, `ingest` from where files land."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import LOCAL_SPARK, All, Declaration, DryRun, From, Json, Master, To, Uri, Window
+from pipelines.commands.target import open_table, resolve
+from pipelines.commands.upkeep import run_job, windows
+from storage_core.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core.table import Table
+
+Format = Literal["ndjson", "csv", "parquet"]
+
+_SUFFIXES: dict[str, Format] = {
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".json": "ndjson",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+STDIN = "-"
+
+
+def append(
+    uri: Uri,
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="NDJSON, CSV or Parquet; - is standard input.")],
+    *,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="What the file holds; by its suffix, and NDJSON for -, without.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Add the rows of a file in one commit, all or none.
+
+    When a single row does not fit, nothing is added, and each such row is named with its reason.
+    """
+    table = open_table(uri)
+    with _landed(file) as path:
+        rows = _rows(table, path, format_ or _format_of(file))
+    done = table.append(rows)
+    status = "nothing_to_do" if not done.rows else "committed" if done.commit_id else "acknowledged"
+    if as_json:
+        about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
+        output.json_line({"status": status, **about})
+    else:
+        output.line(f"{done.rows:,} rows {status.replace('_', ' ')} (version {done.version}, {done.splits} splits)")
+
+
+def ingest(
+    uri: Uri,
+    *,
+    declaration: Declaration = None,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Ingest landed files, each row exactly once.
+
+    Takes the files that are not in the table yet. A table that is declared and does not exist is made first.
+    """
+    from jobs.ingest import run
+    from jobs.request import JobRequest
+
+    target = resolve(uri)
+    file = declaration or target.file
+    request = JobRequest(
+        table_uri=target.uri,
+        windows=windows(window, start, end, everything=all_),
+        declaration=None if file is None else str(file),
+        dry_run=dry_run,
+        master=master,
+    )
+    run_job(run, request, as_json=as_json)
+
+
+def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:
+    """Return the file's rows in the table's schema. Raises `InvalidInput` with every line that is none."""
+    from storage_core.ingest.landing import LandedFile, LandingSpec
+    from storage_core.ingest.parse import parse
+
+    folder = str(path.parent)
+    landed = LandedFile(path.name, path.stat().st_size, folder)
+    spec = LandingSpec(uri=folder, format=file_format)
+    parsed = parse(landed, spec, table.schema, table.snapshot.config.time_column)
+    if parsed.rejected:
+        what = (
+            "the file cannot be used" if parsed.unreadable else f"{len(parsed.rejected):,} lines do not fit the table"
+        )
+        raise InvalidInput(
+            f"{path.name}: {what}; nothing was appended", rejected=[asdict(each) for each in parsed.rejected]
+        )
+    return parsed.rows
+
+
+def _format_of(file: str) -> Format:
+    if file == STDIN:
+        return "ndjson"
+    suffix = Path(file.removesuffix(".gz")).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InvalidInput(f"{file}: the suffix does not say what it holds; give --format ndjson, csv or parquet")
+    return _SUFFIXES[suffix]
+
+
+@contextmanager
+def _landed(file: str) -> Iterator[Path]:
+    """The file as one that lies still: itself, or a copy of what a pipe delivers."""
+    path = Path(file)
+    if file != STDIN and path.is_file():
+        yield path.resolve()  # a link is followed here, by the person's own choice: below the store follows none
+        return
+    if file != STDIN and (path.is_dir() or not path.exists()):
+        raise NotFound(f"{file}: there is no such file")
+    with tempfile.TemporaryDirectory(prefix="tidemark-append-") as folder:
+        copy = Path(folder).resolve() / ("stdin" if file == STDIN else path.name)
+        with copy.open("wb") as target:
+            if file == STDIN:
+                shutil.copyfileobj(sys.stdin.buffer, target)
+            else:
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        yield copy

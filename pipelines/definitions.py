@@ -1,0 +1,11 @@
+"""What `dagster dev` in the repository root loads (`workspace.yaml`): one set of assets per file in `tables/`."""
+
+from __future__ import annotations
+
+from assets.launcher import PipesLauncher
+from pipelines.catalog import build_definitions
+from pipelines.tables import load_tables, tables_folder
+
+_declared = load_tables(tables_folder())
+
+defs = build_definitions(_declared, PipesLauncher(_declared.root))

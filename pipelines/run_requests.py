@@ -1,0 +1,57 @@
+"""What storage asks for, as Dagster run requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from dagster import RunRequest, SkipReason
+
+from assets.factory import asset_key, index_asset
+from assets.launcher import JobName
+from assets.partitions import partition_key
+from assets.requests import Demand, Demands, demands
+from pipelines.jobs import job_name
+from storage_core.declaration import TableDeclaration
+
+# Dagster's tags of a ranged run. Its own single-run backfills are made of them.
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+REASON = "tidemark/reason"
+
+
+def answer(declaration: TableDeclaration, job: JobName, log: logging.Logger) -> Iterator[RunRequest | SkipReason]:
+    """Ask storage, and yield what to request, or why there is nothing to request: the body of every tick."""
+    found = demands(job, declaration)
+    for warning in found.warnings:
+        log.warning("%s", warning)
+    if found.wanted:
+        yield from run_requests(declaration, job, found)
+    else:
+        yield SkipReason("; ".join(["nothing to do", *found.warnings]))
+
+
+def run_requests(declaration: TableDeclaration, job: JobName, found: Demands) -> Iterator[RunRequest]:
+    """Yield one run request per demand. Its key is the same as long as storage asks for the same thing."""
+    for demand in found.wanted:
+        first, last = _bounds(declaration, demand)
+        span = f"{first}...{last} " if first else ""
+        yield RunRequest(
+            run_key=f"{declaration.name} {job} {span}{demand.mark}",
+            job_name=job_name(declaration.name, job),
+            partition_key=first if first == last else None,
+            tags={REASON: demand.reason, **range_tags(first, last)},
+            asset_selection=[asset_key(declaration.name, index_asset(name)) for name in demand.indexes] or None,
+        )
+
+
+def range_tags(first: str | None, last: str | None) -> dict[str, str]:
+    """Return the tags that make a run one of a range of partitions; none for a single one, which is a partition key."""
+    return {RANGE_START: first, RANGE_END: last} if first and last and first != last else {}
+
+
+def _bounds(declaration: TableDeclaration, demand: Demand) -> tuple[str | None, str | None]:
+    start, end, seconds = demand.windows.start, demand.windows.end, declaration.window
+    if start is None or end is None or seconds is None:
+        return None, None
+    return partition_key(start), partition_key(end - seconds)

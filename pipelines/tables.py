@@ -1,0 +1,110 @@
+"""The tables that Dagster shows: every declaration that is valid, and what is wrong with the others.
+
+One bad file does not take the other tables down: it is logged as an error, and the asset graph shows it in place of its
+table, with file, line and field. When no declaration is valid, loading fails with all of the problems.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from assets.factory import identifier
+from storage_core.declaration import TableDeclaration, load
+from storage_core.errors import InvalidInput, NotFound, TidemarkError
+from storage_core.formats import located_yaml
+
+TABLES = "TIDEMARK_TABLES"
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTable:
+    """A valid declaration and the file that it is from; its places are ready for use in this process."""
+
+    declaration: TableDeclaration
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A declaration that was left out: `message` has a line per fault, each with file, line and field."""
+
+    file: Path
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a folder of declarations holds. `root` is what relative places in them are relative to."""
+
+    root: Path
+    tables: tuple[DeclaredTable, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the declarations: `TIDEMARK_TABLES`, else `tables/` here, else that of the repository."""
+    if named := environment.get(TABLES):
+        return Path(named).resolve()
+    here = Path.cwd() / "tables"
+    return here if here.is_dir() else Path(__file__).resolve().parents[1] / "tables"
+
+
+def load_tables(folder: Path) -> Declared:
+    """Return every valid declaration in `*.yaml` of the folder, by file name; a name or place belongs to the first.
+
+    Raises `InvalidInput` when there are files and none is valid, `NotFound` when there is no such folder.
+    """
+    if not folder.is_dir():
+        raise NotFound(f"{folder}: no folder of table declarations; run this in the repository root, or set {TABLES}")
+    root = folder.parent
+    tables: list[DeclaredTable] = []
+    problems: list[Problem] = []
+    for file in sorted(folder.glob("*.yaml")):
+        try:
+            declaration = _resolved(load(_shown(file, root)), root)
+            _require_free(declaration, file, tables)
+            tables.append(DeclaredTable(declaration, file))
+        except TidemarkError as error:
+            problems.append(Problem(file, str(error)))
+    for problem in problems:
+        LOG.error("a table is left out: %s", problem.message)
+    if problems and not tables:
+        raise InvalidInput("no table declaration is valid:\n" + "\n".join(each.message for each in problems))
+    return Declared(root, tuple(tables), tuple(problems))
+
+
+def _shown(file: Path, root: Path) -> Path:
+    """The path as messages name it: relative where that is short."""
+    return file.relative_to(root) if root == Path.cwd() else file
+
+
+def _require_free(declaration: TableDeclaration, file: Path, tables: list[DeclaredTable]) -> None:
+    for other in tables:
+        for field in ("name", "uri"):
+            value, taken = getattr(declaration, field), getattr(other.declaration, field)
+            # Names that differ in a dash would be one name in Dagster.
+            if value == taken or (field == "name" and identifier(value) == identifier(taken)):
+                line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
+                raise InvalidInput(
+                    f"{file.name}:{line}: field `{field}`: {value!r} is taken, {other.file} has {taken!r}"
+                )
+
+
+def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:
+    """The declaration with relative places made absolute, where this process does not run in the root."""
+    if root == Path.cwd():
+        return declaration
+    changes: dict[str, object] = {"uri": _place(declaration.uri, root)}
+    if landing := declaration.landing:
+        changes["landing"] = landing.model_copy(update={"uri": _place(landing.uri, root)})
+    return declaration.model_copy(update=changes)
+
+
+def _place(uri: str, root: Path) -> str:
+    return uri if "://" in uri or Path(uri).is_absolute() else str(root / uri)

@@ -1,0 +1,629 @@
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.cli import main
+from storage_core import Table
+from storage_core.formats import keys
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the installed `tidemark` runs; `pyproject.toml` is checked to say the same.
+TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
+COMMANDS = [
+    *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
+    *("compact", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+]
+
+EVENTS = """\
+name: events
+uri: warehouse/events
+columns: {time: timestamp!, status: int, path: string, price: "decimal(10,2)", load: double}
+time_column: time
+window: 1h
+sort_schema: status|path|timestamp/V2
+indexes:
+  - {name: text, kind: fulltext, columns: [path]}
+  - {name: status, kind: bitmap, columns: [status]}
+landing: {uri: landing/events, format: ndjson}
+partitions: {start: "2015-05-17T00:00", end: "2015-05-18T00:00"}
+"""
+PEOPLE = """\
+name: people
+uri: warehouse/people
+columns: {id: long!, name: string}
+primary_key: id
+"""
+ROWS: list[dict[str, object]] = [
+    {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25},
+    {"time": "2015-05-17T10:40:00Z", "status": 404, "path": "/missing page", "price": None, "load": "nan"},
+    {"time": "2015-05-17T11:00:00.5Z", "status": 200, "path": "/caf\u00e9", "price": "20.00", "load": None},
+]
+SPARK_SCHEMA = """{"type": "struct", "fields": [
+  {"name": "time", "type": "timestamp", "nullable": false, "metadata": {}},
+  {"name": "message", "type": "string", "nullable": true, "metadata": {}}
+]}"""
+REPORT = {
+    *("status", "version", "rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out"),
+    *("requests", "seconds", "commit_id"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def one(self) -> dict[str, Any]:
+        assert self.code == 0, self.err
+        (line,) = self.lines
+        return line
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str) -> Ended:
+        capfd.readouterr()
+        code = main(arguments)
+        out, err = capfd.readouterr()
+        return Ended(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two declared tables, as the repository root is one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers that Spark starts from here
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "events.yaml").write_text(EVENTS, encoding="utf-8")
+    (tmp_path / "tables" / "people.yaml").write_text(PEOPLE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def events(place: Path, run: Run) -> str:
+    """The name of a table that holds three rows in two windows, appended twice."""
+    assert run("init").code == 0
+    file = ndjson(place / "rows.ndjson", ROWS)
+    for _ in range(2):
+        assert run("append", "events", str(file)).code == 0
+    return "events"
+
+
+def ndjson(file: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def start(*arguments: str, cwd: Path, stdin: str | None = None) -> Ended:
+    """The command as a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*TIDEMARK, *arguments],
+        input=stdin,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+# --- help and the entry point
+
+
+def test_the_installed_command_is_this_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"tidemark": "pipelines.cli:main"}
+
+
+def test_help_names_every_command_and_each_command_explains_itself(run: Run) -> None:
+    listed = run("--help").out
+    assert all(f"\n  {name} " in listed for name in COMMANDS)
+    assert "..." not in listed.partition("Commands:")[2]  # no summary is cut off
+    for name in COMMANDS:
+        ended = run(name, "--help")
+        assert (ended.code, ended.err) == (0, "")
+        assert "--json" in ended.out
+
+
+def test_help_loads_none_of_the_libraries_that_make_it_slow() -> None:
+    code = (
+        "import sys; from pipelines.cli import main; assert main(sys.argv[1:]) == 0; "
+        "print(sorted({'pyarrow', 'duckdb', 'dagster', 'pyspark', 'tantivy', 'numpy'} & set(sys.modules)))"
+    )
+    for arguments in (["--help"], ["sql", "--help"], ["backfill", "--help"]):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_answers_in_half_a_second(tmp_path: Path) -> None:
+    def seconds(*arguments: str) -> float:
+        """Processor time, not time on the clock: the machine may be busy with other tests."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert start(*arguments, cwd=tmp_path).code == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    for arguments in (("--help",), ("compact", "--help")):
+        assert min(seconds(*arguments) for _ in range(5)) < 0.5
+
+
+# --- tables
+
+
+def test_init_makes_all_declared_tables_once(place: Path, run: Run) -> None:
+    first = run("init", "--json")
+    assert [(line["name"], line["status"], line["kind"], line["version"]) for line in first.lines] == [
+        ("events", "created", "append", 0),
+        ("people", "created", "keyed", 0),
+    ]
+    assert [line["status"] for line in run("init", "--json").lines] == ["exists", "exists"]
+    assert Table.open(str(place / "warehouse" / "events")).version == 0
+
+
+def test_a_broken_declaration_is_named_with_file_and_line_and_stops_no_other_table(place: Path, run: Run) -> None:
+    (place / "tables" / "broken.yaml").write_text("name: broken\nuri: w\ncolumns: {a: int}\nwindow: 7m\n")
+    ended = run("init", "--json")
+    assert ended.code == 2
+    assert [line["status"] for line in ended.lines] == ["created", "created", "failed"]
+    assert "tables/broken.yaml:4: field `window`" in ended.err
+    assert run("describe", "events", "--json").one["version"] == 0
+    assert "tables/broken.yaml:4" in run("describe", "broken").err
+
+
+def test_tables_lists_what_is_declared(events: str, run: Run) -> None:
+    shown = {line["name"]: line for line in run("tables", "--json").lines}
+    assert shown[events]["rows"] == 6
+    assert shown[events]["exists"] is True
+    assert (shown["people"]["exists"], shown["people"]["kind"], shown["people"]["version"]) == (True, "keyed", 0)
+    assert shown["people"].keys() == {
+        *("name", "uri", "file", "kind", "exists", "version", "live_splits", "rows", "bytes"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.yaml", "time: timestamp!\nmessage: string\n"),
+        ("s.json", '{"time": "timestamp!", "message": {"type": "string"}}'),
+        ("s.json", SPARK_SCHEMA),
+    ],
+    ids=["yaml", "json", "spark"],
+)
+def test_init_makes_a_table_from_a_schema_file(place: Path, run: Run, name: str, text: str) -> None:
+    (place / name).write_text(text, encoding="utf-8")
+    options = ["--time-column", "time", "--window", "30m", "--index", "text:fulltext:message", "--json"]
+    assert run("init", "made/here", "--schema", name, *options).one["status"] == "created"
+    made = Table.open("made/here")
+    assert made.schema.names == ["time", "message"]
+    assert not made.schema.field("time").nullable
+    assert made.snapshot.config.window_seconds == 1800
+    assert [index.name for index in made.snapshot.config.indexes] == ["text"]
+
+
+def test_init_makes_a_declared_table_at_another_place(place: Path, run: Run) -> None:
+    made = run("init", "elsewhere", "--declaration", "tables/people.yaml", "--json").one
+    assert (made["status"], made["name"]) == ("created", "people")
+    assert Table.open(str(place / "elsewhere")).snapshot.config.primary_key == ("id",)
+
+
+# --- rows in
+
+
+def test_append_adds_a_file_in_one_commit(place: Path, run: Run) -> None:
+    run("init", "events")
+    done = run("append", "events", str(ndjson(place / "rows.ndjson", ROWS)), "--json").one
+    assert done == {"status": "committed", "version": 1, "commit_id": done["commit_id"], "rows": 3, "splits": 2}
+    assert done["commit_id"]
+
+
+def test_append_reads_csv_and_parquet_by_suffix(events: str, place: Path, run: Run) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(Table.open("warehouse/events").scan().to_arrow(), place / "rows.parquet")
+    (place / "rows.csv").write_text("time,status,path\n2015-05-17T10:00:00Z,500,/x\n", encoding="utf-8")
+    assert run("append", events, "rows.parquet", "--json").one["rows"] == 6
+    assert run("append", events, "rows.csv", "--json").one["rows"] == 1
+    assert run("sql", events, "select count(*) n from t", "--json").one == {"n": 13}
+
+
+def test_append_takes_standard_input(events: str, place: Path) -> None:
+    ended = start("append", events, "-", "--json", cwd=place, stdin='{"time": "2015-05-17T10:00:00Z"}\n')
+    assert (ended.one["rows"], ended.err) == (1, "")
+
+
+def test_append_adds_nothing_when_one_line_does_not_fit(events: str, place: Path, run: Run) -> None:
+    bad: list[dict[str, object]] = [*ROWS, {"time": "2015-05-17T10:00:00Z", "status": "x"}, {"status": 1}]
+    ended = run("append", events, str(ndjson(place / "bad.ndjson", bad)), "--json")
+    assert ended.code == 2
+    (failure,) = ended.lines
+    assert (failure["status"], failure["error"]) == ("failed", "invalid_input")
+    assert [(each["file"], each["line"]) for each in failure["rejected"]] == [("bad.ndjson", 4), ("bad.ndjson", 5)]
+    assert all(each["reason"] in ended.err for each in failure["rejected"])
+    assert run("describe", events, "--json").one["version"] == 2
+
+
+def test_append_to_a_keyed_table_is_acknowledged_and_seen_by_get(place: Path, run: Run) -> None:
+    run("init", "people")
+    file = ndjson(place / "p.ndjson", [{"id": 1, "name": "Ada"}, {"id": 1, "name": "Ada L."}])
+    done = run("append", "people", str(file), "--json").one
+    assert (done["status"], done["rows"], done["commit_id"]) == ("acknowledged", 2, None)
+    assert run("get", "people", "1", "--json").one == {"id": 1, "name": "Ada L."}
+    assert run("get", "people", "1", "--consistency", "snapshot", "--json").out == ""
+    assert "Ada L." in run("get", "people", "1").out
+    (region,) = run("describe", "people", "--json").one["regions"]
+    assert region.keys() == {"region_id", "epoch", "current_generation", "merged_generation"}
+
+
+# --- questions
+
+
+def test_sql_prints_one_object_per_row_with_exact_values(events: str, run: Run) -> None:
+    query = "select *, sum(status) over () total, '\\x00\\xff'::blob raw from t order by time limit 4"
+    found = run("sql", events, query, "--json").lines
+    given = {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25}
+    assert found[0] == given | {"total": 1608, "raw": "AP8="}
+    assert found[2]["load"] == "NaN"
+    assert found[2]["price"] is None
+
+
+def test_sql_reads_an_older_version(events: str, run: Run) -> None:
+    assert run("sql", events, "select count(*) n from t", "--at", "1", "--json").one == {"n": 3}
+
+
+def test_sql_for_people_shows_data_and_never_control_codes(events: str, place: Path, run: Run) -> None:
+    row = {"time": "2015-05-17T10:00:00Z", "path": "\u001b[31mred [bold]"}
+    run("append", events, str(ndjson(place / "e.ndjson", [row])))
+    shown = run("sql", events, "select path from t where status is null").out
+    assert "\\x1b[31mred [bold]" in shown
+    assert "1 rows" in shown
+
+
+def test_search_adds_the_score_and_keeps_the_limit(events: str, run: Run) -> None:
+    found = run("search", events, "missing", "--index", "text", "--limit", "1", "--json").one
+    assert found.keys() == {"time", "status", "path", "price", "load", "score"}
+    assert (found["path"], found["score"] > 0) == ("/missing page", True)
+    by_status = run("search", events, "404", "--index", "status", "--limit", "5", "--json").lines
+    assert [line["score"] for line in by_status] == [1.0, 1.0]
+
+
+def test_explain_shows_what_each_step_leaves_out(events: str, run: Run) -> None:
+    plan = run("explain", events, "select * from t where time < '2015-05-17T11:00:00Z'", "--json").one
+    assert (plan["live_splits"], plan["read_splits"]) == (4, 2)
+    assert [step["name"] for step in plan["steps"]] == ["window", "min/max"]
+    assert all(split.keys() == {"path", "size", "rows", "window_start"} for split in plan["read"])
+    assert (
+        "window leaves out 2 splits" in run("explain", events, "select 1 from t where time < '2015-05-17T11:00Z'").out
+    )
+
+
+def test_explain_shows_the_sources_of_a_search(events: str, run: Run) -> None:
+    plan = run("explain", events, "page", "--index", "text", "--json").one
+    assert (plan["index"], plan["segments"], len(plan["scanned"])) == ("text", {}, 4)
+
+
+# --- what there is
+
+
+def test_describe_keeps_its_contract(events: str, run: Run) -> None:
+    about = run("describe", events, "--json").one
+    assert about.keys() >= {
+        *("uri", "table_id", "kind", "version", "live_splits", "rows", "bytes", "time_column", "sort_schema"),
+        *("window_seconds", "checkpoint_version", "windows", "indexes", "regions"),
+    }
+    assert (about["kind"], about["version"], about["live_splits"], about["rows"]) == ("append", 2, 4, 6)
+    assert [(each["window_start"], each["splits"], each["rows"]) for each in about["windows"]] == [
+        (1431856800, 2, 4),
+        (1431860400, 2, 2),
+    ]
+    assert sum(each["bytes"] for each in about["windows"]) == about["bytes"]
+    assert about["indexes"][0].keys() == {"name", "kind", "watermark", "segments", "covered_splits"}
+    assert about["regions"] == []
+
+
+def test_files_keeps_its_contract(events: str, run: Run) -> None:
+    found = run("files", events, "--json").lines
+    fields = {"path", "size", "rows", "window_start", "partition_values", "min_values", "max_values"}
+    assert [line.keys() for line in found] == [fields] * 4
+    assert len(run("files", events, "--json", "--at", "1").lines) == 2
+
+
+def test_history_keeps_its_contract_and_is_newest_first(events: str, run: Run) -> None:
+    found = run("history", events, "--json").lines
+    assert [line.keys() for line in found] == [{"version", "timestamp", "operation", "commit_id", "metrics"}] * 3
+    assert [(line["version"], line["operation"]) for line in found] == [
+        (2, "APPEND"),
+        (1, "APPEND"),
+        (0, "CREATE TABLE"),
+    ]
+    assert found[0]["metrics"]["rows_in"] == 3
+    assert found[0]["timestamp"] >= found[1]["timestamp"] > 1_000_000_000_000
+    assert len(run("history", events, "--limit", "1", "--json").lines) == 1
+
+
+def test_debt_lists_the_windows_that_a_compaction_would_rewrite(events: str, run: Run) -> None:
+    found = run("debt", events, "--json").lines
+    assert [(line["window_start"], line["splits"], line["rows"]) for line in found] == [
+        (1431856800, 2, 4),
+        (1431860400, 2, 2),
+    ]
+    assert all(line["bytes"] > 0 for line in found)
+
+
+@pytest.mark.parametrize("command", ["describe", "files", "history", "debt", "tables"])
+def test_people_get_tables_of_figures(events: str, run: Run, command: str) -> None:
+    ended = run(command, *([] if command == "tables" else [events]))
+    assert (ended.code, ended.err) == (0, "")
+    assert not ended.out.startswith("{")
+    assert len(ended.out.splitlines()) > 3
+
+
+# --- upkeep
+
+
+@pytest.mark.usefixtures("place")
+def test_a_job_without_work_reports_that_and_starts_no_spark(run: Run) -> None:
+    run("init")
+    for arguments in (["compact", "events", "--all"], ["merge", "people"], ["catch-up", "events", "--index", "text"]):
+        done = run(*arguments, "--json").one
+        assert done.keys() >= REPORT
+        assert (done["status"], done["commit_id"], done["spark_seconds"]) == ("nothing_to_do", None, 0)
+
+
+def test_compact_plans_only_the_windows_asked_for(events: str, run: Run) -> None:
+    def planned(*options: str) -> tuple[str, int]:
+        done = run("compact", events, "--dry-run", "--json", *options).one
+        return done["status"], done["splits_in"]
+
+    assert planned("--all") == planned() == ("planned", 4)
+    assert planned("--window", "2015-05-17T10:00") == planned("--window", "1431856800") == ("planned", 2)
+    assert planned("--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00") == ("planned", 2)
+    assert planned("--window", "2015-05-17T12:00") == ("nothing_to_do", 0)
+
+
+def test_checkpoint_writes_the_state_once(events: str, run: Run) -> None:
+    done = run("checkpoint", events, "--json").one
+    assert done.keys() >= REPORT
+    assert (done["status"], done["bytes_out"] > 0) == ("committed", True)
+    assert run("checkpoint", events, "--json").one["status"] == "nothing_to_do"
+    assert run("describe", events, "--json").one["checkpoint_version"] == 2
+
+
+def test_gc_shows_and_then_deletes_what_nothing_needs(events: str, run: Run) -> None:
+    table = Table.open("warehouse/events")
+    orphan = keys.split_key(1431856800, windowed=True, split_id="00000000-0000-4000-8000-000000000000")
+    path = Path("warehouse/events") / orphan
+    path.write_bytes(b"left by a task that was killed")
+    dry = run("gc", events, "--dry-run", "--json").lines
+    assert dry[:-1] == [{"key": orphan, "reason": "orphan_split", "size": 30}]
+    assert (dry[-1]["summary"]["status"], dry[-1]["summary"]["candidates"]) == ("planned", 1)
+    assert run("gc", events, "--json").lines[-1]["summary"]["deleted"] == 0  # within its grace period
+    assert path.exists()
+    gone = run("gc", events, "--horizon", "0s", "--json").lines
+    assert (gone[0]["deleted"], gone[-1]["summary"]["deleted"]) == (True, 1)
+    assert not path.exists()
+    assert table.refresh().sql("select count(*) n from t").to_pylist() == [{"n": 6}]
+
+
+@pytest.mark.spark
+def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> None:
+    for number in (1, 2):
+        ndjson(place / "landing" / "events" / f"{number}.ndjson", ROWS)
+    done = run("ingest", "events", "--json").one  # a declared table is made first
+    assert done.keys() >= REPORT
+    assert (done["status"], done["version"], done["rows_in"], done["splits_out"]) == ("committed", 1, 6, 4)
+    assert run("ingest", "events", "--json").one["status"] == "nothing_to_do"
+    done = run("compact", "events", "--json").one
+    assert (done["status"], done["rows_in"], done["rows_out"], done["splits_out"]) == ("committed", 6, 6, 2)
+    assert run("debt", "events", "--json").out == ""
+    assert run("catch-up", "events", "--json").one["splits_out"] == 4
+    assert run("explain", "events", "page", "--index", "text", "--json").one["scanned"] == []
+
+
+# --- bad input: a code that says what to do, one clear line, never a traceback
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["sql", "nowhere", "select 1"], "neither a table declared in tables/*.yaml (declared: events, people)"),
+        (["sql", "./nowhere", "select 1"], "there is no table here"),
+        (["sql", "people", "select 1"], "run: tidemark init people"),
+        (["sql", "events", "drop table t"], "select"),
+        (["sql", "events", "select nothing from t"], "nothing"),
+        (["sql", "events", "select 1 a, 2 a"], "several columns called a"),
+        (["sql", "events", "select 1", "--at", "9"], "version 9"),
+        (["sql", "events", "select 1", "--at", "soon"], "neither a version number nor an ISO timestamp"),
+        (["sql", "events"], "SELECT"),
+        (["sql", "s3://bucket/table", "select 1"], "S3 comes with"),
+        (["search", "events", "x", "--index", "nope"], "nope"),
+        (["search", "events", "x", "--index", "text", "--limit", "0"], "at least one row"),
+        (["search", "events", "x"], "--index"),
+        (["get", "events", "1"], "keyed"),
+        (["explain", "events", "delete from t"], "select"),
+        (["describe", "events", "--at", "7"], "version 7"),
+        (["files", "events", "--at", "-1"], "-1"),
+        (["history", "events", "--limit", "0"], "--limit"),
+        (["debt", "../nowhere"], "there is no table here"),
+        (["tables", "extra"], "extra"),
+        (["init", "nowhere"], "nowhere"),
+        (["init", "new/table"], "--schema"),
+        (["init", "--schema", "s.yaml"], "needs the URI"),
+        (["init", "new", "--schema", "s.yaml"], "cannot be read"),
+        (["init", "new", "--schema", "tables/people.yaml"], "tables/people.yaml"),
+        (["init", "--declaration", "t.yaml"], "t.yaml"),
+        (["append", "events", "none.ndjson"], "no such file"),
+        (["append", "events", "tables/events.yaml"], "--format"),
+        (["append", "events", "tables/people.yaml", "--format", "parquet"], "nothing was appended"),
+        (["ingest", "events", "--window", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "not both"),
+        (["ingest", "./warehouse/people-elsewhere"], "there is no table here"),
+        (["compact", "events", "--all", "--window", "2015-05-17T10:00"], "not both"),
+        (["compact", "events", "--from", "2015-05-17T11:00", "--to", "2015-05-17T10:00"], "not after"),
+        (["compact", "events", "--window", "noon"], "noon"),
+        (["merge", "memory://here"], "memory"),
+        (["checkpoint", "nowhere"], "nowhere"),
+        (["catch-up", "events", "--index", "nope"], "nope"),
+        (["catch-up", "events", "--index", "text", "--all"], "not both"),
+        (["gc", "events", "--horizon", "a while"], "a while"),
+        (["ui", "--port", "0"], "--port"),
+        (["nonsense"], "nonsense"),
+        (["describe", "events", "--nonsense"], "--nonsense"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.usefixtures("place")
+def test_bad_input_ends_with_2_and_says_why(run: Run, arguments: list[str], complaint: str) -> None:
+    run("init", "events")
+    ended = run(*arguments, "--json")
+    assert ended.code == 2
+    assert complaint.lower() in ended.err.lower()
+    assert ended.err.startswith(("tidemark: invalid_input: ", "tidemark: not_found: ", "tidemark: unsupported: "))
+    assert ended.lines[-1].keys() >= {"status", "error", "message"}
+    assert ended.lines[-1]["status"] == "failed"
+    assert "Traceback" not in ended.err
+
+
+def test_a_damaged_table_ends_with_4(events: str, run: Run) -> None:
+    log = Path("warehouse/events") / keys.version_key(2)
+    log.write_bytes(log.read_bytes()[:-9])
+    ended = run("describe", events, "--json")
+    assert (ended.code, ended.lines[-1]["error"]) == (4, "corrupt")
+
+
+# --- as a process
+
+
+def test_a_process_exits_with_the_code_and_prints_no_traceback(place: Path) -> None:
+    ended = start("describe", "./nowhere", cwd=place)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("tidemark: not_found: ")
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", [["--json"], []], ids=["json", "text"])
+def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, options: list[str]) -> None:
+    query = "select t.* from t, range(5000)"
+    with subprocess.Popen(
+        [*TIDEMARK, "sql", events, query, *options],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    assert errors == b""
+
+
+# --- Dagster
+
+
+@pytest.mark.dagster
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--table", "nope", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no table 'nope' is declared"),
+        (["--table", "people", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no windows"),
+        (["--table", "events", "--from", "2015-05-17T10:20", "--to", "2015-05-17T11:00"], "starts of windows"),
+        (["--table", "events", "--from", "2014-05-17T10:00", "--to", "2015-05-17T11:00"], "within the partitions"),
+        (["--table", "events", "--from", "2015-05-17T10:00"], "--to"),
+    ],
+    ids=["unknown", "keyed", "misaligned", "outside", "incomplete"],
+)
+@pytest.mark.usefixtures("place")
+def test_a_backfill_that_makes_no_sense_ends_with_2(run: Run, options: list[str], complaint: str) -> None:
+    ended = run("backfill", *options, "--json")
+    assert ended.code == 2
+    assert complaint in ended.err
+    assert ended.lines[-1]["status"] == "failed"
+
+
+@pytest.mark.dagster
+def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> None:
+    options = ["--table", "events", "--from", "2015-05-17T00:00", "--to", "2015-05-17T12:00", "--chunk", "6h", "--json"]
+    ended = start("backfill", *options, cwd=place)
+    assert ended.code == 0, ended.err
+    assert [(line["status"], line["number"], line["of"], line["windows"]) for line in ended.lines] == [
+        ("done", 1, 2, 6),
+        ("done", 2, 2, 6),
+    ]
+    assert ended.lines[0].keys() == {"status", "number", "of", "first", "last", "windows", "run_id", "error"}
+    assert (ended.lines[0]["first"], ended.lines[1]["last"]) == ("2015-05-17T00:00", "2015-05-17T11:00")
+    assert (place / ".dagster").is_dir()
+
+
+@pytest.mark.dagster
+def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (place / "workspace.yaml").write_text("load_from:\n  - python_module: {module_name: pipelines.definitions}\n")
+    with subprocess.Popen(
+        [*TIDEMARK, "ui", "--port", str(port), "--json"],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            about = json.loads(process.stdout.readline())
+            assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
+            assert _answers(port, seconds=90)
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) is not None
+    assert not _answers(port, seconds=0)
+
+
+def _answers(port: int, *, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/server_info")
+            return bool(json.load(connection.getresponse())["dagster_version"])
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.5)
+        finally:
+            connection.close()
