@@ -15,7 +15,8 @@ from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
 from storage_core.index.catch_up import CatchUpPlan, plan
-from storage_core.log.actions import Action, IndexSegment, from_json_object
+from storage_core.log.action_json import read_action
+from storage_core.log.actions import Action, IndexSegment
 
 SUMMARY = "Build the index segments that live splits lack."
 
@@ -35,7 +36,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     if request.dry_run:
         return job.report("planned", figures=Figures(splits_in=len(work)), details=details)
     answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
-    built = [_segment(answer["segment"]) for answer in answers]
+    built = [read_action(answer["segment"], IndexSegment, "catch-up answer") for answer in answers]
     figures = Figures(
         rows_in=sum(item.add.numRecords or 0 for item in work),
         rows_out=sum(segment.numRecords for segment in built),
@@ -51,13 +52,6 @@ def _actions(plans: Sequence[CatchUpPlan], built: Sequence[IndexSegment]) -> lis
     return [
         action for each in plans for action in each.actions(segment for segment in built if segment.index == each.index)
     ]
-
-
-def _segment(line: dict[str, object]) -> IndexSegment:
-    action = from_json_object(line, "catch-up answer")
-    if not isinstance(action, IndexSegment):
-        raise TypeError(f"a catch-up task answered with {action.NAME}")
-    return action
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,6 @@ from jobs.spark import Spark
 from storage_core.compaction import planner
 from storage_core.compaction.execute import CompactionResult
 from storage_core.compaction.planner import MergeOperation
-from storage_core.log.actions import Action
 
 SUMMARY = "Rewrite the splits of each window that holds several into one sorted split."
 
@@ -36,10 +35,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.report("planned", figures=_planned(operations), details=_windows(operations))
     answers = job.map(tasks.compact, [{"operation": operation.to_json()} for operation in operations])
     results = [CompactionResult.from_json(answer["result"]) for answer in answers]
-    actions: list[Action] = []
-    for result in results:
-        actions += [*result.removes, *result.adds]
-    return job.commit(actions, operation="COMPACT", figures=_done(results), details=_windows(operations))
+    actions = [action for result in results for action in result.actions]
+    return job.commit(actions, operation="COMPACT", figures=Figures.of(results), details=_windows(operations))
 
 
 def _planned(operations: Sequence[MergeOperation]) -> Figures:
@@ -48,17 +45,6 @@ def _planned(operations: Sequence[MergeOperation]) -> Figures:
         rows_in=sum(add.numRecords or 0 for add in inputs),
         bytes_in=sum(add.size for add in inputs),
         splits_in=len(inputs),
-    )
-
-
-def _done(results: Sequence[CompactionResult]) -> Figures:
-    return Figures(
-        rows_in=sum(result.rows_in for result in results),
-        rows_out=sum(result.rows_out for result in results),
-        bytes_in=sum(result.bytes_in for result in results),
-        bytes_out=sum(result.bytes_out for result in results),
-        splits_in=sum(len(result.removes) for result in results),
-        splits_out=sum(len(result.adds) for result in results),
     )
 
 

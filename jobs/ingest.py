@@ -19,7 +19,6 @@ from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.ingest.batch import IngestResult, plan
 from storage_core.ingest.landing import LandingSpec, discover
-from storage_core.log.actions import Action
 from storage_core.split.write import context_of
 from storage_core.table import Table
 
@@ -47,10 +46,10 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     context = context_of(job.before).to_json()
     answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work])
     results = [IngestResult.from_json(answer["result"]) for answer in answers]
-    actions: list[Action] = [action for result in results for action in result.actions]
+    actions = [action for result in results for action in result.actions]
     if not actions:
         return job.report("nothing_to_do", details=_details(results, spec))
-    return job.commit(actions, operation="INGEST", figures=_figures(results), details=_details(results, spec))
+    return job.commit(actions, operation="INGEST", figures=Figures.of(results), details=_details(results, spec))
 
 
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
@@ -63,16 +62,6 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
         raise InvalidInput("ingest takes one --window, or both --from and --to, of a table with windows")
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))
-
-
-def _figures(results: Sequence[IngestResult]) -> Figures:
-    return Figures(
-        rows_in=sum(result.rows_in for result in results),
-        rows_out=sum(result.rows_out for result in results),
-        bytes_in=sum(result.bytes_in for result in results),
-        bytes_out=sum(result.bytes_out for result in results),
-        splits_out=sum(len(result.adds) for result in results),
-    )
 
 
 def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, object]:

@@ -14,8 +14,7 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
-from storage_core.log.actions import Action, from_json_object
-from storage_core.region.merge import MergeWork, plan
+from storage_core.region.merge import MergeResult, MergeWork, plan
 
 SUMMARY = "Apply flushed generations to the base table."
 
@@ -33,11 +32,14 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     if request.dry_run:
         return job.report("planned", details=_details(work))
     answers = job.map(tasks.merge, [{"work": item.to_json()} for item in work])
-    actions: list[Action] = [from_json_object(line, "merge answer") for answer in answers for line in answer["actions"]]
-    totals = {name: sum(answer["figures"][name] for answer in answers) for name in Figures().as_mapping()}
-    requirements = [each for item in work for each in item.requirements]
-    figures = Figures(**totals)
-    return job.commit(actions, operation="MERGE", figures=figures, requirements=requirements, details=_details(work))
+    results = [MergeResult.from_json(answer["result"]) for answer in answers]
+    return job.commit(
+        [action for result in results for action in result.actions],
+        operation="MERGE",
+        figures=Figures.of(results),
+        requirements=[each for item in work for each in item.requirements],
+        details=_details(work),
+    )
 
 
 def _details(work: Sequence[MergeWork]) -> dict[str, object]:

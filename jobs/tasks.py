@@ -57,13 +57,4 @@ def merge(item: Item) -> Answer:
     store = MeteredStore(open_store(item["table_uri"]))
     work = MergeWork.from_json(item["work"])
     result = region_merge.execute(store, work, ids=SystemIds(), now_ms=SystemClock().now_ms())
-    figures = {
-        "rows_in": result.rows_in,
-        "rows_out": result.rows_out,
-        "bytes_in": result.bytes_in,
-        "bytes_out": result.bytes_out,
-        "splits_in": len(result.removes),
-        "splits_out": len(result.adds),
-    }
-    actions = [to_json_object(action) for action in result.actions]
-    return {"actions": actions, "figures": figures, "requests": store.requests}
+    return {"result": result.to_json(), "requests": store.requests}
