@@ -1,11 +1,21 @@
-"""What every test sees: Hypothesis without deadlines, and no setting of the person who runs the tests."""
+"""What every test sees: Hypothesis without deadlines, no setting of the person who runs the tests, and a checkout.
+
+A checkout is a copy of the repository's root in which a test may land files, make tables and run Dagster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
+
+Land = Callable[..., Path]
 
 # On two busy cores a deadline is a coin toss. A failing example is printed so that it can be replayed.
 settings.register_profile("tidemark", deadline=None, print_blob=True)
@@ -19,3 +29,32 @@ def _no_personal_settings() -> Iterator[None]:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
         yield
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The repository's root in a folder of its own, as the working directory: the code by link, the tables copied."""
+    for name in PARTS:
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "tables").mkdir()
+    for file in (REPOSITORY / "tables").glob("*.yaml"):
+        (tmp_path / "tables" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    return tmp_path
+
+
+@pytest.fixture
+def land(checkout: Path) -> Land:
+    """Land lines of the real access log, by number, and any other lines, as one file."""
+    with gzip.open(REPOSITORY / "examples" / "data" / "apache_access.log.gz", "rt", encoding="utf-8") as log:
+        real = log.read().splitlines()
+
+    def write(name: str, first: int = 0, last: int = 0, *, more: tuple[str, ...] = ()) -> Path:
+        folder = checkout / "landing" / "access_log"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / name
+        file.write_text("".join(f"{line}\n" for line in [*real[first:last], *more]), encoding="utf-8")
+        return file
+
+    return write

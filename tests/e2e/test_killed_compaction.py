@@ -71,7 +71,9 @@ def table(tmp_path: Path) -> Table:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(table: Table, moment: str) -> None:
+def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
+    table: Table, spark: Spark, moment: str
+) -> None:
     root = Path(table.uri.removeprefix("file://"))
     expected, inputs = rows_of(table), stored_splits(root)
     killed = subprocess.run([sys.executable, "-c", KILLED_JOB, table.uri, moment], capture_output=True, check=False)
@@ -80,8 +82,7 @@ def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(table
     assert written, "the job was killed after it wrote its files"
     assert rows_of(Table.open(table.uri)) == expected
 
-    with Spark() as spark:
-        report = compact.run(JobRequest(table_uri=table.uri), spark)
+    report = compact.run(JobRequest(table_uri=table.uri), spark)
     assert report.status == ("committed" if moment == "before" else "nothing_to_do")
     compacted = Table.open(table.uri)
     live = set(compacted.snapshot.splits)
@@ -95,8 +96,8 @@ def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(table
 
     orphans = written - live
     assert (moment == "before") == bool(orphans)
-    first = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), Spark())
-    again = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), Spark())
+    first = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), spark)
+    again = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), spark)
     assert [first.details["deleted_keys"], again.details["deleted_keys"]] == [sorted(orphans), []]
     assert stored_splits(root) == inputs | live
     assert rows_of(Table.open(table.uri)) == expected

@@ -1,0 +1,146 @@
+"""The Dagster UI as a person sees it: a real server, a real browser, the assets, and what a materialization shows.
+
+With `TIDEMARK_PICTURES` set to a folder, the pictures that the README shows are written there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.conftest import Land
+
+pytestmark = [pytest.mark.browser, pytest.mark.spark, pytest.mark.dagster]
+
+WINDOW = "2015-05-17T10:00"
+PATIENCE_MS = 60_000
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture
+def server(checkout: Path, land: Land, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The UI over an instance in which one window was ingested and compacted by the commands of the README."""
+    history = checkout / ".dagster"
+    history.mkdir()
+    (history / "dagster.yaml").symlink_to(checkout / "dagster.yaml")
+    monkeypatch.setenv("DAGSTER_HOME", str(history))
+    land("first.log", 0, 150)
+    land("second.log", 150, 300, more=("not a line of the log",))
+    for step in ("ingested", "compacted"):
+        run_dagster("asset", "materialize", "--select", f"access_log/{step}", "--partition", WINDOW)
+    port = free_port()
+    command = [
+        program("dagster-webserver"),
+        "-w",
+        "workspace.yaml",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        f"{port}",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """The Chromium that `make test-browser` found or installed."""
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=os.environ.get("TIDEMARK_CHROMIUM"), args=CHROMIUM_FLAGS)
+        yield opened
+        opened.close()
+
+
+def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_figures_and_checks(
+    server: str, browser: Browser, tmp_path: Path
+) -> None:
+    page = browser.new_page(viewport={"width": 1600, "height": 1000})
+    page.set_default_timeout(PATIENCE_MS)
+
+    page.goto(f"{server}/asset-groups/")
+    for name in ("ingested", "compacted", "checkpointed", "index_text", "index_status", "collected", "merged"):
+        expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+    picture(page, tmp_path, "asset-graph")
+
+    page.goto(f"{server}/assets/access_log/compacted?view=partitions&partition={WINDOW}")
+    for figure in (
+        "rows_in",
+        "rows_out",
+        "splits_in",
+        "splits_out",
+        "bytes_in",
+        "bytes_out",
+        "requests_put",
+        "seconds",
+    ):
+        expect(page.get_by_text(figure, exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+    picture(page, tmp_path, "materialized-asset")
+
+    page.goto(f"{server}/assets/access_log/compacted?view=checks")
+    expect(page.get_by_text("rows_kept").first).to_be_visible(timeout=PATIENCE_MS)
+    picture(page, tmp_path, "asset-checks")
+
+
+def picture(page: Page, folder: Path, name: str) -> None:
+    """Take a picture; it must not be blank. Keep it where the person who runs this asked for the README's pictures."""
+    page.wait_for_timeout(1_500)  # the graph moves into place
+    taken = folder / f"{name}.png"
+    page.screenshot(path=str(taken))
+    assert taken.stat().st_size > 20_000
+    kept = os.environ.get("TIDEMARK_PICTURES")
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        shutil.copy(taken, Path(kept) / taken.name)
+
+
+def run_dagster(*arguments: str) -> None:
+    command = [program("dagster"), *arguments, "-m", "pipelines.definitions"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def program(name: str) -> str:
+    """A program of the environment that runs the tests."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(port: int, seconds: int = 90) -> None:
+    """Return as soon as the server accepts connections."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return

@@ -1,0 +1,108 @@
+"""Dagster's own commands and daemon, from the repository root, with the jobs in subprocesses as users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, DagsterInstance
+
+from pipelines.instance import home, open_instance
+from storage_core import Table
+
+# A daemon, its code server, a run and its job are one Python each: on a busy machine that takes minutes.
+pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(600)]
+
+Land = Callable[..., Path]
+
+DEADLINE_SECONDS = 400
+HOURS = tuple(f"2015-05-17T{hour}:00" for hour in (10, 11, 12))
+
+BACKFILL = """
+mutation($keys: [String!]) {
+  launchPartitionBackfill(
+    backfillParams: {assetSelection: [{path: ["access_log", "ingested"]}], partitionNames: $keys}
+  ) { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } }
+}
+"""
+
+
+@pytest.fixture
+def environment(checkout: Path) -> dict[str, str]:
+    return {**os.environ, "DAGSTER_HOME": str(home(checkout, {}))}
+
+
+def dagster(program: str, *arguments: str, environment: dict[str, str]) -> str:
+    command = [str(Path(sys.executable).parent / program), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@contextmanager
+def daemon(environment: dict[str, str], output: Path) -> Iterator[None]:
+    command = [str(Path(sys.executable).parent / "dagster-daemon"), "run"]
+    with output.open("w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def wait_for_backfill(instance: DagsterInstance, backfill_id: str, output: Path) -> str:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        backfill = instance.get_backfill(backfill_id)
+        if backfill is not None and backfill.status.value not in ("REQUESTED", "CANCELING", "FAILING"):
+            return backfill.status.value
+        time.sleep(1)
+    raise AssertionError(f"the backfill did not end: {output.read_text()[-3000:]}")
+
+
+def test_one_window_is_materialized_by_command(checkout: Path, land: Land, environment: dict[str, str]) -> None:
+    land("a.log", 0, 300)
+
+    dagster(
+        "dagster",
+        *("asset", "materialize", "--select", "access_log/ingested"),
+        *("--partition", "2015-05-17T10:00", "-m", "pipelines.definitions"),
+        environment=environment,
+    )
+
+    windows = {add.windowStart for add in Table.open("warehouse/access_log").snapshot.splits.values()}
+    assert windows == {1431856800}
+    with open_instance(checkout / ".dagster") as instance:
+        event = instance.get_latest_materialization_event(AssetKey(["access_log", "ingested"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    assert event.asset_materialization.partition == "2015-05-17T10:00"
+    assert event.asset_materialization.metadata["status"].value == "committed"
+
+
+def test_a_backfill_of_dagster_fills_a_range_through_the_daemon(
+    checkout: Path, land: Land, environment: dict[str, str]
+) -> None:
+    land("a.log", 0, 300)
+    output = checkout / "daemon.log"
+    variables = json.dumps({"keys": list(HOURS)})
+
+    answer = dagster("dagster-graphql", "-t", BACKFILL, "-v", variables, environment=environment)
+    body = next(line for line in answer.splitlines() if line.startswith("{"))
+    launched = json.loads(body)["data"]["launchPartitionBackfill"]
+    assert launched["__typename"] == "LaunchBackfillSuccess", launched
+    with daemon(environment, output), open_instance(checkout / ".dagster") as instance:
+        status = wait_for_backfill(instance, launched["backfillId"], output)
+        filled = instance.get_materialized_partitions(AssetKey(["access_log", "ingested"]))
+        runs = instance.get_runs_count()
+
+    assert status == "COMPLETED_SUCCESS", output.read_text()[-3000:]
+    assert filled == set(HOURS)
+    assert runs == 1
+    assert Table.open("warehouse/access_log").snapshot.rows == 300

@@ -1,0 +1,296 @@
+"""What Dagster is shown and what storage asks for, without running a job."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, Definitions, build_schedule_context
+
+from assets.launcher import PipesLauncher
+from assets.partitions import contiguous, partition_key, partitions_of, span_of
+from assets.requests import MOST_PER_LOOK, demands
+from jobs.request import WindowRange
+from pipelines.backfill import Chunk, chunks
+from pipelines.catalog import build_definitions
+from pipelines.instance import home
+from pipelines.tables import load_tables, tables_folder
+from storage_core.declaration import TableDeclaration, load
+from storage_core.errors import InvalidInput
+
+pytestmark = pytest.mark.dagster
+
+Land = Callable[..., Path]
+
+HOUR = 3600
+MIDNIGHT = 1431820800  # 2015-05-17T00:00Z
+
+
+class FixedClock:
+    def __init__(self, moment: dt.datetime) -> None:
+        self.moment = moment
+
+    def now_ms(self) -> int:
+        return int(self.moment.timestamp() * 1000)
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        raise AssertionError(f"nothing here sleeps {duration_ms} ms")
+
+
+def definitions(folder: Path) -> Definitions:
+    declared = load_tables(folder)
+    return build_definitions(declared, PipesLauncher(declared.root))
+
+
+def access_log(root: Path) -> TableDeclaration:
+    return load(root / "tables" / "access_log.yaml")
+
+
+def line_at(moment: dt.datetime) -> str:
+    return f'10.0.0.1 - - [{moment:%d/%b/%Y:%H:%M:%S} +0000] "GET / HTTP/1.1" 200 5 "-" "test"'
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -> None:
+    repository = definitions(checkout / "tables").get_repository_def()
+
+    assert sorted(key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()) == [
+        "access_log/checkpointed",
+        "access_log/collected",
+        "access_log/compacted",
+        "access_log/index_status",
+        "access_log/index_text",
+        "access_log/ingested",
+        "planes/checkpointed",
+        "planes/collected",
+        "planes/compacted",
+        "planes/index_manufacturer",
+        "planes/merged",
+    ]
+    assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
+        *(f"access_log_{each}" for each in ("backfill", "catch_up", "check", "checkpoint", "collect", "compact")),
+        *("access_log_ingest", "access_log_upkeep"),
+        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "upkeep")),
+    ]
+    assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
+        *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),
+        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge")),
+    ]
+    assert sorted(sensor.name.removesuffix("_sensor") for sensor in repository.sensor_defs) == [
+        *(f"access_log_{each}" for each in ("catch_up", "compact", "ingest")),
+        *(f"planes_{each}" for each in ("catch_up", "compact", "merge")),
+    ]
+    assert sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys) == [
+        "access_log/compacted:rows_kept",
+        "access_log/compacted:ss_1_splits_are_sorted",
+        "access_log/compacted:ss_5_file_and_log_agree",
+        "access_log/compacted:tw_1_rows_lie_in_their_window",
+        "access_log/compacted:tw_2_windows_divide_the_hour",
+        "access_log/index_status:covers_every_split",
+        "access_log/index_text:covers_every_split",
+        "access_log/ingested:no_rejected_lines",
+        "planes/compacted:rows_kept",
+        "planes/compacted:ss_1_splits_are_sorted",
+        "planes/compacted:ss_5_file_and_log_agree",
+        "planes/compacted:tw_1_rows_lie_in_their_window",
+        "planes/compacted:tw_2_windows_divide_the_hour",
+        "planes/index_manufacturer:covers_every_split",
+        "planes/merged:no_generation_missing",
+    ]
+
+
+def test_assets_follow_each_other_as_the_data_does(checkout: Path) -> None:
+    graph = definitions(checkout / "tables").get_repository_def().asset_graph
+    parents = {
+        key.to_user_string(): sorted(each.to_user_string() for each in graph.get(key).parent_keys)
+        for key in graph.get_all_asset_keys()
+    }
+
+    assert parents["access_log/ingested"] == []
+    assert parents["access_log/compacted"] == ["access_log/ingested"]
+    assert parents["access_log/index_text"] == ["access_log/compacted"]
+    assert parents["access_log/checkpointed"] == ["access_log/compacted"]
+    assert parents["planes/compacted"] == ["planes/merged"]
+    assert parents["planes/collected"] == ["planes/checkpointed", "planes/index_manufacturer"]
+
+
+def test_dagster_validates_the_definitions_in_the_repository_root(checkout: Path) -> None:
+    command = [str(Path(sys.executable).parent / "dagster"), "definitions", "validate"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Validation successful for code location tidemark" in done.stderr + done.stdout
+
+
+def test_one_invalid_declaration_leaves_the_other_tables_working(checkout: Path) -> None:
+    (checkout / "tables" / "broken.yaml").write_text("name: broken\nuri: warehouse/broken\ncolumns:\n  a: strin\n")
+
+    shown = definitions(checkout / "tables")
+
+    graph = shown.get_repository_def().asset_graph
+    left_out = graph.get(AssetKey(["invalid_declarations", "broken"]))
+    assert "tables/broken.yaml:4: field `columns.a" in str(left_out.description)
+    assert not left_out.is_materializable
+    assert len(graph.materializable_asset_keys) == 11
+
+
+def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
+    (checkout / "tables" / "zz.yaml").write_text("uri: warehouse/zz\nname: planes\ncolumns:\n  a: string\n")
+
+    declared = load_tables(checkout / "tables")
+
+    assert [table.declaration.name for table in declared.tables] == ["access_log", "planes"]
+    assert declared.problems[0].message.startswith("zz.yaml:2: field `name`: 'planes' is taken")
+
+
+def test_nothing_loads_when_every_declaration_is_invalid(checkout: Path) -> None:
+    folder = checkout / "other" / "tables"
+    folder.mkdir(parents=True)
+    (folder / "a.yaml").write_text("name: ../a\nuri: a\ncolumns:\n  a: string\n")
+
+    with pytest.raises(InvalidInput, match=r"a\.yaml:1: field `name`"):
+        load_tables(folder)
+
+
+def test_places_are_relative_to_the_folder_that_holds_the_tables(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    folder = tables_folder({"TIDEMARK_TABLES": str(checkout / "tables")})
+
+    table = load_tables(folder).tables[0].declaration
+
+    assert table.uri == str(checkout / "warehouse" / "access_log")
+    assert table.landing is not None
+    assert table.landing.uri == str(checkout / "landing" / "access_log")
+
+
+def test_the_instance_uses_the_settings_of_the_repository(checkout: Path) -> None:
+    folder = home(checkout, {})
+    assert folder == checkout / ".dagster"
+    assert (folder / "dagster.yaml").read_bytes() == (checkout / "dagster.yaml").read_bytes()
+    assert home(checkout, {}) == folder
+    assert home(checkout, {"DAGSTER_HOME": str(checkout)}) == checkout
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_the_declared_windows(checkout: Path) -> None:
+    span = span_of(access_log(checkout))
+    assert span is not None
+    keys = partitions_of(span).get_partition_keys()
+    assert (len(keys), keys[0], keys[-1]) == (96, "2015-05-17T00:00", "2015-05-20T23:00")
+    assert keys[-1] == partition_key(span.newest)
+
+
+def test_the_window_that_is_open_now_has_a_partition(checkout: Path) -> None:
+    declaration = access_log(checkout).model_copy(update={"partitions": None, "window": 900})
+    now = dt.datetime.now(dt.UTC)
+
+    span = span_of(declaration, FixedClock(now))
+    assert span is not None
+    keys = partitions_of(span).get_partition_keys(current_time=now)
+
+    assert len(keys) <= 40_000
+    assert len(keys) > 40_000 - 96  # less than a day is lost to the even start
+    assert keys[0].endswith("T00:00")
+    assert keys[-1] == partition_key(int(now.timestamp()) // 900 * 900) == partition_key(span.newest)
+
+
+def test_neighbouring_windows_make_one_range_up_to_midnight() -> None:
+    windows = [hour * HOUR + MIDNIGHT for hour in (22, 23, 24, 25, 30)]
+    found = [(first - MIDNIGHT, last - MIDNIGHT) for first, last in contiguous(reversed(windows), HOUR)]
+    assert found == [(22 * HOUR, 23 * HOUR), (24 * HOUR, 25 * HOUR), (30 * HOUR, 30 * HOUR)]
+
+
+def test_a_backfill_is_cut_into_chunks(checkout: Path) -> None:
+    assert chunks(access_log(checkout), "2015-05-17T00:00", "2015-05-18T03:00") == [
+        Chunk("2015-05-17T00:00", "2015-05-17T23:00", 24),
+        Chunk("2015-05-18T00:00", "2015-05-18T02:00", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "chunk", "message"),
+    [
+        ("2015-05-16T23:00", "2015-05-18T00:00", "1d", "partitions of access_log"),
+        ("2015-05-18T00:00", "2015-05-17T00:00", "1d", "partitions of access_log"),
+        ("2015-05-17T00:30", "2015-05-18T00:00", "1d", "starts of windows"),
+        ("2015-05-17T00:00", "2015-05-18T00:00", "30m", "whole windows"),
+        ("2015-05-17T00:00", "2015-05-18T00:00", "much", "not a duration"),
+        ("soon", "2015-05-18T00:00", "1d", "soon"),
+    ],
+)
+def test_a_backfill_outside_the_partitions_is_refused(
+    checkout: Path, start: str, end: str, chunk: str, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        chunks(access_log(checkout), start, end, chunk)
+
+
+# --- what storage asks for --------------------------------------------------------------------------------------------
+
+
+def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
+    for file in ("access_log", "planes"):
+        for job in ("ingest", "merge", "compact", "checkpoint", "catch_up", "collect"):
+            assert demands(job, load(checkout / "tables" / f"{file}.yaml")).wanted == ()
+    assert not (checkout / "warehouse").exists()
+
+
+def test_landed_files_ask_for_their_windows(checkout: Path, land: Land) -> None:
+    land("a.log", 0, 400)
+    land("b.log", 200, 300)
+
+    found = demands("ingest", access_log(checkout))
+
+    assert [demand.windows for demand in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 14 * HOUR)]
+    assert found.wanted[0].reason.startswith("2 landed files")
+    assert demands("ingest", access_log(checkout)) == found
+    land("c.log", 400, 410)
+    assert demands("ingest", access_log(checkout)).wanted[0].mark != found.wanted[0].mark
+
+
+def test_a_file_without_a_valid_row_asks_for_the_newest_window(checkout: Path, land: Land) -> None:
+    land("garbage.log", more=("no log line",))
+    assert [demand.windows for demand in demands("ingest", access_log(checkout)).wanted] == [
+        WindowRange(MIDNIGHT + 95 * HOUR, MIDNIGHT + 96 * HOUR)
+    ]
+
+
+def test_rows_outside_the_partitions_are_named_in_a_warning(checkout: Path, land: Land) -> None:
+    land("late.log", 0, 10, more=(line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC)),))
+
+    found = demands("ingest", access_log(checkout))
+
+    assert [demand.windows for demand in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)]
+    assert "late.log has rows in 1 windows outside the partitions" in found.warnings[0]
+
+
+def test_one_look_asks_for_a_bounded_number_of_runs(checkout: Path, land: Land) -> None:
+    start = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
+    land("gaps.log", more=tuple(line_at(start + dt.timedelta(hours=hour)) for hour in range(0, 96, 2)))
+    assert len(demands("ingest", access_log(checkout)).wanted) == MOST_PER_LOOK
+
+
+def test_a_schedule_requests_ranges_and_single_windows(checkout: Path, land: Land) -> None:
+    land("a.log", 0, 400)
+    land("garbage.log", more=("no log line",))
+    repository = definitions(checkout / "tables").get_repository_def()
+    schedule = repository.get_schedule_def("access_log_ingest_schedule")
+
+    with build_schedule_context(repository_def=repository) as context:
+        requests = schedule.evaluate_tick(context).run_requests or []
+
+    assert [(each.partition_key, each.tags.get("dagster/asset_partition_range_end")) for each in requests] == [
+        (None, "2015-05-17T13:00"),
+        ("2015-05-20T23:00", None),
+    ]
+    assert requests[0].run_key is not None
+    assert requests[0].run_key.startswith("access_log ingest 2015-05-17T10:00...2015-05-17T13:00 ")

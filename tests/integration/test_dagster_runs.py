@@ -1,0 +1,255 @@
+"""Real runs of the assets on a real instance, with the jobs in this process on one Spark session."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    RunRequest,
+    build_schedule_context,
+    build_sensor_context,
+)
+
+from assets.figures import METADATA
+from assets.launcher import InProcessLauncher, PipesLauncher
+from jobs.spark import Spark
+from pipelines.backfill import backfill
+from pipelines.catalog import build_definitions
+from pipelines.run_requests import RANGE_END, RANGE_START
+from pipelines.tables import load_tables
+from storage_core import Table
+from storage_core.declaration import load
+from storage_core.formats.keys import version_key
+
+pytestmark = [pytest.mark.dagster, pytest.mark.spark]
+
+Land = Callable[..., Path]
+
+LINES = 300
+QUIET = {"telemetry": {"enabled": False}}
+HOURS = {RANGE_START: "2015-05-17T10:00", RANGE_END: "2015-05-17T13:00"}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Spark]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        with Spark("local[2]") as session:
+            yield session
+
+
+@pytest.fixture
+def defs(checkout: Path, spark: Spark) -> Definitions:
+    return build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark))
+
+
+@pytest.fixture
+def instance(checkout: Path) -> Iterator[DagsterInstance]:
+    folder = checkout / "history"
+    folder.mkdir()
+    with DagsterInstance.local_temp(str(folder), overrides=QUIET) as opened:
+        yield opened
+
+
+@pytest.fixture
+def landed(land: Land) -> None:
+    """300 real lines in two files, the second one with a line that is none; all in the hours from 10 to 13."""
+    land("a.log", 0, 200)
+    land("b.log", 200, LINES, more=("no log line",))
+
+
+def run(
+    defs: Definitions, instance: DagsterInstance, job: str, *, tags: dict[str, str] | None = None, ok: bool = True
+) -> ExecuteInProcessResult:
+    result = defs.resolve_job_def(job).execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    assert result.success is ok
+    return result
+
+
+def figures(result: ExecuteInProcessResult, asset: str) -> dict[str, object]:
+    event = result.asset_materializations_for_node(asset.replace("/", "__"))[0]
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def failures(result: ExecuteInProcessResult) -> list[str]:
+    data = [event.step_failure_data.user_failure_data for event in result.get_step_failure_events()]
+    return [str(each.description) for each in data if each]
+
+
+def execute(defs: Definitions, instance: DagsterInstance, request: RunRequest) -> None:
+    assert request.job_name is not None
+    result = defs.resolve_job_def(request.job_name).execute_in_process(
+        instance=instance,
+        tags=dict(request.tags),
+        partition_key=request.partition_key,
+        asset_selection=request.asset_selection,
+    )
+    assert result.success
+
+
+def schedule_requests(defs: Definitions, instance: DagsterInstance, name: str) -> list[RunRequest]:
+    repository = defs.get_repository_def()
+    with build_schedule_context(instance=instance, repository_def=repository) as context:
+        answer = repository.get_schedule_def(name).evaluate_tick(context)
+    requests = list(answer.run_requests or [])
+    assert bool(requests) is not (answer.skip_message or "").startswith("nothing to do")
+    job = name.removesuffix("_schedule")
+    # The tick itself names no job: the schedule does.
+    return [each if each.job_name else each.with_replaced_attrs(job_name=job) for each in requests]
+
+
+@pytest.mark.usefixtures("landed")
+def test_a_ranged_run_ingests_and_compacts_with_all_figures(defs: Definitions, instance: DagsterInstance) -> None:
+    result = run(defs, instance, "access_log_backfill", tags=HOURS)
+
+    ingested, compacted = figures(result, "access_log/ingested"), figures(result, "access_log/compacted")
+    assert ingested.keys() == compacted.keys() == METADATA
+    assert (ingested["rows_in"], ingested["rows_out"], ingested["status"]) == (LINES + 1, LINES, "committed")
+    assert (compacted["rows_in"], compacted["debt_left"]) == (compacted["rows_out"], 0)
+    assert compacted["splits_in"] == 2
+    assert compacted["splits_out"] == 1
+    assert compacted["version"] == Table.open("warehouse/access_log").version == 2
+    checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+    assert checks == {"no_rejected_lines": False, "rows_kept": True}
+    observed = {each.partition for each in result.asset_observations_for_node("access_log__ingested")}
+    assert observed == {f"2015-05-17T{hour}:00" for hour in (10, 11, 12)}
+    keys = instance.get_materialized_partitions(AssetKey(["access_log", "compacted"]))
+    assert keys == {f"2015-05-17T{hour}:00" for hour in (10, 11, 12, 13)}
+
+
+def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instance: DagsterInstance) -> None:
+    graph = defs.get_repository_def().asset_graph
+    for table, tags in (("access_log", HOURS), ("planes", {})):
+        run(defs, instance, f"{table}_upkeep", tags=tags)
+    for key in graph.get_all_asset_keys():
+        event = instance.get_latest_materialization_event(key)
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert event.asset_materialization.metadata.keys() == METADATA
+        expected = "committed" if key.path[-1] == "checkpointed" else "nothing_to_do"
+        assert event.asset_materialization.metadata["status"].value == expected
+
+
+@pytest.mark.usefixtures("landed")
+def test_schedules_ask_until_there_is_nothing_left_to_do(defs: Definitions, instance: DagsterInstance) -> None:
+    with Table.declare(load("tables/planes.yaml")).writer() as writer:
+        writer.put([{"tailnum": f"N{number}", "seats": number} for number in range(20)])
+        writer.flush()
+    names = sorted(schedule.name for schedule in defs.get_repository_def().schedule_defs)
+    asked: list[set[str]] = []
+    while not asked or asked[-1]:
+        asked.append(set())
+        for name in names:
+            for request in schedule_requests(defs, instance, name):
+                execute(defs, instance, request)
+                asked[-1].add(name)
+        assert len(asked) < 6, f"the schedules never come to rest: {asked}"
+
+    assert {"access_log_ingest_schedule", "planes_merge_schedule"} <= asked[0]
+    assert set.union(*asked) == set(names) - {"planes_compact_schedule", *idle_collectors(names)}
+    assert Table.open("warehouse/access_log").snapshot.rows == LINES
+    assert Table.open("warehouse/planes").snapshot.rows == 20
+    run(defs, instance, "access_log_check")
+    repository = defs.get_repository_def()
+    for sensor in repository.sensor_defs:
+        with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
+            answer = sensor.evaluate_tick(context)
+        assert (answer.run_requests or [], answer.skip_message) == ([], "nothing to do")
+
+
+def idle_collectors(names: list[str]) -> set[str]:
+    """Collectors may find nothing: what compaction removed is still needed by retained versions."""
+    return {name for name in names if name.endswith("_collect_schedule")}
+
+
+def test_the_sensor_asks_for_compaction_where_storage_shows_debt(
+    defs: Definitions, instance: DagsterInstance, land: Land
+) -> None:
+    land("a.log", 0, 200)
+    run(defs, instance, "access_log_ingest", tags=HOURS)
+    land("late.log", 0, 50)
+    run(defs, instance, "access_log_ingest", tags=HOURS)
+    repository = defs.get_repository_def()
+    sensor = repository.get_sensor_def("access_log_compact_sensor")
+
+    def tick() -> list[RunRequest]:
+        with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
+            return list(sensor.evaluate_tick(context).run_requests or [])
+
+    requests = tick()
+    assert [each.partition_key for each in requests] == ["2015-05-17T10:00"]
+    assert [each.run_key for each in requests] == ["access_log compact 2015-05-17T10:00...2015-05-17T10:00 v2"]
+    assert [each.run_key for each in tick()] == [each.run_key for each in requests]
+    for request in requests:
+        execute(defs, instance, request.with_replaced_attrs(job_name="access_log_compact"))
+    assert tick() == []
+
+
+@pytest.mark.usefixtures("landed")
+def test_losing_the_storage_of_dagster_loses_history_and_nothing_else(
+    checkout: Path, defs: Definitions, instance: DagsterInstance
+) -> None:
+    run(defs, instance, "access_log_backfill", tags=HOURS)
+    version = Table.open("warehouse/access_log").version
+    shutil.rmtree(checkout / "history")
+    (checkout / "second").mkdir()
+
+    with DagsterInstance.local_temp(str(checkout / "second"), overrides=QUIET) as fresh:
+        result = run(defs, fresh, "access_log_backfill", tags=HOURS)
+
+    assert figures(result, "access_log/ingested")["status"] == "nothing_to_do"
+    assert figures(result, "access_log/compacted")["status"] == "nothing_to_do"
+    assert Table.open("warehouse/access_log").version == version
+    assert Table.open("warehouse/access_log").snapshot.rows == LINES
+
+
+def test_a_backfill_runs_one_ranged_run_per_chunk(
+    checkout: Path, spark: Spark, instance: DagsterInstance, land: Land
+) -> None:
+    land("two_days.log", 1500, 2000)
+    declaration = load(checkout / "tables" / "access_log.yaml")
+
+    def fill() -> list[tuple[str, str | None]]:
+        done = backfill(
+            declaration, "2015-05-17T00:00", "2015-05-19T00:00", instance=instance, launcher=InProcessLauncher(spark)
+        )
+        return [(each.chunk.first, each.error) for each in done]
+
+    assert fill() == [("2015-05-17T00:00", None), ("2015-05-18T00:00", None)]
+    version = Table.open("warehouse/access_log").version
+    assert Table.open("warehouse/access_log").snapshot.rows == 500
+    assert fill() == [("2015-05-17T00:00", None), ("2015-05-18T00:00", None)]
+    assert Table.open("warehouse/access_log").version == version
+    assert instance.get_runs_count() == 4
+
+
+def test_a_failed_job_fails_the_step_with_its_kind_and_message(defs: Definitions, instance: DagsterInstance) -> None:
+    table = Table.declare(load("tables/planes.yaml"))
+    path = table.store.local_path(version_key(0))
+    assert path is not None
+    path.write_bytes(b"not a version")
+
+    result = run(defs, instance, "planes_compact", ok=False)
+
+    assert len(failures(result)) == 1
+    assert failures(result)[0].startswith("corrupt: ")
+    assert version_key(0) in failures(result)[0]
+
+
+def test_a_job_that_fails_in_a_subprocess_says_why(checkout: Path, instance: DagsterInstance) -> None:
+    defs = build_definitions(load_tables(checkout / "tables"), PipesLauncher(checkout))
+    file = checkout / "tables" / "access_log.yaml"  # edited after Dagster loaded it
+    file.write_text(file.read_text(encoding="utf-8").replace("window: 1h", "window: 7m"), encoding="utf-8")
+
+    result = run(defs, instance, "access_log_ingest", tags=HOURS, ok=False)
+
+    assert len(failures(result)) == 1
+    assert failures(result)[0].startswith("invalid_input: ")
+    assert "access_log.yaml:20: field `window`" in failures(result)[0]

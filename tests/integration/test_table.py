@@ -1,0 +1,248 @@
+"""The table façade on a local directory: what its users rely on, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core import Table, col
+from storage_core.declaration import load
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unsupported
+from storage_core.ids import SystemIds
+from storage_core.index import catch_up
+from storage_core.log.actions import Remove
+from storage_core.table import exists
+
+SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("status", pa.int32()),
+        pa.field("path", pa.string()),
+    ]
+)
+START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
+DECLARATION = """
+name: clicks
+uri: {uri}
+columns: {{timestamp: timestamp!, user: string{more}}}
+time_column: timestamp
+window: 15m
+indexes: [{{name: users, kind: bitmap, columns: [user]}}]
+"""
+
+
+def events(count: int, minutes: int = 7) -> list[dict[str, object]]:
+    return [
+        {"timestamp": START + dt.timedelta(minutes=minutes * each), "status": 200 + each % 3, "path": f"/{each}"}
+        for each in range(count)
+    ]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Table:
+    table = Table.create(
+        str(tmp_path / "logs"), SCHEMA, time_column="timestamp", sort_schema="status__i|timestamp/V2", window="1h"
+    )
+    table.append(events(20))
+    return table
+
+
+def split_files(table: Table) -> list[Path]:
+    return [path for add in table.snapshot.splits if (path := table.store.local_path(add)) is not None]
+
+
+def test_a_filter_means_the_same_as_an_expression_and_as_sql(logs: Table) -> None:
+    wanted = (col("status") >= 201) & (col("path") != "/1") & (col("timestamp") < START + dt.timedelta(hours=1))
+    text = "status >= 201 and path <> '/1' and timestamp < '2015-05-17 11:00:00+00'"
+    rows = logs.scan(filter=wanted).to_arrow().sort_by("path").to_pylist()
+    assert rows == logs.scan(filter=text).to_arrow().sort_by("path").to_pylist()
+    assert rows == logs.sql(f"select * from t where {text} order by path").to_pylist()
+    assert {row["path"] for row in rows} == {"/2", "/4", "/5", "/7", "/8"}
+    assert len(logs.scan(filter=wanted).explain().splits) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["1=1) union select * from t --", "status in (select 1)", "status = 1; drop table t", ""]
+)
+def test_a_filter_that_is_more_than_a_condition_is_refused(logs: Table, text: str) -> None:
+    with pytest.raises(InvalidInput):
+        logs.scan(filter=text)
+
+
+@pytest.mark.parametrize("query", ["drop view t", "copy t to 'x'", "select 1; select 2", "select nothing from t", ""])
+def test_a_query_that_is_not_one_sound_select_is_refused(logs: Table, query: str) -> None:
+    with pytest.raises(InvalidInput):
+        logs.sql(query)
+
+
+def test_a_query_reads_the_splits_of_the_snapshot_and_no_other_file(logs: Table) -> None:
+    live = split_files(logs)[0]
+    orphan = live.with_name("00000000-0000-4000-8000-000000000000.parquet")
+    orphan.write_bytes(live.read_bytes())
+    for path in (orphan, Path("/etc/hostname")):
+        with pytest.raises(InvalidInput, match="Permission"):
+            logs.sql(f"select count(*) from t, read_blob('{path}')")
+    assert logs.sql("select count(*) as n from t").to_pylist() == [{"n": 20}]
+
+
+def test_a_flipped_bit_anywhere_in_a_split_is_corrupt_for_every_reader(logs: Table) -> None:
+    path = split_files(logs)[0]
+    sound = path.read_bytes()
+    for position in range(0, len(sound), max(1, len(sound) // 40)):
+        damaged = bytearray(sound)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        opened = Table.open(logs.uri)
+        with pytest.raises(Corrupt, match=path.name):
+            opened.scan().to_arrow()
+        with pytest.raises(Corrupt, match=path.name):
+            opened.sql("select sum(status) from t")
+    path.write_bytes(sound)
+    assert Table.open(logs.uri).scan().to_arrow().num_rows == 20
+
+
+def test_a_split_that_is_gone_or_cut_is_named(logs: Table) -> None:
+    path = split_files(logs)[0]
+    sound = path.read_bytes()
+    path.write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(Corrupt, match=path.name):
+        Table.open(logs.uri).scan().to_arrow()
+    path.unlink()
+    with pytest.raises(SnapshotExpired, match=path.name):
+        Table.open(logs.uri).scan().to_arrow()
+
+
+def test_rows_deleted_by_a_vector_are_never_returned_as_live(logs: Table) -> None:
+    add = next(iter(logs.snapshot.splits.values()))
+    marked = replace(add, path=add.path.replace(".parquet", "0.parquet"), deletionVector={"cardinality": 1})
+    root = Path(logs.uri.removeprefix("file://"))
+    (root / marked.path).write_bytes((root / add.path).read_bytes())
+    logs.log.commit(logs.snapshot, [Remove(path=add.path), marked], operation="DELETE")
+    logs.refresh()
+    with pytest.raises(Unsupported, match="deletion vector"):
+        logs.scan().to_arrow()
+    with pytest.raises(Unsupported, match="deletion vector"):
+        logs.sql("select * from t")
+
+
+def test_an_open_table_stays_at_its_version_until_it_is_refreshed(logs: Table) -> None:
+    other = Table.open(logs.uri)
+    logs.append(events(3))
+    assert other.sql("select count(*) as n from t").to_pylist() == [{"n": 20}]
+    assert other.refresh().sql("select count(*) as n from t").to_pylist() == [{"n": 23}]
+    assert other.sql("select count(*) as n from t", at=1).to_pylist() == [{"n": 20}]
+
+
+def test_a_table_opens_at_a_version_and_at_a_moment(logs: Table) -> None:
+    logs.append(events(3))
+    first, second = (entry.timestamp for entry in reversed(logs.history(limit=2)))
+    moments = [dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms in (first, second)]
+    at: tuple[int | str | dt.datetime, ...] = (1, "1", *moments, moments[1].isoformat())
+    assert [Table.open(logs.uri, at=each).version for each in at] == [1, 1, 1, 2, 2]
+    with pytest.raises(NotFound):
+        Table.open(logs.uri, at=3)
+    with pytest.raises(NotFound):
+        Table.open(logs.uri, at=moments[0] - dt.timedelta(days=1))
+    with pytest.raises(InvalidInput, match="without `at`"):
+        Table.open(logs.uri, at=1).append(events(1))
+
+
+def test_a_table_exists_after_its_first_version_was_collected(tmp_path: Path) -> None:
+    declared = tmp_path / "clicks.yaml"
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=""))
+    table = Table.declare(load(declared))
+    for _ in range(10):
+        table.append({"timestamp": START, "user": "a"})
+    for version in range(9):
+        (tmp_path / "clicks" / "_transaction_log" / f"{version:020d}.json").unlink()
+    assert exists(table.uri)
+    assert Table.declare(load(declared)).version == 10
+    with pytest.raises(InvalidInput, match="exists"):
+        Table.create(table.uri, SCHEMA)
+
+
+def test_a_declaration_that_differs_from_its_table_is_refused_by_field(tmp_path: Path) -> None:
+    declared = tmp_path / "clicks.yaml"
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=""))
+    Table.declare(load(declared))
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=", ms: int"))
+    with pytest.raises(InvalidInput, match="columns"):
+        Table.declare(load(declared))
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more="").replace("15m", "30m"))
+    with pytest.raises(InvalidInput, match="window_seconds"):
+        Table.declare(load(declared))
+
+
+def test_an_index_that_is_added_to_a_declaration_joins_the_table_and_one_that_is_dropped_leaves_it(
+    tmp_path: Path,
+) -> None:
+    declared = tmp_path / "clicks.yaml"
+    first = DECLARATION.format(uri=tmp_path / "clicks", more="")
+    declared.write_text(first)
+    table = Table.declare(load(declared))
+    table.append({"timestamp": START, "user": "ann"})
+    work = catch_up.plan(table.snapshot, "users")
+    built = [catch_up.execute(table.store, item, ids=SystemIds()) for item in work.work]
+    table.log.commit(table.snapshot, work.actions(built), operation="CATCH UP")
+
+    declared.write_text(first.replace("name: users, kind: bitmap", "name: names, kind: fulltext"))
+    changed = Table.declare(load(declared))
+    assert [index.name for index in changed.config.indexes] == ["names"]
+    assert changed.search("ann", index="names").num_rows == 1
+    assert not changed.snapshot.segments
+    assert Table.declare(load(declared)).version == changed.version
+    with pytest.raises(NotFound, match="users"):
+        changed.search("ann", index="users")
+
+
+def test_rows_appended_to_a_keyed_table_are_seen_at_once_and_wait_for_a_merge(tmp_path: Path) -> None:
+    table = Table.create(
+        str(tmp_path / "planes"), pa.schema([("tail", pa.string()), ("seats", pa.int32())]), primary_key="tail"
+    )
+    table.append([{"tail": "N1", "seats": 2}, {"tail": "N2", "seats": 4}])
+    assert table.get("N1") == {"tail": "N1", "seats": 2}
+    assert table.scan(consistency="committed").to_arrow().num_rows == 2
+    assert table.scan().to_arrow().num_rows == 0
+    with table.writer() as writer:
+        writer.patch({"tail": "N2", "seats": 5})
+        writer.delete(["N1"])
+        assert table.scan(consistency="latest").to_arrow().to_pylist() == [{"tail": "N2", "seats": 5}]
+        assert table.scan(consistency="committed").to_arrow().num_rows == 2
+    assert table.get("N1") is None
+    assert table.sql("select sum(seats) as seats from t", consistency="latest").to_pylist() == [{"seats": 5}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"time_column": "path"}, "must be a timestamp"),
+        ({"time_column": "timestamp", "window": "24h"}, "coarse"),
+        ({"time_column": "timestamp", "window": 700}, "700"),
+        ({"time_column": "timestamp", "sort_schema": "status__s|timestamp/V2"}, "status"),
+        ({"primary_key": "path", "time_column": "timestamp"}, "part of the key"),
+        ({"primary_key": "nothing"}, "nothing"),
+        ({"indexes": [{"name": "x", "kind": "fulltext", "columns": ["status"]}]}, "status"),
+        ({"indexes": [{"name": "x", "columns": ["path"]}]}, "kind"),
+    ],
+)
+def test_a_definition_that_contradicts_itself_is_refused(
+    tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Table.create(str(tmp_path / "t"), SCHEMA, **settings)  # type: ignore[arg-type]  # wrong on purpose
+    assert not exists(str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"timestamp": None, "status": 1}, {"timestamp": START, "status": "many"}, {"timestamp": START, "stats": 1}],
+)
+def test_a_row_that_does_not_fit_leaves_the_table_as_it_was(logs: Table, row: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        logs.append([*events(2), row])
+    assert Table.open(logs.uri).version == 1
+    assert len(list((Path(logs.uri.removeprefix("file://")) / "splits").rglob("*.parquet"))) == len(split_files(logs))
