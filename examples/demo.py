@@ -1,0 +1,221 @@
+"""The demo: real log lines and real aircraft through the whole pipeline, run by Dagster, then five questions.
+
+    make demo
+
+Every step is a materialization of the same assets, in the same Dagster instance, that `make ui` shows. Running it again
+changes nothing: each step finds from storage that there is nothing to do, and the answers are the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
+from rich.console import Console
+
+from assets.launcher import InProcessLauncher, JobName
+from examples import landing
+from examples.datasets import planes
+from examples.narrator import Narrator
+from jobs.spark import Spark
+from pipelines.catalog import build_definitions
+from pipelines.jobs import job_name
+from pipelines.run_requests import range_tags
+from pipelines.tables import load_tables, tables_folder
+from storage_core import Table
+from storage_core.declaration import load
+from storage_core.ingest.quarantine import read_quarantine
+
+LOG_TABLE = Path("tables/access_log.yaml")
+PLANES_TABLE = Path("tables/planes.yaml")
+PLAIN_WIDTH = 120
+JOB_OF: Mapping[str, JobName] = {
+    "ingested": "ingest",
+    "merged": "merge",
+    "compacted": "compact",
+    "index": "catch_up",
+    "checkpointed": "checkpoint",
+    "collected": "collect",
+}
+UPKEEP = ("access_log/compacted", "access_log/index_text", "access_log/index_status", "access_log/checkpointed")
+QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+
+
+class Pipeline:
+    """The Dagster jobs of the declared tables, run one after the other on one warm Spark session."""
+
+    def __init__(self, instance: DagsterInstance, spark: Spark, narrator: Narrator) -> None:
+        self._instance = instance
+        self._narrator = narrator
+        self._definitions = build_definitions(load_tables(tables_folder()), InProcessLauncher(spark))
+
+    def run(self, *names: str) -> None:
+        """Materialize the assets in the given order; partitioned ones over all their windows in one run each."""
+        for name in names:
+            self._narrator.materialized(name, self._materialize(AssetKey(name.split("/"))))
+
+    def check(self, table: str) -> None:
+        """Run every check of a table: the job that reads all its files."""
+        result = self._execute(f"{table}_check", {})
+        evaluations = result.get_asset_check_evaluations()
+        passed = sum(evaluation.passed for evaluation in evaluations)
+        self._narrator.say(f"{table}: {passed} of {len(evaluations)} checks passed")
+
+    def _materialize(self, key: AssetKey) -> Mapping[str, object]:
+        asset = self._definitions.resolve_assets_def(key)
+        windows = asset.partitions_def.get_partition_keys() if asset.partitions_def else []
+        tags = range_tags(windows[0], windows[-1]) if windows else {}
+        result = self._execute(str(job_name(key.path[0], JOB_OF[key.path[1].split("_")[0]])), tags, [key])
+        materialization = result.get_asset_materialization_events()[-1].step_materialization_data.materialization
+        return {name: value.value for name, value in materialization.metadata.items()}
+
+    def _execute(
+        self, job: str, tags: Mapping[str, str], selection: Sequence[AssetKey] | None = None
+    ) -> ExecuteInProcessResult:
+        return self._definitions.resolve_job_def(job).execute_in_process(
+            instance=self._instance, run_config=QUIET, tags=dict(tags), asset_selection=selection
+        )
+
+
+def main() -> int:
+    """Run the demo from the repository root and return its exit code."""
+    started = time.perf_counter()
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    narrator = Narrator(console)
+    with DagsterInstance.get() as instance, Spark() as spark:
+        pipeline = Pipeline(instance, spark, narrator)
+        logs = run_access_log(pipeline, narrator)
+        aircraft = run_planes(pipeline, narrator)
+        narrator.step("Collect", "Only the collector deletes, and only what no retained version needs.")
+        pipeline.run("access_log/collected", "planes/collected")
+        narrator.step(
+            "Check", "The invariants, from the files themselves: windows, order, what file and log say, coverage."
+        )
+        pipeline.check("access_log")
+        pipeline.check("planes")
+    ask(logs, aircraft, narrator)
+    console.print(f"\nDone in {time.perf_counter() - started:.0f} s. Look around:")
+    for line in LOOK_AROUND:
+        console.print(f"   {line}", highlight=False, markup=False)
+    return 0
+
+
+def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
+    """Land the log in five files, the last one late, and bring the table to its steady state twice."""
+    declaration = load(LOG_TABLE)
+    place = Path("landing/access_log")
+
+    narrator.step("Land and ingest", "Log lines become sorted splits, one per window and file, in one commit.")
+    for path in landing.land_on_time(place):
+        narrator.say(f"landed {path} ({path.stat().st_size:,} bytes)")
+    pipeline.run("access_log/ingested")
+
+    narrator.step(
+        "Compact, index, checkpoint", "One split per window; the rows stay what they were, checked before the commit."
+    )
+    pipeline.run(*UPKEEP)
+
+    narrator.step("A late file", "Its lines belong to almost every window. Each window takes its own, each line once.")
+    path = landing.land_late(place)
+    narrator.say(f"landed {path} ({path.stat().st_size:,} bytes)")
+    pipeline.run("access_log/ingested")
+    table = Table.open(declaration.uri)
+    for entry in read_quarantine(table.store):
+        narrator.say(f"in quarantine: {entry['source']}, line {entry['line']}: {entry['reason']}")
+    narrator.say(f"windows that want compaction now: {len(table.debt())}")
+    lagging = table.search("kibana", index="text", limit=1000).num_rows
+    pipeline.run(*UPKEEP)
+    caught_up = Table.open(declaration.uri).search("kibana", index="text", limit=1000).num_rows
+    narrator.say(f"lines found for 'kibana' while the index lagged: {lagging}; after it caught up: {caught_up}")
+    return Table.open(declaration.uri)
+
+
+def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
+    """Write every aircraft through the region writer, change some, delete one, and merge."""
+    declaration = load(PLANES_TABLE)
+    table = Table.declare(declaration)
+    narrator.step(
+        "Write keyed rows", "Durable in a write-ahead log when put returns; no Spark, no broker, no lock service."
+    )
+    if table.version == 0:
+        write_planes(table, narrator)
+    else:
+        narrator.say("they are in the table already")
+    narrator.say(f"before the merge, N10156 by key: {table.get('N10156')}")
+    pipeline.run("planes/merged", "planes/compacted", "planes/index_manufacturer", "planes/checkpointed")
+    return Table.open(declaration.uri)
+
+
+def write_planes(table: Table, narrator: Narrator) -> None:
+    """Put every row, patch one field of the Embraers, and delete one aircraft."""
+    rows = planes()
+    started = time.perf_counter()
+    with table.writer() as writer:
+        writer.put(rows)
+        writer.flush()
+        embraers = [row["tailnum"] for row in rows.to_pylist() if row["manufacturer"] == "EMBRAER"]
+        writer.patch([{"tailnum": tailnum, "engine": "Turbo-fan (patched)"} for tailnum in embraers])
+        writer.delete(["N102UW"])
+        writer.flush()
+    seconds = time.perf_counter() - started
+    narrator.say(f"{rows.num_rows:,} puts, {len(embraers)} patches, 1 delete, acknowledged in {seconds:.2f} s")
+
+
+def ask(logs: Table, aircraft: Table, narrator: Narrator) -> None:
+    """Ask the five questions."""
+    narrator.step("Ask", "Every answer is exact for one snapshot, however far the upkeep lags.")
+    query = (
+        "select date_trunc('hour', timestamp) as hour, count(*) as lines, count(*) filter (status >= 400) as errors "
+        "from t group by hour order by errors desc, hour limit 5"
+    )
+    narrator.answer("Which hours had the most errors?", f"table.sql({query!r})", logs.sql(query).to_pylist())
+
+    found = logs.search("kibana dashboard", index="text", limit=3).select(["timestamp", "request", "score"])
+    narrator.answer(
+        "Who asked for Kibana dashboards?", "table.search('kibana dashboard', index='text')", found.to_pylist()
+    )
+
+    rows = [_plane(key, aircraft.get(key)) for key in ("N10156", "N102UW")]
+    narrator.answer("What is N10156, and is N102UW gone?", "table.get('N10156')", rows)
+
+    narrator.answer("Was anything lost by compaction?", "Table.open(uri, at=version)", time_travel(logs))
+
+    narrow = "select * from t where timestamp >= '2015-05-18 10:00:00+00' and timestamp < '2015-05-18 11:00:00+00'"
+    pruned = logs.explain(narrow)
+    steps: list[dict[str, object]] = [
+        {"step": f"left out by {step.name}", "splits": step.splits, "bytes": step.bytes} for step in pruned.steps
+    ]
+    steps.append({"step": "read", "splits": len(pruned.splits), "bytes": sum(add.size for add in pruned.splits)})
+    narrator.answer("How much of the table does one hour read?", f"table.explain({narrow!r})", steps)
+
+
+def _plane(key: str, row: Mapping[str, object] | None) -> dict[str, object]:
+    shown = ("manufacturer", "model", "year", "seats", "engine")
+    return {"tailnum": key, **{name: row[name] if row else "(deleted)" for name in shown}}
+
+
+def time_travel(logs: Table) -> list[dict[str, object]]:
+    """The table right before its last compaction, right after it, and now."""
+    compaction = next(entry.version for entry in logs.history() if entry.operation == "COMPACT")
+    rows: list[dict[str, object]] = []
+    for name, version in (("before", compaction - 1), ("after", compaction), ("now", logs.version)):
+        then = Table.open(logs.uri, at=version)
+        count = then.sql("select count(*) as n, count(distinct client) as clients from t").to_pylist()[0]
+        rows.append({"compaction": name, "version": version, "splits": len(then.snapshot.splits), **count})
+    return rows
+
+
+LOOK_AROUND = (
+    "make ui                                        the Dagster UI: every run above, its figures and checks",
+    ".venv/bin/tidemark describe access_log         windows, indexes, regions of a table",
+    ".venv/bin/tidemark history access_log          every commit",
+    ".venv/bin/tidemark search access_log 'request:logstash' --index text",
+    ".venv/bin/tidemark sql planes 'select manufacturer, count(*) from t group by 1 order by 2 desc limit 5'",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

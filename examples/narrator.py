@@ -1,0 +1,68 @@
+"""What the demo says on the terminal: a headline per step, the figures of a materialization, answers as tables."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+
+class Narrator:
+    """Prints the demo's story. Figures come from the metadata that each asset recorded, never from the demo itself."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._step = 0
+
+    def step(self, title: str, why: str) -> None:
+        """Begin a numbered step and say what it is for."""
+        self._step += 1
+        self._console.print(f"\n[bold cyan]{self._step}. {escape(title)}[/]\n   [dim]{escape(why)}[/]")
+
+    def say(self, text: str) -> None:
+        """Print one line of the current step."""
+        self._console.print(f"   {escape(text)}", highlight=True)
+
+    def materialized(self, asset: str, figures: Mapping[str, object]) -> None:
+        """Print what a materialization of the asset did."""
+        done = str(figures["status"]).replace("_", " ")
+        seconds = _number(figures["seconds"])
+        parts = [f"version {figures['version']}"]
+        for name in ("rows", "splits", "bytes"):
+            before, after = (_number(figures[f"{name}_{side}"]) for side in ("in", "out"))
+            if before or after:
+                parts.append(f"{name} {before:,.0f} -> {after:,.0f}")
+        if _number(figures["rows_out"]) and seconds:
+            parts.append(f"{_number(figures['rows_out']) / seconds:,.0f} rows/s")
+        requests = sum(_number(value) for name, value in figures.items() if name.startswith("requests_"))
+        parts += [f"{requests:,.0f} requests", f"{seconds:.1f} s"]
+        self._console.print(f"   [green]{escape(asset)}[/] {done}: {escape(', '.join(parts))}")
+
+    def answer(self, question: str, call: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Print a question, the call that answers it, and the answer."""
+        self._console.print(f"\n[bold]{escape(question)}[/]\n[dim]{escape(call)}[/]")
+        table = RichTable(show_edge=False, pad_edge=False)
+        for name in rows[0] if rows else ("(no rows)",):
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(_text(value)) for value in row.values()))
+        self._console.print(table)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _text(value: object) -> str:
+    match value:
+        case float():
+            return f"{value:.3f}"
+        case dt.datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+        case int():
+            return f"{value:,}" if abs(value) > 9999 else str(value)
+        case _:
+            return str(value)
