@@ -1,0 +1,222 @@
+"""The assets of one table, made from its declaration (design page 08, "Assets").
+
+An asset asks the launcher for one job and records its report; what there is to do, the job finds out from storage. So
+every asset can be materialized at any time, in any order and again: with nothing to do it says so.
+"""
+
+# No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    BackfillPolicy,
+    BetaWarning,
+    DataVersion,
+    MaterializeResult,
+    PartitionsDefinition,
+    ResourceParam,
+    asset,
+)
+
+from assets.figures import json_value, mapping, metadata_of, observations
+from assets.launcher import JobName, Launcher, Report, typed_failures
+from assets.partitions import partitions_of, span_of, windows_of
+from jobs.request import JobRequest
+from storage_core.clock import Clock
+from storage_core.declaration import TableDeclaration
+from storage_core.table import Table
+
+REJECTED_LINES = "no_rejected_lines"
+ROWS_KEPT = "rows_kept"
+
+# What the UI shows on an asset: who does the work, and in which format the result is.
+_KINDS: Mapping[JobName, set[str]] = {
+    "ingest": {"spark", "parquet"},
+    "merge": {"spark", "parquet"},
+    "compact": {"spark", "parquet"},
+    "checkpoint": {"avro"},
+    "catch_up": {"spark"},
+    "collect": {"python"},
+}
+
+Judge = Callable[[Report], AssetCheckResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One asset of a table: the job it runs, what it follows, and what the job's report has to show."""
+
+    name: str
+    job: JobName
+    description: str
+    after: tuple[str, ...] = ()
+    windowed: bool = False
+    request: JobRequest
+    judge: Judge | None = None
+
+
+def build_table_assets(
+    declaration: TableDeclaration, *, file: str | None = None, clock: Clock | None = None
+) -> list[AssetsDefinition]:
+    """Return the assets of a table in the order of their dependencies.
+
+    `file` is the declaration's path, handed to the ingest job so that a changed landing place is in force at once. The
+    assets need the resource `launcher`.
+    """
+    span = span_of(declaration, clock)
+    partitions = partitions_of(span) if span else None
+    return [_asset(declaration, step, partitions if step.windowed else None) for step in steps_of(declaration, file)]
+
+
+def asset_key(table: str, name: str) -> AssetKey:
+    """Return the key of one asset of a table."""
+    return AssetKey([table, name])
+
+
+def identifier(table: str) -> str:
+    """Return the table's name as Dagster's names may be, without dashes."""
+    return table.replace("-", "_")
+
+
+def index_asset(index: str) -> str:
+    """Return the name of the asset that keeps an index."""
+    return f"index_{index}"
+
+
+def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Step]:
+    """Return the steps that a table has: what it does not declare (landed files, a key, indexes) has no asset."""
+    base = JobRequest(table_uri=declaration.uri)
+    sources = _sources(declaration, replace(base, declaration=file))
+    compacted = Step(
+        name="compacted",
+        job="compact",
+        description="One sorted split per window: the rows of all its splits, none lost, none twice.",
+        after=tuple(step.name for step in sources),
+        windowed=declaration.window is not None,
+        request=base,
+        judge=_rows_kept,
+    )
+    checkpointed = Step(
+        name="checkpointed",
+        job="checkpoint",
+        description="The state of the newest version as Avro, so that opening the table stays fast.",
+        after=("compacted",),
+        request=base,
+    )
+    indexes = [
+        Step(
+            name=index_asset(index.name),
+            job="catch_up",
+            description=f"One segment of the {index.kind} index on {', '.join(index.columns)} per live split.",
+            after=("compacted",),
+            request=replace(base, index=index.name),
+        )
+        for index in declaration.indexes
+    ]
+    collected = Step(
+        name="collected",
+        job="collect",
+        description="Objects that no retained version needs, deleted once they are older than the horizon.",
+        after=("checkpointed", *(step.name for step in indexes)),
+        request=base,
+    )
+    return [*sources, compacted, checkpointed, *indexes, collected]
+
+
+def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
+    ingested = Step(
+        name="ingested",
+        job="ingest",
+        description="Rows of landed files, each exactly once; lines that are no rows are in quarantine.",
+        windowed=declaration.window is not None,
+        request=request,
+        judge=_no_rejected_lines,
+    )
+    merged = Step(
+        name="merged",
+        job="merge",
+        description="Rows of region writers, applied to the base: per key the newest wins.",
+        request=replace(request, declaration=None),
+    )
+    return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
+
+
+def _asset(declaration: TableDeclaration, step: Step, partitions: PartitionsDefinition[str] | None) -> AssetsDefinition:
+    table, key = declaration.name, asset_key(declaration.name, step.name)
+
+    with warnings.catch_warnings():
+        # Backfill policies and pools are marked as not final; the lock keeps the version they were tried with.
+        warnings.simplefilter("ignore", BetaWarning)
+
+        @asset(
+            key=key,
+            deps=[asset_key(table, name) for name in step.after],
+            description=step.description,
+            partitions_def=partitions,
+            backfill_policy=BackfillPolicy.single_run() if partitions else None,
+            group_name=identifier(table),
+            kinds=_KINDS[step.job],
+            pool=f"tidemark_{identifier(table)}",
+            check_specs=_check_specs(step, key),
+            metadata={"uri": declaration.uri, "job": f"python -m jobs.{step.job}"},
+        )
+        def materialize(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
+            with typed_failures():
+                Table.declare(declaration)
+            request = replace(step.request, windows=windows_of(context), run_id=context.run.run_id)
+            report = launcher.submit(context, step.job, request)
+            if context.has_partition_key_range:
+                for observation in observations(key, report):
+                    context.log_event(observation)
+            return _result(declaration, step, report)
+
+    return materialize
+
+
+def _result(declaration: TableDeclaration, step: Step, report: Report) -> MaterializeResult[None]:
+    with typed_failures():
+        debt_left = len(Table.open(declaration.uri).debt())
+    return MaterializeResult(
+        metadata=metadata_of(report, debt_left),
+        data_version=DataVersion(str(report["version"])),
+        check_results=[step.judge(report)] if step.judge else None,
+    )
+
+
+def _check_specs(step: Step, key: AssetKey) -> Sequence[AssetCheckSpec] | None:
+    specs = {
+        "ingest": (REJECTED_LINES, "Every line that landed is a row; those that are not are in quarantine, by reason."),
+        "compact": (ROWS_KEPT, "As many rows out as in. Values, order and columns were checked before the commit."),
+    }
+    if step.judge is None:
+        return None
+    name, description = specs[step.job]
+    return [AssetCheckSpec(name, asset=key, description=description)]
+
+
+def _no_rejected_lines(report: Report) -> AssetCheckResult:
+    details = mapping(report["details"])
+    rejected = details.get("rejected", 0)
+    return AssetCheckResult(
+        check_name=REJECTED_LINES,
+        passed=not rejected,
+        severity=AssetCheckSeverity.WARN,
+        metadata={"rejected": json_value(rejected), "reasons": json_value(details.get("rejected_reasons", {}))},
+    )
+
+
+def _rows_kept(report: Report) -> AssetCheckResult:
+    rows_in, rows_out = report["rows_in"], report["rows_out"]
+    return AssetCheckResult(
+        check_name=ROWS_KEPT,
+        passed=rows_in == rows_out,
+        metadata={"rows_in": json_value(rows_in), "rows_out": json_value(rows_out)},
+    )

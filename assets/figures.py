@@ -1,0 +1,100 @@
+"""What a materialization shows of its job's report: one fixed set of metadata, the same for every asset (page 08)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dagster import AssetKey, AssetObservation, JsonMetadataValue, MetadataValue
+
+from assets.launcher import Report
+from assets.partitions import partition_key
+
+_COUNTS = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out", "version")
+_TIMES = ("seconds", "spark_seconds")
+_REQUESTS = ("get", "put", "list", "head", "delete")
+
+METADATA = frozenset(
+    {
+        *_COUNTS,
+        *_TIMES,
+        *(f"requests_{kind}" for kind in _REQUESTS),
+        "status",
+        "commit_id",
+        "debt_left",
+        "details",
+    }
+)
+
+_LONGEST_LIST = 50
+
+
+def metadata_of(report: Report, debt_left: int) -> dict[str, MetadataValue]:
+    """Return the metadata of a materialization; its keys are exactly `METADATA`.
+
+    Sizes are in bytes, times in seconds. `debt_left` is the number of windows in which a compaction would do something.
+    Lists in `details` are cut at 50 entries: the whole report is in the compute logs.
+    """
+    requests = mapping(report["requests"])
+    return {
+        **{name: MetadataValue.int(_whole(report[name])) for name in _COUNTS},
+        **{name: MetadataValue.float(_number(report[name])) for name in _TIMES},
+        **{f"requests_{kind}": MetadataValue.int(_whole(requests.get(kind, 0))) for kind in _REQUESTS},
+        "status": MetadataValue.text(str(report["status"])),
+        "commit_id": MetadataValue.text(str(report["commit_id"] or "")),
+        "debt_left": MetadataValue.int(debt_left),
+        "details": _details(mapping(report["details"])),
+    }
+
+
+def windows_touched(report: Report) -> list[int]:
+    """Return the starts of the windows that the job wrote, ascending; the bucket of null timestamps left out."""
+    windows = mapping(report["details"]).get("windows", [])
+    return sorted({each for each in windows if isinstance(each, int)}) if isinstance(windows, list) else []
+
+
+def observations(key: AssetKey, report: Report) -> Iterator[AssetObservation]:
+    """Yield one observation per window that a ranged run wrote.
+
+    Dagster copies the metadata of a ranged run to every partition of the range; these say which ones it touched.
+    """
+    for window in windows_touched(report):
+        metadata = {
+            "written_by_version": MetadataValue.int(_whole(report["version"])),
+            "commit_id": MetadataValue.text(str(report["commit_id"] or "")),
+        }
+        yield AssetObservation(asset_key=key, partition=partition_key(window), metadata=metadata)
+
+
+def json_value(value: object) -> MetadataValue[Any]:
+    """Return a number of a report as a number, and anything else as JSON."""
+    return MetadataValue.int(value) if isinstance(value, int) else MetadataValue.json(value)  # type: ignore[arg-type]
+
+
+def _details(details: Mapping[str, object]) -> JsonMetadataValue:
+    return MetadataValue.json({name: _shortened(value) for name, value in details.items()})
+
+
+def _shortened(value: object) -> object:
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > _LONGEST_LIST:
+        return [*value[:_LONGEST_LIST], f"and {len(value) - _LONGEST_LIST} more"]
+    return value
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    """Return the value as the object that it has to be. Raises `TypeError`."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected an object in the job report, found {type(value).__name__}")
+    return value
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"expected a whole number in the job report, found {value!r}")
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"expected a number in the job report, found {value!r}")
+    return float(value)

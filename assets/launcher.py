@@ -1,0 +1,131 @@
+"""How an asset runs a job: in a subprocess over Dagster Pipes, or in this process on a Spark session that is shared.
+
+Both give the same report and fail a step the same way, so an asset never knows which one it has (design page 08,
+"Spark"). The launcher is the Dagster resource `launcher`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+from dagster import AssetExecutionContext, Failure, PipesFileMessageReader, PipesSubprocessClient
+
+from jobs.request import JobRequest, to_argv
+from jobs.spark import Spark
+from storage_core.errors import TidemarkError
+
+JobName = Literal["ingest", "merge", "compact", "checkpoint", "catch_up", "collect"]
+Report = Mapping[str, object]
+
+LAUNCHER = "launcher"
+
+# What the same step may do better later; any other kind fails the same way until somebody acts.
+_WORTH_A_RETRY = frozenset({"conflict", "unavailable", "outcome_unknown", "snapshot_expired"})
+
+
+class Launcher(Protocol):
+    """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
+
+    def submit(self, context: AssetExecutionContext, job: JobName, request: JobRequest) -> Report:
+        """Return the job's report as plain data (the fields of `JobReport`).
+
+        Raises `Failure` with the kind and message of the job's typed error. A run that is cancelled stops the job.
+        """
+        ...
+
+
+class PipesLauncher:
+    """Runs `python -m jobs.<job>` in a subprocess with its own Spark; the default.
+
+    `root` is the working directory of the job, against which relative places are resolved (default: this process's).
+    The bounds of the windows travel as arguments, because Pipes drops the partition range of a ranged run.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+
+    def submit(self, context: AssetExecutionContext, job: JobName, request: JobRequest) -> Report:
+        """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
+        command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
+        with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
+            messages = Path(folder) / "messages"
+            reader = PipesFileMessageReader(str(messages), cleanup_file=False)
+            client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
+            with _reported_failure(messages):
+                completed = client.run(context=context, command=command)
+        return _only_report(job, completed.get_custom_messages())
+
+
+class InProcessLauncher:
+    """Runs jobs in this process on one Spark session: for tests, and for several steps in a row.
+
+    The session starts with the first step that has work for it and stays warm; the caller stops it.
+    """
+
+    def __init__(self, spark: Spark) -> None:
+        self._spark = spark
+
+    def submit(self, context: AssetExecutionContext, job: JobName, request: JobRequest) -> Report:
+        """Call the job's `run`; its log lines go where this process logs."""
+        context.log.info("jobs.%s in this process: %s", job, " ".join(to_argv(request)))
+        with typed_failures():
+            report = importlib.import_module(f"jobs.{job}").run(request, self._spark)
+        return _as_report(json.loads(report.to_json()))
+
+
+@contextmanager
+def typed_failures() -> Iterator[None]:
+    """Turn a `TidemarkError` of the block into the `Failure` that shows its kind and message in the event log."""
+    try:
+        yield
+    except TidemarkError as error:
+        raise _failure(error.kind, str(error)) from error
+
+
+@contextmanager
+def _reported_failure(messages: Path) -> Iterator[None]:
+    """Raise what the job reported as its error; the exit code alone says less. Without a report the error stays."""
+    try:
+        yield
+    finally:
+        for report in _custom_messages(messages):
+            if report.get("status") == "failed":
+                raise _failure(str(report.get("error")), str(report.get("message")))
+
+
+def _failure(kind: str, message: str) -> Failure:
+    return Failure(
+        description=f"{kind}: {message}",
+        metadata={"kind": kind, "message": message},
+        allow_retries=kind in _WORTH_A_RETRY,
+    )
+
+
+def _custom_messages(messages: Path) -> Iterator[Report]:
+    if not messages.exists():
+        return
+    for line in messages.read_text(encoding="utf-8").splitlines():
+        message = json.loads(line)
+        if message["method"] == "report_custom_message":
+            yield _as_report(message["params"]["payload"])
+
+
+def _only_report(job: str, messages: object) -> Report:
+    match messages:
+        case [dict() as report]:
+            return _as_report(report)
+        case _:
+            raise _failure("error", f"jobs.{job} ended well but sent {messages!r:.200} instead of one report")
+
+
+def _as_report(body: object) -> Report:
+    if not isinstance(body, dict):
+        raise TypeError(f"a job report is an object, found {type(body).__name__}")
+    return {str(name): value for name, value in body.items()}

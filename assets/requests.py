@@ -1,0 +1,187 @@
+"""What storage asks for: the runs that a table needs now, derived from its log and its landing place and nothing else.
+
+Schedules and sensors ask here and request what comes back. So a missed tick, a late file or a killed run is caught up
+by the next look, and a table that needs nothing gets no run (design page 08).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from assets.landed import Waiting, fingerprint, look, waiting_files
+from assets.launcher import JobName
+from assets.partitions import Span, contiguous, partition_key, span_of
+from jobs.request import WindowRange
+from storage_core.clock import Clock, SystemClock
+from storage_core.declaration import TableDeclaration
+from storage_core.gc.collect import collect as collection
+from storage_core.gc.plan import read_plan
+from storage_core.gc.sweep import Horizon, may_be_due
+from storage_core.index import catch_up as indexing
+from storage_core.ingest.landing import LandedFile
+from storage_core.region import merge as merging
+from storage_core.table import Table, exists
+
+MOST_PER_LOOK = 10
+EVERY_WINDOW = WindowRange()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One run that storage asks for. `windows` is bounded for partitioned steps, open for the others.
+
+    `mark` stays the same as long as the same is asked for, and changes as soon as there is more to do.
+    """
+
+    mark: str
+    reason: str
+    windows: WindowRange = EVERY_WINDOW
+    indexes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What to request now, at most ten runs, and what no run of this kind can do."""
+
+    wanted: tuple[Demand, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def demands(job: JobName, declaration: TableDeclaration, clock: Clock | None = None) -> Demands:
+    """Return what a table asks of one job; a table that does not exist yet asks for its landed files only.
+
+    Reads storage and writes nothing. Raises what reading raises: a look that failed does not say what there is to do.
+    """
+    table = Table.open(declaration.uri) if exists(declaration.uri) else None
+    found = _LOOKS[job](declaration, table, clock or SystemClock())
+    return Demands(found.wanted[:MOST_PER_LOOK], found.warnings)
+
+
+def _ingest(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    spec, span = declaration.landing_spec(), span_of(declaration, clock)
+    snapshot = table.snapshot if table else None
+    if spec is None:
+        return Demands()
+    if span is None:
+        files = [file for file, _ in waiting_files(snapshot, spec)]
+        return Demands(tuple(Demand(mark=fingerprint(files), reason=_files(files)) for _ in files[:1]))
+    waiting = list(look(declaration, snapshot, spec))
+    by_window: dict[int, list[LandedFile]] = {}
+    for each in waiting:
+        for window in _asked(each, span):
+            by_window.setdefault(window, []).append(each.file)
+    wanted = []
+    for first, last in contiguous(by_window, span.window_seconds):
+        windows = span.range_of(first, last)
+        files = [file for window in windows.select(by_window) if window is not None for file in by_window[window]]
+        wanted.append(Demand(windows=windows, mark=fingerprint(set(files)), reason=_files(set(files))))
+    return Demands(tuple(wanted), tuple(_outside(declaration, waiting, span)))
+
+
+def _asked(waiting: Waiting, span: Span) -> list[int]:
+    """The partitions to ask for: those of the windows left, or one that settles a file with nothing left."""
+    if waiting.left:
+        return [window for window in waiting.left if window is not None and span.holds(window)]
+    candidates = range(span.newest, span.first - 1, -span.window_seconds)
+    return [window for window in candidates if window not in waiting.done][:1]
+
+
+def _outside(declaration: TableDeclaration, waiting: Iterable[Waiting], span: Span) -> Iterable[str]:
+    for each in waiting:
+        outside = [window for window in each.left if not span.holds(window)]
+        if outside:
+            yield (
+                f"{each.file.path} has rows in {len(outside)} windows outside the partitions of {declaration.name} "
+                f"({partition_key(span.first)} to {partition_key(span.newest)}); widen `partitions` in its "
+                f"declaration, or run `tidemark ingest {declaration.name}`"
+            )
+
+
+def _merge(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    del declaration, clock
+    work = merging.plan(table.store, table.snapshot) if table else []
+    if not work:
+        return Demands()
+    mark = " ".join(f"{each.region}:{each.after}+{len(each.generations)}" for each in work)
+    return Demands((Demand(mark=mark, reason=f"{sum(len(each.generations) for each in work)} generations wait"),))
+
+
+def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    debts = table.debt() if table else []
+    span = span_of(declaration, clock)
+    if table is None or not debts:
+        return Demands()
+    if span is None:
+        splits = sum(debt.splits for debt in debts)
+        return Demands((Demand(mark=_newest_split(table, EVERY_WINDOW), reason=f"{splits} splits to compact"),))
+    windows = [debt.window_start for debt in debts if debt.window_start is not None and span.holds(debt.window_start)]
+    wanted = []
+    for first, last in contiguous(windows, span.window_seconds):
+        chosen = span.range_of(first, last)
+        splits = sum(debt.splits for debt in debts if chosen.holds(debt.window_start))
+        wanted.append(Demand(windows=chosen, mark=_newest_split(table, chosen), reason=f"{splits} splits to compact"))
+    left_out = len(debts) - len(windows)
+    warnings = [f"{left_out} windows with debt lie outside the partitions; run `tidemark compact {declaration.name}`"]
+    return Demands(tuple(wanted), tuple(warnings if left_out else ()))
+
+
+def _checkpoint(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    del declaration, clock
+    if table is None or table.snapshot.checkpoint_version == table.version:
+        return Demands()
+    newest = table.snapshot.checkpoint_version
+    behind = "no state yet" if newest is None else f"the newest state is of version {newest}"
+    return Demands((Demand(mark=f"v{table.version}", reason=f"version {table.version}, {behind}"),))
+
+
+def _catch_up(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    del clock
+    if table is None:
+        return Demands()
+    defined = {index.name for index in table.snapshot.config.indexes}
+    plans = [indexing.plan(table.snapshot, each.name) for each in declaration.indexes if each.name in defined]
+    missing = {each.index: len(each.work) for each in plans if not each.empty}
+    unknown = [each.name for each in declaration.indexes if each.name not in defined]
+    warnings = tuple(f"index {name} is declared, but the table was created without it" for name in unknown)
+    if not missing:
+        return Demands((), warnings)
+    reason = ", ".join(f"{name} lacks {count} splits" for name, count in missing.items())
+    mark = _newest_split(table, EVERY_WINDOW)
+    return Demands((Demand(mark=mark, reason=reason, indexes=tuple(missing)),), warnings)
+
+
+def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    del declaration
+    if table is None:
+        return Demands()
+    found = collection(table.store, table.log, clock=clock, dry_run=True)
+    plan = read_plan(table.store)
+    new = [each for each in found.candidates if each.key not in plan.candidates]
+    horizon = Horizon(asked_ms=found.horizon_ms, configured_ms=found.horizon_ms)
+    if not new and not may_be_due(plan, horizon, now_ms=clock.now_ms()):
+        return Demands()
+    reason = f"{len(found.candidates)} objects are unreachable, {len(new)} of them newly so"
+    return Demands((Demand(mark=f"v{table.version} plan {plan.counter} new {len(new)}", reason=reason),))
+
+
+_LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Demands]] = {
+    "ingest": _ingest,
+    "merge": _merge,
+    "compact": _compact,
+    "checkpoint": _checkpoint,
+    "catch_up": _catch_up,
+    "collect": _collect,
+}
+
+
+def _newest_split(table: Table, windows: WindowRange) -> str:
+    """The version that added the newest split of these windows: a later commit elsewhere asks for nothing new here."""
+    snapshot = table.snapshot
+    added = [snapshot.added_at[add.path][0] for add in snapshot.splits.values() if windows.holds(add.windowStart)]
+    return f"v{max(added, default=snapshot.version)}"
+
+
+def _files(files: Iterable[LandedFile]) -> str:
+    sizes = [file.size for file in files]
+    return f"{len(sizes)} landed files, {sum(sizes):,} bytes"
