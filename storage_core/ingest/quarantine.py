@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import QUARANTINE_PREFIX, KeyKind, parse, quarantine_key
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.objectstore.contract import ObjectStore
@@ -58,6 +58,8 @@ def read_quarantine(store: ObjectStore) -> Iterator[dict[str, Any]]:
             continue
         try:
             body = json.loads(store.get(key).data)
+            if body["formatVersion"] > FORMAT_VERSION:
+                raise Unsupported(f"{key}: a quarantine entry of format {body['formatVersion']}; upgrade", key=key)
             for each in body["rejected"]:
                 yield {"key": key, "source": body["source"], "size": body["size"], **each}
         except (ValueError, KeyError, TypeError) as error:

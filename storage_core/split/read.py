@@ -20,7 +20,7 @@ from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.schema import to_schema_string
-from storage_core.split.metadata import PREFIX
+from storage_core.split.metadata import FORMAT, PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,9 @@ def _get(store: ObjectStore, add: Add) -> bytes:
 
 def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
     """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
+    written = metadata.get(PREFIX + "format", FORMAT)
+    if written != FORMAT:
+        raise Unsupported(f"{add.path}: split format {written!r}, this release reads {FORMAT}; upgrade", key=add.path)
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
         raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written; run fsck", key=add.path)
