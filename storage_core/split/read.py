@@ -76,6 +76,8 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
                 source, metadata=file.metadata, read_dictionary=strings, page_checksum_verification=True
             )
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
+        if whole:  # only then the checksum vouches for what the footer says
+            _require_known_format(add, entries)
         _require_itself(add, entries, schema, file.metadata)
     return OpenSplit(add, schema, entries, file.metadata.num_rows, file.metadata.num_row_groups, file)
 
@@ -140,11 +142,14 @@ def _get(store: ObjectStore, add: Add) -> bytes:
     return store.get(add.path).data
 
 
-def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
-    """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
+def _require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
     written = metadata.get(PREFIX + "format", FORMAT)
     if written != FORMAT:
         raise Unsupported(f"{add.path}: split format {written!r}, this release reads {FORMAT}; upgrade", key=add.path)
+
+
+def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
+    """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
         raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written; run fsck", key=add.path)

@@ -298,3 +298,9 @@ def test_segments_are_part_of_the_state() -> None:
     head = log.commit(log.create(metadata()), [split("a"), segment("s", "a")], operation="X").snapshot
     log.checkpoint(head)
     assert log.snapshot().segments == head.segments
+
+
+def test_a_state_of_a_newer_format_is_refused(foreign: MemoryStore) -> None:
+    _foreign_state(foreign, 3, ["a"], formatVersion=2)
+    with pytest.raises(Unsupported, match="state of format 2"):
+        read_state(foreign, 3)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.ingest.parse import RejectedLine
 from storage_core.ingest.quarantine import read_quarantine, write_quarantine
@@ -49,4 +49,13 @@ def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
     assert len(list(read_quarantine(store))) == 2
     store.put(key, b"{}", Overwrite())
     with pytest.raises(Corrupt, match=key):
+        list(read_quarantine(store))
+
+
+def test_an_entry_of_a_newer_format_is_refused() -> None:
+    store = MemoryStore("quarantine")
+    key = write_quarantine(store, "a.log", 100, LINES)
+    newer = store.get(key).data.replace(b'"formatVersion":1', b'"formatVersion":2').replace(b'": 1', b'": 2')
+    store.put(key, newer, Overwrite())
+    with pytest.raises(Unsupported, match="format 2"):
         list(read_quarantine(store))
