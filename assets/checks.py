@@ -21,8 +21,9 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.factory import asset_key, identifier, index_asset
+from assets.factory import asset_key, index_asset
 from assets.launcher import typed_failures
+from assets.names import identifier
 from storage_core.compaction.invariants import Violation, audit
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt

@@ -28,6 +28,7 @@ from dagster import (
 
 from assets.figures import json_value, mapping, metadata_of, observations
 from assets.launcher import JobName, Launcher, Report, typed_failures
+from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of
 from jobs.request import JobRequest
 from storage_core.clock import Clock
@@ -79,11 +80,6 @@ def build_table_assets(
 def asset_key(table: str, name: str) -> AssetKey:
     """Return the key of one asset of a table."""
     return AssetKey([table, name])
-
-
-def identifier(table: str) -> str:
-    """Return the table's name as Dagster's names may be, without dashes."""
-    return table.replace("-", "_")
 
 
 def index_asset(index: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from dagster import RunRequest, SkipReason
 
+from assets.demands import Demand, Demands
 from assets.factory import asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key
-from assets.requests import Demand, Demands, demands
 from pipelines.jobs import job_name
 from storage_core.declaration import TableDeclaration
 
@@ -20,9 +20,10 @@ RANGE_END = "dagster/asset_partition_range_end"
 REASON = "tidemark/reason"
 
 
-def answer(declaration: TableDeclaration, job: JobName, log: logging.Logger) -> Iterator[RunRequest | SkipReason]:
-    """Ask storage, and yield what to request, or why there is nothing to request: the body of every tick."""
-    found = demands(job, declaration)
+def answer(
+    declaration: TableDeclaration, job: JobName, found: Demands, log: logging.Logger
+) -> Iterator[RunRequest | SkipReason]:
+    """Yield what to request of what storage asks for, or why there is nothing to request: the body of every tick."""
     for warning in found.warnings:
         log.warning("%s", warning)
     if found.wanted:

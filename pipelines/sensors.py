@@ -1,8 +1,8 @@
 """Sensors that look at storage every minute: landed files, waiting generations, compaction debt, lagging indexes.
 
 They ask the same question as the schedules. A run key says what a run is for, so what was requested is not requested
-again while it waits in the queue, nor after it failed; then the schedule of the step asks again. All are stopped until
-somebody starts them in the UI.
+again while it waits in the queue, nor after it failed; then the schedule of the step asks again. The cursor is the
+landed file that the last look ended with. All are stopped until somebody starts them in the UI.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from dagster import RunRequest, SensorDefinition, SensorEvaluationContext, SkipReason
 
+from assets.demands import demands
 from assets.launcher import JobName
 from pipelines.jobs import job_name, jobs_of
 from pipelines.run_requests import answer
@@ -27,7 +28,10 @@ def build_sensors(declaration: TableDeclaration) -> list[SensorDefinition]:
 
 def _sensor(declaration: TableDeclaration, job: JobName) -> SensorDefinition:
     def tick(context: SensorEvaluationContext) -> Iterator[RunRequest | SkipReason]:
-        yield from answer(declaration, job, context.log)
+        found = demands(job, declaration, after=context.cursor or "")
+        if found.cursor is not None:
+            context.update_cursor(found.cursor)
+        yield from answer(declaration, job, found, context.log)
 
     return SensorDefinition(
         name=f"{job_name(declaration.name, job)}_sensor",

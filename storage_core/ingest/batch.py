@@ -34,6 +34,7 @@ from storage_core.ingest.progress import (
     window_app,
 )
 from storage_core.ingest.quarantine import write_quarantine
+from storage_core.ingest.tally import tally
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Action, Add, Txn
 from storage_core.log.snapshot import Snapshot
@@ -84,7 +85,7 @@ class IngestResult:
     """What one work item gives to the commit: `actions` are its adds and its records, to be committed together.
 
     `rows_in` counts the rows and rejected lines of the whole file, `rows_out` the rows written, `windows` all windows
-    in which the file has rows; `rejected` counts lines by reason. Without actions there is nothing to commit.
+    in which the file has rows; `rejected` counts lines by reason (`tally`). Without actions there is nothing to commit.
     """
 
     file: str
@@ -199,7 +200,7 @@ class _Run:
         self._store, self._work, self._context = store, work, context
         self._adds: list[Add] = []
         self._windows: set[Window] = set()
-        self._rejected: Counter[str] = Counter()
+        self._rejected: dict[str, int] = {}
         self._keys: list[str] = []
         self._rows_in = 0
 
@@ -209,7 +210,7 @@ class _Run:
         wanted = self._wanted(rows)
         self._adds += sort_and_write(self._store, wanted, context=self._context, ids=ids, now_ms=now_ms)
         if rejected:
-            self._rejected.update(line.reason for line in rejected)
+            self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
             landed = self._work.landed
             self._keys.append(write_quarantine(self._store, landed.path, landed.size, rejected))
 
@@ -229,7 +230,7 @@ class _Run:
             rows_out=sum(add.numRecords or 0 for add in self._adds),
             bytes_in=work.landed.size,
             windows=tuple(sorted(self._windows, key=_by_time)),
-            rejected=dict(self._rejected),
+            rejected=self._rejected,
             quarantine_keys=tuple(self._keys),
         )
 
@@ -273,7 +274,7 @@ def _reject_file(store: ObjectStore, work: IngestWork, reason: str) -> IngestRes
         txns=txns,
         rows_in=1,
         bytes_in=landed.size,
-        rejected={reason: 1},
+        rejected=tally({reason: 1}),
         quarantine_keys=(key,),
     )
 

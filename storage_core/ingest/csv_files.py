@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
@@ -58,8 +59,8 @@ class _RecordCounter:
         taken = np.array([each.line for each in self._skipped], np.int64)
         free = np.setdiff1d(np.arange(self._next, self._next + rows + len(taken)), taken)[:rows]
         self._next = int(free[-1]) + 1 if rows else self._next
-        passed = [each for each in self._skipped if at_end or (each.line or 0) < self._next]
-        self._skipped = [each for each in self._skipped if each not in passed]
+        end = len(taken) if at_end else bisect_left(taken, self._next)  # the reader skips in the order of the file
+        passed, self._skipped = self._skipped[:end], self._skipped[end:]
         return free, [each for each in passed if each.reason]
 
 

@@ -17,6 +17,7 @@ from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.lines import BLOCK_BYTES
 from storage_core.ingest.progress import progress, window_app
 from storage_core.ingest.quarantine import read_quarantine
+from storage_core.ingest.tally import MOST_REASONS, OTHERS, tally
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
@@ -302,3 +303,26 @@ def test_a_work_item_keeps_the_rejections_it_knows_of(bench: Bench) -> None:
     (work,) = bench.plan()
     travelled = replace(work, windows=(None, 0), done=(3600,), ingested_size=4, rejected_size=5)
     assert IngestWork.from_json(travelled.to_json()) == travelled
+
+
+def test_reasons_are_counted_exactly_in_a_bounded_number_of_them(bench: Bench) -> None:
+    foreign = "".join(f'{{"at": "1970-01-01", "f{number}": 1}}\n' for number in range(300))
+    bench.land("a.ndjson", [], extra="no json\n" * 5 + foreign + f'{{"{"x" * 5000}": 1}}\n')
+    (result,) = bench.execute(bench.plan(), block_bytes=500)
+    assert sum(result.rejected.values()) == result.rows_in == 306
+    assert len(result.rejected) == MOST_REASONS + 1
+    assert result.rejected["the line is not valid JSON"] == 5
+    assert max(map(len, result.rejected)) <= 200
+    reasons = {reason for _, _, reason in bench.quarantine()}
+    assert {f"the field f{number} is not a column of the table" for number in range(300)} <= reasons
+
+
+def test_counts_of_several_files_add_up_to_a_bounded_number_of_reasons() -> None:
+    several = [tally({f"reason {number}": 1 for number in range(first, first + 40)}) for first in (0, 30, 60)]
+    total = tally(*several, {"often": 7})
+    assert sum(total.values()) == 127
+    assert total["often"] == 7
+    assert total["reason 35"] == 2
+    assert total[OTHERS] == 127 - sum(count for reason, count in total.items() if reason != OTHERS)
+    assert len(total) == MOST_REASONS + 1
+    assert sum(tally(total, total).values()) == 254

@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import json
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -302,6 +303,15 @@ def test_csv_record_numbers_hold_across_blocks(tmp_path: Path) -> None:
     assert bad == expected
     levels = [level for block in blocks for level in block.rows.column("level").to_pylist()]
     assert levels == [i for i in range(500) if i % 7 and i % 11]
+
+
+def test_misshapen_csv_records_take_time_in_proportion_to_their_number(tmp_path: Path) -> None:
+    text = "at,level\n" + "1,2,3\n" * 50_000 + "2024-01-01T00:00:00Z,1\n"
+    started = time.perf_counter()
+    result = parsed(tmp_path, "a.csv", text, format="csv")
+    assert time.perf_counter() - started < 20  # one second; comparing each with each took minutes
+    assert [each.line for each in result.rejected] == list(range(2, 50_002))
+    assert result.rows.num_rows == 1
 
 
 def test_a_csv_record_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:

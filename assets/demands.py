@@ -7,9 +7,8 @@ by the next look, and a table that needs nothing gets no run (design page 08).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from assets.landed import Waiting, fingerprint, look, waiting_files
 from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
 from jobs.request import WindowRange
@@ -20,6 +19,16 @@ from storage_core.gc.plan import read_plan
 from storage_core.gc.sweep import Horizon, may_be_due
 from storage_core.index import catch_up as indexing
 from storage_core.ingest.landing import LandedFile
+from storage_core.ingest.waiting import (
+    Candidate,
+    Waiting,
+    WindowedRows,
+    fingerprint,
+    from_anywhere,
+    from_path,
+    look,
+    waiting_files,
+)
 from storage_core.region import merge as merging
 from storage_core.table import Table, exists
 
@@ -42,31 +51,47 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What to request now, at most ten runs, and what no run of this kind can do."""
+    """What to request now, at most ten runs, and what no run of this kind can do.
+
+    `cursor` is where the next look should go on (its `after`) when this one could not read everything in one go.
+    """
 
     wanted: tuple[Demand, ...] = ()
     warnings: tuple[str, ...] = ()
+    cursor: str | None = None
 
 
-def demands(job: JobName, declaration: TableDeclaration, clock: Clock | None = None) -> Demands:
+def demands(
+    job: JobName, declaration: TableDeclaration, clock: Clock | None = None, *, after: str | None = ""
+) -> Demands:
     """Return what a table asks of one job; a table that does not exist yet asks for its landed files only.
 
-    Reads storage and writes nothing. Raises what reading raises: a look that failed does not say what there is to do.
+    One look reads a bounded number of landed files, so each goes on `after` the last one's cursor; with None it begins
+    at a place that changes with time. Either way no file waits for ever behind others that never get in. Reads storage
+    and writes nothing. Raises what reading raises: a look that failed does not say what there is to do.
     """
     table = Table.open(declaration.uri) if exists(declaration.uri) else None
-    found = _LOOKS[job](declaration, table, clock or SystemClock())
-    return Demands(found.wanted[:MOST_PER_LOOK], found.warnings)
+    clock = clock or SystemClock()
+    found = _ingest(declaration, table, clock, after) if job == "ingest" else _LOOKS[job](declaration, table, clock)
+    return replace(found, wanted=found.wanted[:MOST_PER_LOOK])
 
 
-def _ingest(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+def _ingest(declaration: TableDeclaration, table: Table | None, clock: Clock, after: str | None) -> Demands:
     spec, span = declaration.landing_spec(), span_of(declaration, clock)
     snapshot = table.snapshot if table else None
     if spec is None:
         return Demands()
-    if span is None:
-        files = [file for file, _ in waiting_files(snapshot, spec)]
+    candidates = waiting_files(snapshot, spec)
+    if span is None or declaration.time_column is None:
+        files = [file for file, _ in candidates]
         return Demands(tuple(Demand(mark=fingerprint(files), reason=_files(files)) for _ in files[:1]))
-    waiting = list(look(declaration, snapshot, spec))
+    reading = WindowedRows(
+        spec=spec,
+        schema=declaration.schema(),
+        time_column=declaration.time_column,
+        window_seconds=span.window_seconds,
+    )
+    waiting = list(look(_turned(candidates, after, clock), reading))
     by_window: dict[int, list[LandedFile]] = {}
     for each in waiting:
         for window in _asked(each, span):
@@ -76,7 +101,14 @@ def _ingest(declaration: TableDeclaration, table: Table | None, clock: Clock) ->
         windows = span.range_of(first, last)
         files = [file for window in windows.select(by_window) if window is not None for file in by_window[window]]
         wanted.append(Demand(windows=windows, mark=fingerprint(set(files)), reason=_files(set(files))))
-    return Demands(tuple(wanted), tuple(_outside(declaration, waiting, span)))
+    cursor = waiting[-1].file.path if waiting else None
+    return Demands(tuple(wanted), tuple(_outside(declaration, waiting, span)), cursor)
+
+
+def _turned(candidates: list[Candidate], after: str | None, clock: Clock) -> list[Candidate]:
+    if after is None:
+        return from_anywhere(candidates, seed=str(clock.now_ms() // 60_000))
+    return from_path(candidates, after)
 
 
 def _asked(waiting: Waiting, span: Span) -> list[int]:
@@ -139,16 +171,17 @@ def _catch_up(declaration: TableDeclaration, table: Table | None, clock: Clock) 
     del clock
     if table is None:
         return Demands()
-    defined = {index.name for index in table.snapshot.config.indexes}
-    plans = [indexing.plan(table.snapshot, each.name) for each in declaration.indexes if each.name in defined]
+    declared = declaration.config().indexes
+    defined = [index.name for index in declared if index in table.snapshot.config.indexes]
+    new = [index.name for index in declared if index.name not in defined]  # or changed: the run declares it first
+    plans = [indexing.plan(table.snapshot, name) for name in defined]
     missing = {each.index: len(each.work) for each in plans if not each.empty}
-    unknown = [each.name for each in declaration.indexes if each.name not in defined]
-    warnings = tuple(f"index {name} is declared, but the table was created without it" for name in unknown)
-    if not missing:
-        return Demands((), warnings)
-    reason = ", ".join(f"{name} lacks {count} splits" for name, count in missing.items())
-    mark = _newest_split(table, EVERY_WINDOW)
-    return Demands((Demand(mark=mark, reason=reason, indexes=tuple(missing)),), warnings)
+    if not missing and not new:
+        return Demands()
+    lacking = [f"{name} lacks {count} splits" for name, count in missing.items()]
+    mark = " new ".join([_newest_split(table, EVERY_WINDOW), *new])
+    reason = ", ".join([*lacking, *(f"{name} is new" for name in new)])
+    return Demands((Demand(mark=mark, reason=reason, indexes=(*missing, *new)),))
 
 
 def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
@@ -166,7 +199,6 @@ def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -
 
 
 _LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Demands]] = {
-    "ingest": _ingest,
     "merge": _merge,
     "compact": _compact,
     "checkpoint": _checkpoint,
