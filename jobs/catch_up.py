@@ -32,7 +32,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     if not plans:
         return job.report("nothing_to_do")
     work = [item for each in plans for item in each.work]
-    details = {f"{each.index}: segments built": len(each.work) for each in plans}
+    details = {"segments_built": {each.index: len(each.work) for each in plans}}
     if request.dry_run:
         return job.report("planned", figures=Figures(splits_in=len(work)), details=details)
     answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])

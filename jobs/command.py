@@ -1,7 +1,7 @@
 """A job as a command: arguments in, a report out, and the exit code that says what to do next (design page 08).
 
-0 done, also when there was nothing to do; 2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt;
-5 the store, or an outcome, is unavailable.
+0 done, also when there was nothing to do; 1 a failure that Tidemark has no name for, with its traceback on stderr;
+2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from jobs.pipes import report_to_dagster
@@ -29,11 +30,18 @@ def main(job: str, summary: str, run: Run, argv: Sequence[str] | None = None) ->
         with Spark(request.master) as spark:
             report = run(request, spark)
     except TidemarkError as error:
-        failure = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
-        sys.stdout.write(json.dumps(failure) + "\n" if arguments.json else "")
-        sys.stderr.write(f"{job}: {error.kind}: {error}\n")
-        report_to_dagster(failure)
-        return error.exit_code
+        return _failed(job, error, as_json=arguments.json)
+    except Exception as error:  # noqa: BLE001  # the end of the process: whoever started it is told, whatever it was
+        sys.stderr.write(traceback.format_exc())
+        return _failed(job, TidemarkError(f"{type(error).__name__}: {error}"), as_json=arguments.json)
     sys.stdout.write((report.to_json() if arguments.json else report.to_text()) + "\n")
     report_to_dagster(json.loads(report.to_json()))
     return 0
+
+
+def _failed(job: str, error: TidemarkError, *, as_json: bool) -> int:
+    failure = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
+    sys.stdout.write(json.dumps(failure) + "\n" if as_json else "")
+    sys.stderr.write(f"{job}: {error.kind}: {error}\n")
+    report_to_dagster(failure)
+    return error.exit_code

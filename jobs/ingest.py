@@ -6,7 +6,6 @@ python -m jobs.ingest --table-uri … [--declaration tables/x.yaml] [--window ST
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 
 from jobs import tasks
@@ -15,12 +14,14 @@ from jobs.report import JobReport
 from jobs.request import JobRequest, WindowRange
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
-from storage_core.declaration import load
+from storage_core.declaration import TableDeclaration, load
+from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
 from storage_core.ingest.batch import IngestResult, plan
 from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.ingest.tally import tally
 from storage_core.split.write import context_of
-from storage_core.table import Table
+from storage_core.table import Table, exists
 
 SUMMARY = "Ingest the landed files that are not in the table yet."
 
@@ -30,10 +31,12 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
     Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. The landing place
     comes from the declaration, else from the table. Raises `CommitConflict` when another run ingested the same rows.
+    A dry run neither creates the table nor changes its settings.
     """
     declaration = load(request.declaration) if request.declaration else None
-    table = Table.declare(declaration, request.table_uri) if declaration else None
-    job = JobRun("ingest", request, spark, table)
+    if declaration and request.dry_run and not exists(request.table_uri):
+        return _plan_of_new_table(declaration, request)
+    job = JobRun("ingest", request, spark, _declared(declaration, request) if declaration else None)
     spec = (declaration and declaration.landing_spec()) or job.table.landing()
     if spec is None:
         raise InvalidInput(f"{job.table.uri}: no landing place is declared; give --declaration tables/<name>.yaml")
@@ -52,6 +55,26 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     return job.commit(actions, operation="INGEST", figures=Figures.of(results), details=_details(results, spec))
 
 
+def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:
+    """The plan of a run that would create the table first: it would take every landed file."""
+    _windows(request.windows, declaration.window)
+    spec = declaration.landing_spec()
+    files = discover(spec) if spec else []
+    details = {"files": len(files), "creates_table": True}
+    return JobReport(
+        job="ingest", status="planned", version=0, bytes_in=sum(file.size for file in files), details=details
+    )
+
+
+def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
+    """The table with the declared settings in force; on a dry run as it is, if they could be."""
+    if not request.dry_run:
+        return Table.declare(declaration, request.table_uri)
+    table = Table.open(request.table_uri)
+    check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
+    return table
+
+
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
     if wanted == WindowRange():
@@ -65,15 +88,13 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
 
 
 def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, object]:
-    rejected: Counter[str] = Counter()
-    for result in results:
-        rejected.update(result.rejected)
+    rejected = tally(*(result.rejected for result in results))
     windows = {add.windowStart for result in results for add in result.adds}
     return {
         "landing": spec.uri,
         "files": len(results),
         "rejected": sum(rejected.values()),
-        "rejected_reasons": dict(rejected),
+        "rejected_reasons": rejected,
         "quarantine": [key for result in results for key in result.quarantine_keys],
         "windows": sorted(windows, key=lambda window: (window is None, window or 0)),
     }

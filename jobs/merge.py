@@ -22,8 +22,8 @@ SUMMARY = "Apply flushed generations to the base table."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Merge consecutive generations, region by region in parallel, in one commit with their progress.
 
-    A run takes up to about a million records of a region; `details` says when more are waiting. Raises
-    `CommitConflict` when another merger, or a compaction of the same splits, was first.
+    A run takes up to about a million records of a region: run it again until it says that there is nothing to do.
+    Raises `CommitConflict` when another merger, or a compaction of the same splits, was first.
     """
     job = JobRun("merge", request, spark)
     work = plan(job.table.store, job.before)

@@ -59,7 +59,7 @@ class JobRequest:
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
     """Return the argument parser that every job shares."""
     result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
-    result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
+    result.add_argument("--table-uri", required=True, help="where the table is: a path or file:///…")
     which = result.add_argument_group("windows (default: all)")
     which.add_argument("--window", help="one window by its start: 2015-05-17T10:00 (UTC), seconds, or 'null'")
     which.add_argument("--from", dest="start", help="first window, inclusive")

@@ -79,21 +79,28 @@ class Spark:
         """Return the answer for each item, in the order of the items; each item is one task.
 
         `execute` must be importable by the workers. A `TidemarkError` raised in a task is raised here with its class;
-        of several, the first in item order. No items: no Spark.
+        of several, the first in item order. Raises `Unavailable` with the cause when Spark did not run every task to
+        its end. No items: no Spark.
         """
         if not items:
             return []
+        try:
+            answers = self._answers(execute, items)
+        except _spark_errors() as error:
+            raise _failure(error) from error
+        for answer in answers:
+            if "error" in answer:
+                raise _ERRORS.get(answer["error"]["kind"], TidemarkError)(answer["error"]["message"])
+        return answers
+
+    def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         session = self.session()
         started = time.perf_counter()
         numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
         frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
         rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
         self.seconds += time.perf_counter() - started
-        answers = [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
-        for answer in answers:
-            if "error" in answer:
-                raise _ERRORS.get(answer["error"]["kind"], TidemarkError)(answer["error"]["message"])
-        return answers
+        return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
 
 
 def active() -> SparkSession | None:
@@ -138,6 +145,34 @@ def _settle_environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *others]))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
+
+
+def _spark_errors() -> tuple[type[Exception], ...]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types; imported once something failed
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError, ConnectionError  # the last one: the JVM is gone
+
+
+def _failure(error: Exception) -> TidemarkError:
+    """A task's own exception is a defect, which a later try meets again; anything else Spark may do better later."""
+    from pyspark.errors import PythonException
+
+    if isinstance(error, PythonException):
+        return TidemarkError(f"a task failed: {_cause(error)}")
+    return Unavailable(f"Spark did not run the tasks to their end: {_cause(error)}")
+
+
+def _cause(error: Exception) -> str:
+    """The one line that says what happened: the end of a worker's traceback, or the start of Spark's own message."""
+    head = str(error).partition("\n\nJVM stacktrace:")[0]
+    lines = [line for line in head.splitlines() if line.strip()]
+    if "Traceback (most recent call last)" in head:
+        frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
+        lines = lines[frames[-1] + 1 :] if frames else lines
+    elif len(lines) > 1 and lines[1].startswith(": "):  # Py4J names the call first, then what Java threw
+        lines = [lines[1].removeprefix(": ")]
+    return lines[0].strip() if lines else type(error).__name__
 
 
 def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

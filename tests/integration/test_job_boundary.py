@@ -1,0 +1,149 @@
+"""What a job promises at the boundary of its process: dry runs change nothing, and every failure is a report."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from dagster_pipes import (
+    DAGSTER_PIPES_CONTEXT_ENV_VAR,
+    DAGSTER_PIPES_MESSAGES_ENV_VAR,
+    encode_param,
+)
+
+from jobs import catch_up, ingest
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest, WindowRange
+from jobs.spark import Answer, Item, Spark
+from storage_core import Table
+from storage_core.declaration import load
+from storage_core.errors import InvalidInput, TidemarkError, Unavailable
+
+DECLARATION = """\
+name: events
+uri: {root}/events
+columns:
+  at: timestamp!
+  text: string
+time_column: at
+window: 15m
+landing:
+  uri: {root}/landing
+  format: ndjson
+"""
+
+_ABSENT = (
+    "asset_keys",
+    "job_name",
+    "code_version_by_asset_key",
+    "provenance_by_asset_key",
+    "partition_key",
+    "partition_key_range",
+    "partition_time_window",
+)
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> JobRequest:
+    """A dry run of a declared table with one landed file; the table does not exist yet."""
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.ndjson").write_text('{"at": "2024-02-29T00:00:00Z", "text": "a"}\n')
+    path = tmp_path / "events.yaml"
+    path.write_text(DECLARATION.format(root=tmp_path))
+    return JobRequest(table_uri=str(tmp_path / "events"), declaration=str(path), dry_run=True)
+
+
+def listing(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_dry_run_of_a_declared_table_that_does_not_exist_makes_none(tmp_path: Path, declared: JobRequest) -> None:
+    before = listing(tmp_path)
+    report = ingest.run(declared, Spark())
+    assert (report.status, report.bytes_in) == ("planned", 44)
+    assert report.details == {"files": 1, "creates_table": True}
+    assert listing(tmp_path) == before
+
+
+def test_a_dry_run_leaves_a_table_that_was_declared_otherwise_as_it_is(tmp_path: Path, declared: JobRequest) -> None:
+    path = tmp_path / "events.yaml"
+    Table.declare(load(path))
+    path.write_text(path.read_text() + "indexes:\n  - {name: text, kind: fulltext, columns: [text]}\n")
+    before = listing(tmp_path)
+    report = ingest.run(declared, Spark())
+    assert (report.status, report.version, report.details) == ("planned", 0, {"files": 1})
+    assert listing(tmp_path) == before
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path, declared: JobRequest) -> None:
+    with pytest.raises(InvalidInput, match="both --from and --to"):
+        ingest.run(replace(declared, windows=WindowRange(0, None)), Spark())
+    path = tmp_path / "events.yaml"
+    Table.declare(load(path))
+    path.write_text(path.read_text().replace("window: 15m", "window: 30m"))
+    with pytest.raises(InvalidInput, match="differs from the existing table in window_seconds"):
+        ingest.run(declared, Spark())
+
+
+def test_catch_up_counts_segments_by_index(tmp_path: Path) -> None:
+    indexes = [{"name": each, "kind": "fulltext", "columns": [each]} for each in ("a", "b")]
+    table = Table.create(str(tmp_path / "t"), pa.schema([("a", pa.string()), ("b", pa.string())]), indexes=indexes)
+    table.append([{"a": "x", "b": "y"}])
+    table.append([{"a": "x", "b": "y"}])
+    report = catch_up.run(JobRequest(table_uri=table.uri, dry_run=True), Spark())
+    assert report.details == {"segments_built": {"a": 2, "b": 2}}
+
+
+def broken(request: JobRequest, spark: Spark) -> JobReport:
+    del request, spark
+    raise ValueError("a bug\nin two lines")
+
+
+def test_a_bug_is_reported_as_every_other_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = tmp_path / "messages"
+    context: dict[str, object] = {**dict.fromkeys(_ABSENT), "run_id": "1", "retry_number": 0, "extras": {}}
+    (tmp_path / "context").write_text(json.dumps(context))
+    monkeypatch.setenv(DAGSTER_PIPES_CONTEXT_ENV_VAR, encode_param({"path": str(tmp_path / "context")}))
+    monkeypatch.setenv(DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param({"path": str(messages)}))
+
+    assert command("compact", "A broken job.", broken, ["--table-uri", "nowhere", "--json"]) == 1
+
+    written = capsys.readouterr()
+    failure = {"job": "compact", "status": "failed", "error": "error", "message": "ValueError: a bug\nin two lines"}
+    assert json.loads(written.out) == failure
+    assert "Traceback (most recent call last)" in written.err
+    assert "in broken" in written.err
+    sent = [json.loads(line) for line in messages.read_text().splitlines()]
+    assert [each["params"]["payload"] for each in sent if each["method"] == "report_custom_message"] == [failure]
+
+
+def raises(item: Item) -> Answer:
+    raise ValueError(f"no task for {item['table_uri']}")
+
+
+@pytest.mark.spark
+def test_a_defect_in_a_task_is_an_error_that_no_retry_heals_and_names_the_cause() -> None:
+    with Spark("local[1]") as spark, pytest.raises(TidemarkError) as refused:
+        spark.map(raises, [{"table_uri": "here"}])
+    assert (refused.value.kind, refused.value.exit_code) == ("error", 1)
+    assert str(refused.value).splitlines()[0].endswith("ValueError: no task for here")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def dies(item: Item) -> Answer:
+    del item
+    os._exit(9)
+
+
+@pytest.mark.spark
+def test_a_worker_that_dies_is_unavailable_and_names_the_cause() -> None:
+    with Spark("local[1]") as spark, pytest.raises(Unavailable, match="Python worker exited unexpectedly") as refused:
+        spark.map(dies, [{}])
+    assert len(str(refused.value).splitlines()) == 1
