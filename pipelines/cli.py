@@ -1,8 +1,8 @@
 """The `tidemark` command: arguments in, tables of figures or JSON lines out, an exit code that says what to do next.
 
-0 done, also when there was nothing to do; 2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt;
-5 the store, or an outcome, is unavailable (design page 08). Libraries are imported by the command that needs them, so
-that help answers at once.
+0 done, also when there was nothing to do; 1 none of the others, the message says what; 2 bad arguments or input;
+3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable (design page 08). Libraries
+are imported by the command that needs them, so that help answers at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -81,7 +82,10 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. A typed error is a line on standard error, and JSON where asked for."""
+    """Run one command and return its exit code. An error is a line on standard error, and JSON where asked for.
+
+    A failure without a type of its own is a fault in Tidemark: its traceback is on standard error as well.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = _asks_for_json(arguments)
     try:
@@ -96,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (output.OutputClosedError, BrokenPipeError):
         _drop_output()
         return 0
+    except Exception as error:  # noqa: BLE001  # the edge of the process: programs get their contract, people a traceback
+        traceback.print_exception(error)
+        return _failed(TidemarkError(f"{type(error).__name__}: {error}"), as_json=as_json)
     return code if isinstance(code, int) else 0
 
 

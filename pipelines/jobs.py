@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dagster import AssetKey, AssetSelection, Definitions, define_asset_job
 
 from assets.checks import audit_check_keys, check_keys
-from assets.factory import asset_key, identifier, steps_of
+from assets.factory import asset_key, steps_of
 from assets.launcher import JobName
+from assets.names import identifier
 from storage_core.declaration import TableDeclaration
 
 

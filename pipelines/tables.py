@@ -1,7 +1,8 @@
-"""The tables that Dagster shows: every declaration that is valid, and what is wrong with the others.
+"""The declared tables, for the command and for Dagster alike: every valid one, and what is wrong with the others.
 
-One bad file does not take the other tables down: it is logged as an error, and the asset graph shows it in place of its
-table, with file, line and field. When no declaration is valid, loading fails with all of the problems.
+One bad file does not take the other tables down: Dagster logs it as an error and the asset graph shows it in place of
+its table, with file, line and field; the command names it where it is asked for. Free of Dagster, so that a command
+answers at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from assets.factory import identifier
+from assets.names import identifier
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput, NotFound, TidemarkError
 from storage_core.formats import located_yaml
@@ -24,7 +25,10 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
-    """A valid declaration and the file that it is from; its places are ready for use in this process."""
+    """A valid declaration and the file that it is from; its places are ready for use in this process.
+
+    `file` is relative to the working directory where the folder of the declarations lies in that.
+    """
 
     declaration: TableDeclaration
     file: Path | None = None
@@ -46,37 +50,65 @@ class Declared:
     tables: tuple[DeclaredTable, ...]
     problems: tuple[Problem, ...] = ()
 
+    def named(self, name: str) -> DeclaredTable | None:
+        """Return the table of this name, or None."""
+        return next((each for each in self.tables if each.declaration.name == name), None)
+
+    def names(self) -> str:
+        """Return the names of the tables as a message has them."""
+        return ", ".join(each.declaration.name for each in self.tables) or "none"
+
+    def require_sound(self) -> None:
+        """Raise `InvalidInput` with every problem; return when there is none."""
+        if self.problems:
+            raise InvalidInput("\n".join(each.message for each in self.problems))
+
 
 def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the declarations: `TIDEMARK_TABLES`, else `tables/` here, else that of the repository."""
+    """Return the folder of the declarations: `TIDEMARK_TABLES`, else `tables/` here, else that of the repository.
+
+    Raises `NotFound` when `TIDEMARK_TABLES` names no folder.
+    """
     if named := environment.get(TABLES):
+        if not Path(named).is_dir():
+            raise NotFound(f"{TABLES} is {named!r}, which is no folder; name the folder of the table declarations")
         return Path(named).resolve()
     here = Path.cwd() / "tables"
     return here if here.is_dir() else Path(__file__).resolve().parents[1] / "tables"
 
 
+def read_tables(folder: Path) -> Declared:
+    """Return what `*.yaml` of the folder declare, by file name; a name or place belongs to the first.
+
+    A folder that is not there declares nothing.
+    """
+    root = folder.parent
+    tables: list[DeclaredTable] = []
+    problems: list[Problem] = []
+    for path in sorted(folder.glob("*.yaml")):
+        file = _shown(path, root)
+        try:
+            declaration = _resolved(load(file), root)
+            _require_free(declaration, file, tables)
+            tables.append(DeclaredTable(declaration, file))
+        except TidemarkError as error:
+            problems.append(Problem(file, str(error)))
+    return Declared(root, tuple(tables), tuple(problems))
+
+
 def load_tables(folder: Path) -> Declared:
-    """Return every valid declaration in `*.yaml` of the folder, by file name; a name or place belongs to the first.
+    """Return what the folder declares as `read_tables` does, and log every problem: what Dagster loads.
 
     Raises `InvalidInput` when there are files and none is valid, `NotFound` when there is no such folder.
     """
     if not folder.is_dir():
         raise NotFound(f"{folder}: no folder of table declarations; run this in the repository root, or set {TABLES}")
-    root = folder.parent
-    tables: list[DeclaredTable] = []
-    problems: list[Problem] = []
-    for file in sorted(folder.glob("*.yaml")):
-        try:
-            declaration = _resolved(load(_shown(file, root)), root)
-            _require_free(declaration, file, tables)
-            tables.append(DeclaredTable(declaration, file))
-        except TidemarkError as error:
-            problems.append(Problem(file, str(error)))
-    for problem in problems:
+    declared = read_tables(folder)
+    for problem in declared.problems:
         LOG.error("a table is left out: %s", problem.message)
-    if problems and not tables:
-        raise InvalidInput("no table declaration is valid:\n" + "\n".join(each.message for each in problems))
-    return Declared(root, tuple(tables), tuple(problems))
+    if not declared.tables:
+        declared.require_sound()
+    return declared
 
 
 def _shown(file: Path, root: Path) -> Path:

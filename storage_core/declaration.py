@@ -226,24 +226,6 @@ def load(path: str | Path) -> TableDeclaration:
         raise InvalidInput("\n".join(problems), file=where) from error
 
 
-def load_all(folder: str | Path) -> list[TableDeclaration]:
-    """Return every table declared in `*.yaml` of the folder, by file name. Raises `InvalidInput` as `load` does.
-
-    Also refuses two tables of one name or one place, which would write into each other.
-    """
-    declarations: list[TableDeclaration] = []
-    taken: dict[tuple[str, str], str] = {}
-    for path in sorted(Path(folder).glob("*.yaml")):
-        table = load(path)
-        for field, value in (("name", table.name), ("uri", table.uri)):
-            other = taken.setdefault((field, value), str(path))
-            if other != str(path):
-                line = located_yaml.parse(path.read_bytes(), str(path)).line_of((field,))
-                raise InvalidInput(f"{path}:{line}: field `{field}`: {value!r} is taken by {other}", file=str(path))
-        declarations.append(table)
-    return declarations
-
-
 def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str) -> str:
     field = ".".join(str(part) for part in error["loc"]) or "(file)"
     return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error)}"

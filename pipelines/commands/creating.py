@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,6 @@ from storage_core.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from storage_core.declaration import TableDeclaration
     from storage_core.table import Table
 
 _FROM_SCHEMA = "With --schema: "
@@ -65,29 +65,31 @@ def init(
 
 def _init_declared(uri: str | None, file: Path | None, *, as_json: bool) -> None:
     if file is not None:
-        from storage_core.declaration import load
-
-        _declare(load(file), uri, as_json=as_json)
+        _declare(file, uri, Path(), as_json=as_json)
     elif uri is not None:
         target = resolve(uri)
-        if target.declaration is None:
+        if target.file is None:
             raise InvalidInput(f"{uri!r} is not a declared table; give --schema FILE or --declaration FILE as well")
-        _declare(target.declaration, None, as_json=as_json)
+        _declare(target.file, None, target.root, as_json=as_json)
     else:
         known = declared()
-        if not known.tables and not known.broken:
+        if not known.tables and not known.problems:
             raise InvalidInput("no table is declared here; run this in a folder with tables/*.yaml, or give a URI")
-        for target in known.tables.values():
-            if target.declaration is not None:
-                _declare(target.declaration, None, as_json=as_json)
-        known.raise_broken()
+        for table in known.tables:
+            if table.file is not None:
+                _declare(table.file, None, known.root, as_json=as_json)
+        known.require_sound()
 
 
-def _declare(declaration: TableDeclaration, uri: str | None, *, as_json: bool) -> None:
+def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
+    """Make the table as a job in the root does: places in the table are relative to that, whoever makes it."""
+    from storage_core.declaration import load
     from storage_core.table import Table, exists
 
-    created = not exists(uri or declaration.uri)
-    _made(Table.declare(declaration, uri), declaration.name, created=created, as_json=as_json)
+    with chdir(root):
+        declaration = load(file)
+        created = not exists(uri or declaration.uri)
+        _made(Table.declare(declaration, uri), declaration.name, created=created, as_json=as_json)
 
 
 def _made(table: Table, name: str | None, *, created: bool, as_json: bool) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Json, Uri
 from pipelines.commands.output import cell, figure, moment_ms, window
-from pipelines.commands.target import Declared, declared, open_table
+from pipelines.commands.target import declared, open_table
+
+if TYPE_CHECKING:
+    from pipelines.tables import Declared
 
 _FIGURES = {"rows": figure, "bytes": figure}
 
@@ -21,17 +24,17 @@ def tables(*, as_json: Json = False) -> None:
     shown = {"name": cell, "kind": cell, "version": figure, "live_splits": figure, **_FIGURES, "uri": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
     output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
-    known.raise_broken()
+    known.require_sound()
 
 
 def _tables(known: Declared) -> Iterator[output.Record]:
     from storage_core.table import Table, exists
 
-    for name, target in known.tables.items():
-        kind = target.declaration.config().kind if target.declaration else ""
-        about: dict[str, object] = {"name": name, "uri": target.uri, "file": str(target.file), "kind": kind}
-        if exists(target.uri):
-            snapshot = Table.open(target.uri).snapshot
+    for table in known.tables:
+        name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
+        about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
+        if exists(uri):
+            snapshot = Table.open(uri).snapshot
             figures = {"live_splits": len(snapshot.splits), "rows": snapshot.rows, "bytes": snapshot.bytes}
             yield {**about, "exists": True, "version": snapshot.version, **figures}
         else:

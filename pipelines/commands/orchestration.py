@@ -13,6 +13,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
+from pipelines.commands.target import declared
 from storage_core.errors import NotFound, TidemarkError
 
 if TYPE_CHECKING:
@@ -55,16 +56,11 @@ def backfill(
 
 def _declared(name: str) -> DeclaredTable:
     """The table of this name, its places ready for use."""
-    from pipelines.tables import load_tables, tables_folder
-
-    known = load_tables(tables_folder())
-    for each in known.tables:
-        if each.declaration.name == name:
-            return each
-    names = ", ".join(each.declaration.name for each in known.tables)
-    raise NotFound(
-        "\n".join([f"no table {name!r} is declared (declared: {names})", *(each.message for each in known.problems)])
-    )
+    known = declared()
+    if found := known.named(name):
+        return found
+    problems = (each.message for each in known.problems)
+    raise NotFound("\n".join([f"no table {name!r} is declared (declared: {known.names()})", *problems]))
 
 
 def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:

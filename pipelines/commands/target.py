@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,51 +10,29 @@ from typing import TYPE_CHECKING
 from storage_core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from storage_core.declaration import TableDeclaration
+    from pipelines.tables import Declared
     from storage_core.table import Table
 
-TABLES = Path("tables")
 _BARE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a table is, and the file that declares it where there is one."""
+    """Where a table is, and the file that declares it where there is one.
+
+    `root` is what relative places in that file are relative to.
+    """
 
     uri: str
     file: Path | None = None
-    declaration: TableDeclaration | None = None
+    root: Path = Path()
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """The declared tables by name, and what is wrong with the files that declare none."""
+def declared() -> Declared:
+    """Return the declared tables, and what is wrong with the files that declare none."""
+    from pipelines.tables import read_tables, tables_folder
 
-    tables: Mapping[str, Target]
-    broken: Mapping[Path, InvalidInput]
-
-    def raise_broken(self) -> None:
-        """Raise `InvalidInput` with every problem of every broken file; return when there is none."""
-        if self.broken:
-            raise InvalidInput("\n".join(str(error) for error in self.broken.values()))
-
-
-def declared(folder: Path = TABLES) -> Declared:
-    """Return what a folder declares. A broken file takes no other table with it; a second file of a name is broken."""
-    from storage_core.declaration import load
-
-    tables: dict[str, Target] = {}
-    broken: dict[Path, InvalidInput] = {}
-    for file in sorted(folder.glob("*.yaml")):
-        try:
-            declaration = load(file)
-        except InvalidInput as error:
-            broken[file] = error
-            continue
-        other = tables.setdefault(declaration.name, Target(declaration.uri, file, declaration))
-        if other.file != file:
-            broken[file] = InvalidInput(f"{file}: field `name`: {declaration.name!r} is taken by {other.file}")
-    return Declared(tables, broken)
+    return read_tables(tables_folder())
 
 
 def resolve(text: str) -> Target:
@@ -67,13 +44,15 @@ def resolve(text: str) -> Target:
     if not _BARE_NAME.fullmatch(text):
         return Target(text)
     known = declared()
-    if text in known.tables:
-        return known.tables[text]
-    if (own := TABLES / f"{text}.yaml") in known.broken:
-        raise known.broken[own]
+    if found := known.named(text):
+        return Target(found.declaration.uri, found.file, known.root)
+    for problem in known.problems:
+        if problem.file.stem == text:
+            raise InvalidInput(problem.message)
     if not Path(text).exists():
-        names = ", ".join(known.tables) or "none"
-        raise NotFound(f"{text!r} is neither a table declared in {TABLES}/*.yaml (declared: {names}) nor a folder here")
+        raise NotFound(
+            f"{text!r} is neither a table declared in tables/*.yaml (declared: {known.names()}) nor a folder here"
+        )
     return Target(text)
 
 
@@ -82,6 +61,6 @@ def open_table(text: str, at: str | None = None) -> Table:
     from storage_core.table import Table, exists
 
     target = resolve(text)
-    if target.declaration is not None and not exists(target.uri):
+    if target.file is not None and not exists(target.uri):
         raise NotFound(f"the table {text!r} is declared in {target.file} and not made yet; run: tidemark init {text}")
     return Table.open(target.uri, at=at)

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -81,7 +81,7 @@ def ingest(
     from jobs.request import JobRequest
 
     target = resolve(uri)
-    file = declaration or target.file
+    file = declaration.resolve() if declaration else target.file
     request = JobRequest(
         table_uri=target.uri,
         windows=windows(window, start, end, everything=all_),
@@ -89,7 +89,9 @@ def ingest(
         dry_run=dry_run,
         master=master,
     )
-    run_job(run, request, as_json=as_json)
+    # A declaration that was named belongs to the folder it was named in; a declared table's to its own.
+    with chdir(Path() if declaration else target.root):
+        run_job(run, request, as_json=as_json)
 
 
 def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:

@@ -1,0 +1,255 @@
+"""What the documents promise, against the code: links, commands, options, exit codes, settings, decisions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from jobs.request import parse, parser
+from pipelines.cli import build
+from storage_core.config import PREFIX, IndexDefinition, TableConfig
+from storage_core.errors import TidemarkError
+from storage_core.table import LANDING
+
+ROOT = Path(__file__).resolve().parents[2]
+README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
+DECISIONS = ROOT / "docs" / "decisions"
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
+EXAMPLES = [*SOURCES, *(ROOT / "examples").rglob("*.py")]
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# The text whose hash is the sync marker of states (spec, section 4.1).
+NO_COMMAND = "tidemark state"
+OPTION = re.compile(r"--[a-z-]+")
+
+TIDEMARK: Any = typer.main.get_command(build())
+COMMANDS: dict[str, Any] = TIDEMARK.commands
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _anchor(heading: str) -> str:
+    """The name that a rendered page gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _headings(path: Path) -> list[str]:
+    return HEADING.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
+
+
+def _section(path: Path, heading: str) -> str:
+    text = path.read_text(encoding="utf-8")
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{_name(path)} has no section {heading!r}"
+    return found[2]
+
+
+def _table(text: str, *head: str) -> list[list[str]]:
+    """The cells of the table with this head, row by row; a bar within a cell is written with a backslash."""
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if _cells(line)[: len(head)] == list(head))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(_cells(line))
+    return rows
+
+
+def _cells(line: str) -> list[str]:
+    return [each.strip() for each in re.split(r"(?<!\\)\|", line)][1:-1]
+
+
+def _shell_lines(path: Path) -> Iterator[str]:
+    """Every command of the shell examples, without the comments behind it."""
+    for language, block in FENCE.findall(path.read_text(encoding="utf-8")):
+        if language == "sh":
+            joined = re.sub(r"\\\n\s*", "", block)
+            yield from (found for line in joined.splitlines() if (found := line.strip()))
+
+
+def _written_commands() -> Iterator[tuple[str, list[str]]]:
+    """Where a document shows a command, and its words."""
+    for path in DOCUMENTS:
+        inline = [
+            each for each in INLINE.findall(FENCE.sub("", path.read_text(encoding="utf-8"))) if each != NO_COMMAND
+        ]
+        for text in [*_shell_lines(path), *inline]:
+            if re.match(r"(\.venv/bin/)?(tidemark|dagster|python) ", text) and text.count('"') % 2 == 0:
+                yield _name(path), shlex.split(text.partition(" | ")[0], comments=True)
+
+
+def _commands_of(program: str) -> list[Any]:
+    found = [(where, words) for where, words in _written_commands() if words[0].removeprefix(".venv/bin/") == program]
+    assert found
+    return [pytest.param(words[1:], id=f"{where}: {' '.join(words)}") for where, words in found]
+
+
+def _texts_in_code() -> Iterator[tuple[str, str]]:
+    for path in EXAMPLES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{_name(path)}:{node.lineno}", node.value
+
+
+def _kinds(error: type[TidemarkError] = TidemarkError) -> dict[str, int]:
+    found = {error.kind: error.exit_code}
+    for each in error.__subclasses__():
+        if each.__module__ == TidemarkError.__module__:
+            found |= _kinds(each)
+    return found
+
+
+# --- links
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_every_link_and_image_leads_somewhere(path: Path) -> None:
+    broken = []
+    for target in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+        place, _, anchor = target.partition("#")
+        file = (path.parent / place).resolve() if place else path
+        if "://" in target:
+            continue
+        if not file.exists() or (anchor and anchor not in map(_anchor, _headings(file))):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_section_that_a_message_points_to_exists() -> None:
+    pointer = re.compile(r"`([^`]+)` in docs/(\w+\.md)")
+    named = [(where, *found) for where, text in _texts_in_code() for found in pointer.findall(text)]
+    assert named
+    assert [each for each in named if each[1] not in _headings(ROOT / "docs" / each[2])] == []
+
+
+# --- commands
+
+
+def test_every_command_that_a_text_in_the_code_names_exists() -> None:
+    naming = re.compile(r"(?:`|run: |\.venv/bin/)tidemark(?: -v)? ([a-z][a-z-]*)")
+    named = [(where, found) for where, text in _texts_in_code() for found in naming.findall(text)]
+    assert named
+    assert [each for each in named if each[1] not in COMMANDS] == []
+
+
+def test_no_text_sends_anybody_to_a_command_that_does_not_exist() -> None:
+    documents = [(_name(path), path.read_text(encoding="utf-8")) for path in DOCUMENTS]
+    assert [where for where, text in [*_texts_in_code(), *documents] if re.search(r"\bfsck\b", text)] == []
+
+
+@pytest.mark.parametrize("words", _commands_of("tidemark"))
+def test_every_tidemark_command_of_the_documents_parses(words: list[str]) -> None:
+    name, *arguments = [each for each in words if each != "-v"]
+    assert name in COMMANDS
+    if arguments:  # a bare name is mentioned, not shown
+        COMMANDS[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("words", _commands_of("python"))
+def test_every_job_of_the_documents_parses(words: list[str]) -> None:
+    if words[:1] != ["-m"]:
+        return
+    package, _, job = words[1].partition(".")
+    assert (ROOT / package / f"{job}.py").is_file()
+    if package == "jobs":
+        parse(parser(job, "").parse_args(words[2:]))
+
+
+@pytest.mark.dagster
+@pytest.mark.parametrize("words", _commands_of("dagster"))
+def test_every_dagster_command_of_the_documents_parses(words: list[str]) -> None:
+    from dagster._cli import cli
+
+    command: Any = cli
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context("dagster", list(words))
+
+
+def test_every_make_target_of_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for path in DOCUMENTS:
+        code = [*_shell_lines(path), *INLINE.findall(path.read_text(encoding="utf-8"))]
+        assert {found for text in code for found in re.findall(r"(?:^|&& )make ([a-z-]+)", text)} <= targets
+
+
+def test_the_specification_lists_exactly_the_commands_with_their_options() -> None:
+    listed: dict[str, set[str]] = {}
+    for cell, *_ in _table(_section(SPEC, "17. Command line"), "Command", "Output"):
+        for code in INLINE.findall(cell):
+            listed.setdefault(code.split()[0], set()).update(OPTION.findall(code))
+    assert sorted(listed) == sorted(COMMANDS)
+    for name, options in listed.items():
+        assert options <= {each for parameter in COMMANDS[name].params for each in parameter.opts}, name
+
+
+# --- errors and settings
+
+
+@pytest.mark.parametrize(
+    ("path", "heading", "head", "kinds_at"),
+    [
+        (SPEC, "17. Command line", ("Exit code", "Meaning"), 2),
+        (OPERATIONS, "Operations, by symptom", ("Exit code", "Kind"), 1),
+    ],
+    ids=["spec", "operations"],
+)
+def test_the_exit_codes_are_those_of_the_errors(path: Path, heading: str, head: tuple[str, str], kinds_at: int) -> None:
+    rows = _table(_section(path, heading), *head)
+    assert {kind: int(row[0]) for row in rows for kind in INLINE.findall(row[kinds_at])} == _kinds()
+
+
+def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defaults() -> None:
+    rows = _table(_section(SPEC, "2.3 Table configuration"), "Key", "Value", "Default")
+    written = {key.strip("`").replace("<name>", "text"): default for key, _, default in rows}
+    changed = TableConfig(
+        time_column="time",
+        sort_schema="timestamp/V2",
+        window_seconds=7200,
+        coarse_window=True,
+        primary_key=("time",),
+        indexes=(IndexDefinition("text", "fulltext", ("message",)),),
+        target_split_bytes=1,
+        checkpoint_interval=1,
+        gc_horizon_ms=1,
+        version_retention_ms=1,
+    )
+    assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []
+    assert {key for key in written if key.startswith(PREFIX)} == {*changed.to_configuration(), LANDING}
+    figures = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
+    numbers = {key: text for key, text in changed.to_configuration().items() if text == "1"}
+    assert figures.keys() == numbers.keys()
+    stored = {key: str(value) for key, value in figures.items()}
+    assert TableConfig.from_configuration(stored) == TableConfig()
+
+
+# --- decisions
+
+
+def test_the_index_of_decisions_lists_every_decision_in_order() -> None:
+    rows = _table((DECISIONS / "README.md").read_text(encoding="utf-8"), "No", "Decision")
+    files = sorted(path.name for path in DECISIONS.glob("0*.md"))
+    assert [cell for cell, _ in rows] == [f"[{name[:4]}]({name})" for name in files]
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+
+
+@pytest.mark.parametrize("path", sorted(DECISIONS.glob("0*.md")), ids=lambda path: path.name)
+def test_a_decision_has_its_number_and_its_four_parts(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(f"# {path.name[:4]} ")
+    assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Problem", "Decision", "Rejected", "Cost"]
