@@ -34,6 +34,7 @@ _NUMBER_KEYS = {
 }
 _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
+_OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()} | {_PRIMARY_KEY, _COARSE_WINDOW}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,11 @@ class TableConfig:
                 {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
             )
         return found
+
+    @staticmethod
+    def owns(key: str) -> bool:
+        """Return whether a configuration key is one of those that `to_configuration` writes."""
+        return key in _OWN_KEYS or key.startswith(INDEX_PREFIX)
 
     @staticmethod
     def from_configuration(configuration: Mapping[str, str]) -> TableConfig:

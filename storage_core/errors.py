@@ -8,7 +8,7 @@
     │   └── WriterFenced    stop: another writer claimed the region
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
-    ├── Corrupt             stop and run fsck
+    ├── Corrupt             stop and look: `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
     └── SnapshotExpired     open a newer version
 
@@ -18,6 +18,9 @@ The tree is append-only. `exit_code` is what a job or command ends with (design 
 from __future__ import annotations
 
 from typing import ClassVar
+
+SEE_CORRUPT = "see `Corrupt` in docs/operations.md"
+"""What to do about damage: how the messages of `Corrupt` end."""
 
 
 class TidemarkError(Exception):

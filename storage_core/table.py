@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import getpass
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,14 +12,14 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from storage_core.clock import Clock, SystemClock
+from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import PREFIX, IndexDefinition, TableConfig
+from storage_core.config import IndexDefinition, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definition
-from storage_core.errors import InvalidInput
-from storage_core.ids import Ids, SystemIds
+from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.ids import SystemIds
 from storage_core.ingest.landing import LandingSpec
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.history import HistoryEntry
@@ -50,6 +48,8 @@ from storage_core.split.write import context_of, sort_and_write
 At: TypeAlias = int | str | dt.datetime
 
 LANDING = "tidemark.landing"
+
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,33 +128,46 @@ class Table:
         return table._configure({**declaration.config().to_configuration(), **extra})  # noqa: SLF001  # its own class
 
     def _configure(self, settings: Mapping[str, str]) -> Table:
-        """Commit these settings unless they are the table's already, without the segments of indexes that go."""
+        """Commit these settings unless they are the table's already; those of other releases stay."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            actions = self._configuring(settings)
+            if not actions:
+                return self
+            try:
+                self._snapshot = self._log.commit(self._snapshot, actions, operation="CONFIGURE").snapshot
+            except CommitConflict:
+                if attempt == _ATTEMPTS:
+                    raise
+                self.refresh()  # somebody else changed the table: perhaps to just this
+        return self
+
+    def _configuring(self, settings: Mapping[str, str]) -> list[Action]:
+        """What makes these the table's settings, without the segments of indexes that go; nothing if they are."""
         metadata = self._snapshot.metadata
-        others = {name: value for name, value in metadata.configuration.items() if not name.startswith(PREFIX)}
+        current = dict(metadata.configuration)
+        others = {name: value for name, value in current.items() if name != LANDING and not TableConfig.owns(name)}
         wanted = {**others, **settings}
-        if wanted == dict(metadata.configuration):
-            return self
+        if wanted == current:
+            return []
         kept = {index.name for index in TableConfig.from_configuration(wanted).indexes}
         dropped = [
             RemoveIndexSegment(index=segment.index, path=segment.path)
             for segment in self._snapshot.segments.values()
             if segment.index not in kept
         ]
-        actions: list[Action] = [replace(metadata, configuration=wanted), *dropped]
-        self._snapshot = self._log.commit(self._snapshot, actions, operation="CONFIGURE").snapshot
-        return self
+        return [replace(metadata, configuration=wanted), *dropped]
 
     @staticmethod
     def _create(
         uri: str, schema: pa.Schema, config: TableConfig, extra: Mapping[str, str] = MappingProxyType({})
     ) -> Table:
         check_definition(schema, config)
-        store, log, clock, ids = _parts(uri)
+        store, log = _parts(uri)
         metadata = Metadata(
-            id=ids.uuid(),
+            id=log.ids.uuid(),
             schemaString=to_schema_string(schema),
             configuration={**config.to_configuration(), **extra},
-            createdTime=clock.now_ms(),
+            createdTime=log.clock.now_ms(),
         )
         return Table(store, log, log.create(metadata))
 
@@ -165,7 +178,7 @@ class Table:
         Raises `NotFound` when there is no table, or no such version. Requests: one GET for the hint, two for the
         checkpoint it names, one per version after it, and one that finds no further version.
         """
-        store, log, _, _ = _parts(uri)
+        store, log = _parts(uri)
         return Table(store, log, _snapshot_at(log, at), pinned=at is not None)
 
     @property
@@ -214,15 +227,15 @@ class Table:
             self._snapshot = self._log.refresh(self._snapshot)
         return self
 
-    def append(self, rows: Rows, *, clock: Clock | None = None, ids: Ids | None = None) -> Appended:
+    def append(self, rows: Rows) -> Appended:
         """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
 
         Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
         region writer and flushed instead: durable, visible to `latest` readers, in the base after the next merge.
-        Raises `InvalidInput` when a row does not fit; nothing is written then.
+        That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Raises
+        `InvalidInput` when a row does not fit; nothing is written then.
         """
         self._require_writable()
-        clock, ids = clock or SystemClock(), ids or SystemIds()
         table = conform(table_of(rows, self.schema), self.schema)
         if self._snapshot.config.kind == "keyed":
             with self.writer() as writer:
@@ -232,7 +245,7 @@ class Table:
         if table.num_rows == 0:
             return Appended(self.version, "", 0, 0)
         context = context_of(self._snapshot)
-        adds = sort_and_write(self._store, table, context=context, ids=ids, now_ms=clock.now_ms())
+        adds = sort_and_write(self._store, table, context=context, ids=self._log.ids, now_ms=self._log.clock.now_ms())
         metrics = {"rows_in": table.num_rows, "rows_out": table.num_rows, "splits_out": len(adds)}
         result = self._log.commit(self._snapshot, adds, operation="APPEND", metrics=metrics)
         self._snapshot = result.snapshot
@@ -246,7 +259,7 @@ class Table:
         self._require_writable()
         if self._snapshot.config.kind != "keyed":
             raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
-        return RegionWriter.open(self._store, self._snapshot, clock=SystemClock(), ids=SystemIds())
+        return RegionWriter.open(self._store, self._snapshot, clock=self._log.clock, ids=self._log.ids)
 
     def scan(
         self,
@@ -277,11 +290,16 @@ class Table:
     def get(
         self, key: object, *, at: At | None = None, consistency: str = Consistency.LATEST
     ) -> dict[str, object] | None:
-        """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise."""
+        """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
+
+        Requests besides those of the view: per unmerged generation its manifest, where its bounds admit the key its
+        bloom filter, where that does its entries; per split whose bounds admit the key those of `lookup.get`.
+        """
         if at is not None:
             consistency = Consistency.SNAPSHOT
-        snapshot, records = self._view(at, consistency)
-        return lookup.get(self._store, snapshot, key, records=records)
+        wanted = lookup.key_row(self._snapshot, key)
+        snapshot, records = self._view(at, consistency, wanted)
+        return lookup.get(self._store, snapshot, wanted, records=records)
 
     def search(
         self, query: object, *, index: str, limit: int = 10, at: At | None = None, cache_dir: Path | None = None
@@ -289,11 +307,11 @@ class Table:
         """Return the best `limit` rows for a query on an index, with a `score` column, best first.
 
         The answer is exact for the snapshot however far the index lags: what no segment covers is read and indexed on
-        the fly. Raises `InvalidInput` for an unknown index or a query it cannot read.
+        the fly. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to; None keeps them for this
+        call only. Raises `NotFound` for an unknown index, `InvalidInput` for a query it cannot read.
         """
         snapshot, _ = self._view(at, Consistency.SNAPSHOT)
-        folder = cache_dir or _default_cache_dir()
-        return run_search(self._store, snapshot, query, index=index, limit=limit, cache_dir=folder)
+        return run_search(self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir)
 
     def explain(self, query: str) -> Pruned:
         """Return the splits that `sql` with this query reads, and what each pruning step left out. No request."""
@@ -304,8 +322,8 @@ class Table:
         return plan_search(self._snapshot, index=index)
 
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
-        """Return the commits, newest first. One GET per version file."""
-        return list(islice(self._log.history(), limit))
+        """Return the commits up to this version, newest first. One GET per version file."""
+        return list(islice(self._log.history(self.version), limit))
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
@@ -319,7 +337,7 @@ class Table:
         """Return the windows where a compaction would do something. No request."""
         return window_debt(self._snapshot)
 
-    def _view(self, at: At | None, consistency: str) -> tuple[Snapshot, pa.Table | None]:
+    def _view(self, at: At | None, consistency: str, key: pa.Table | None = None) -> tuple[Snapshot, pa.Table | None]:
         if consistency not in set(Consistency):
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
         if at is not None:
@@ -333,7 +351,7 @@ class Table:
         # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
         captured = tail.capture(self._store, self._snapshot, include_wal=consistency == Consistency.LATEST)
         snapshot = self.refresh().snapshot
-        return snapshot, captured.above(snapshot)
+        return snapshot, captured.above(snapshot, key=key)
 
     def _require_writable(self) -> None:
         if self._pinned:
@@ -342,14 +360,13 @@ class Table:
 
 def exists(uri: str) -> bool:
     """Return whether there is a table at this location. One LIST."""
-    _, log, _, _ = _parts(uri)
+    _, log = _parts(uri)
     return log.exists()
 
 
-def _parts(uri: str) -> tuple[MeteredStore, TransactionLog, Clock, Ids]:
-    clock, ids = SystemClock(), SystemIds()
+def _parts(uri: str) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_store(uri))
-    return store, TransactionLog(store, clock=clock, ids=ids), clock, ids
+    return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds())
 
 
 def _snapshot_at(log: TransactionLog, at: At | None) -> Snapshot:
@@ -370,7 +387,3 @@ def _moment_ms(at: str | dt.datetime) -> int:
     except ValueError as error:
         raise InvalidInput(f"at={at!r} is neither a version number nor an ISO timestamp", at=at) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
-
-
-def _default_cache_dir() -> Path:
-    return Path(tempfile.gettempdir()) / f"tidemark-segments-{getpass.getuser()}"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.compaction.scope import recorded_order, scope_of
-from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.log.snapshot import Snapshot
@@ -99,7 +99,7 @@ def require_columns(output: pa.Schema, expected: pa.Schema, inputs: Sequence[Add
 
 
 def audit(store: ObjectStore, snapshot: Snapshot) -> list[Violation]:
-    """Return every way in which a live split breaks TW-1, TW-2 or SS-1 to SS-5, judged by reading every file whole.
+    """Return every way in which a live split breaks TW-1, TW-2, SS-1 or SS-5, judged by reading every file whole.
 
     One GET per split, one split in memory at a time. Empty means that file, action and native metadata agree and every
     row is where the log says. An unreadable or vanished split is a violation, not an error; `Unavailable` is raised.
@@ -108,7 +108,7 @@ def audit(store: ObjectStore, snapshot: Snapshot) -> list[Violation]:
     for add in snapshot.splits.values():
         try:
             found.extend(_audit_split(open_split(store, add), snapshot))
-        except (Corrupt, NotFound) as error:
+        except (Corrupt, SnapshotExpired) as error:
             found.append(Violation("SS-5", add.path, str(error)))
     return found
 

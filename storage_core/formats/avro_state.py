@@ -35,7 +35,6 @@ _DAMAGE = (
     AttributeError,
     ArithmeticError,
     RecursionError,
-    MemoryError,
     SchemaParseException,
     UnknownType,
     ZstdError,
@@ -46,7 +45,6 @@ FORMAT_VERSION = 1
 STATE_PROTOCOL_VERSION = 4
 ENTRIES_PER_MANIFEST = 50_000
 MAX_ENTRIES = 20_000_000
-SOURCE_FIELD_IDS = range(100, 150)
 OWN_FIELD_IDS = range(160, 200)
 
 _CODEC = "zstandard"

@@ -19,10 +19,6 @@ from storage_core.formats.key_segments import require_encoded, short_segment
 GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow")
 
 LOG_PREFIX = "_transaction_log/"
-MANIFESTS_PREFIX = "_transaction_log/manifests/"
-SPLITS_PREFIX = "splits/"
-INDICES_PREFIX = "_indices/"
-REGIONS_PREFIX = "_mem_wal/"
 QUARANTINE_PREFIX = "quarantine/"
 
 _MAX_VERSION = 2**63 - 1

@@ -36,11 +36,6 @@ class CollectionReport:
         return sum(each.size for each in self.candidates)
 
     @property
-    def oldest_first_seen_ms(self) -> int | None:
-        """When the oldest candidate was first seen (ms), None without candidates."""
-        return min((each.first_seen_ms for each in self.candidates), default=None)
-
-    @property
     def by_reason(self) -> dict[Reason, int]:
         """Number of candidates per reason, in the order of the reasons."""
         counts = {reason: sum(each.reason is reason for each in self.candidates) for reason in Reason}

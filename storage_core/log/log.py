@@ -127,9 +127,9 @@ class TransactionLog:
         """Return the version that a commit became, however many have followed; None when it never landed so far."""
         return find_commit(self.store, open_head(self.store).version, commit_id)
 
-    def history(self) -> Iterator[HistoryEntry]:
-        """Yield the retained versions, newest first. Opens the head, then one GET per version taken."""
-        yield from entries(self.store, open_head(self.store).version)
+    def history(self, newest: int | None = None) -> Iterator[HistoryEntry]:
+        """Yield the retained versions from `newest` down, without it from the head, which is opened. One GET each."""
+        yield from entries(self.store, open_head(self.store).version if newest is None else newest)
 
     def checkpoint(self, snapshot: Snapshot) -> CheckpointResult:
         """Make sure that the snapshot's version has a complete state, and the hint is no older. Idempotent."""

@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from storage_core.errors import Corrupt, NotFound
+from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, parse, version_key
 from storage_core.log.actions import Action
 from storage_core.log.checkpoint import load_checkpoint
@@ -144,7 +144,7 @@ def _from_listing(store: ObjectStore, at: int | None) -> Snapshot:
     expected = listing.newest if at is None else min(at, listing.newest)
     if found.version < expected:
         raise Corrupt(
-            f"{version_key(found.version + 1)}: missing, but {store.uri} has version {expected}; run fsck",
+            f"{version_key(found.version + 1)}: missing, but {store.uri} has version {expected}; {SEE_CORRUPT}",
             key=version_key(found.version + 1),
         )
     return found
@@ -158,7 +158,7 @@ def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | No
         return NotFound(f"{store.uri}: version {at} is no longer retained; the oldest is {openable}", oldest=openable)
     return Corrupt(
         f"{store.uri}: the log has versions up to {listing.newest}, but neither version 0 nor an intact state "
-        "to start from; run fsck",
+        f"to start from; {SEE_CORRUPT}",
         uri=store.uri,
     )
 
@@ -166,5 +166,5 @@ def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | No
 def _timestamp(store: ObjectStore, version: int) -> int:
     actions = read_version(store, version)
     if actions is None:
-        raise Corrupt(f"{version_key(version)}: listed, but missing; run fsck", key=version_key(version))
+        raise Corrupt(f"{version_key(version)}: listed, but missing; {SEE_CORRUPT}", key=version_key(version))
     return commit_timestamp(actions, 0)

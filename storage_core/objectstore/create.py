@@ -15,9 +15,11 @@ from storage_core.objectstore.reading import exists
 
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 50
+_REFUSED = "the store refused it as already there"
+_OPEN_AGAIN = "it may still take effect: open again, which reads back what is there; delete nothing"
 
 
-def put_if_absent(store: ObjectStore, key: str, data: bytes) -> PutResult:
+def put_if_absent(store: ObjectStore, key: str, data: bytes | memoryview) -> PutResult:
     """Create the object; a store that cannot be reached is an unknown outcome. One PUT."""
     try:
         return store.put(key, data, IfAbsent())
@@ -30,17 +32,16 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
     """Create `key` with `data` durably and return True, or return False when the key holds other bytes.
 
     The key must be fresh to the caller. One PUT; after a conflict or a lost reply one GET more. Raises `CommitUnknown`
-    when the store did not say and has nothing there: `advice` ends its message with what to do.
+    when the store did not say and has nothing there, or cannot be read: `advice` ends its message with what to do.
     """
-    result = store.put(key, data, IfAbsent())
+    result = put_if_absent(store, key, data)
     match result:
         case Committed():
             return True
-        case Conflict() | OutcomeUnknown():
-            try:
-                return store.get(key).data == data
-            except NotFound as error:
-                raise _unknown(key, "it is not there now", advice) from error
+        case Conflict():
+            return _is_ours(store, key, data, reason=_REFUSED, advice=advice)
+        case OutcomeUnknown(reason):
+            return _is_ours(store, key, data, reason=reason, advice=advice)
         case _:
             assert_never(result)
 
@@ -83,18 +84,17 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
             case Committed():
                 return True
             case Conflict():
-                return _is_ours(store, key, data, "the store refused it as already there")
+                return _is_ours(store, key, data, reason=_REFUSED, advice=_OPEN_AGAIN)
             case OutcomeUnknown(reason=reason):
                 # Trying again cannot do harm: it can only take effect where nothing is yet.
                 continue
-    return _is_ours(store, key, data, reason)
+    return _is_ours(store, key, data, reason=reason, advice=_OPEN_AGAIN)
 
 
-def _is_ours(store: ObjectStore, key: str, data: bytes, reason: str) -> bool:
+def _is_ours(store: ObjectStore, key: str, data: bytes | memoryview, *, reason: str, advice: str) -> bool:
     try:
         return store.get(key).data == data
     except (NotFound, Unavailable) as error:
-        advice = "it may still take effect: open again, which reads back what is there; delete nothing"
         raise _unknown(key, f"{reason}; then {error}", advice) from error
 
 

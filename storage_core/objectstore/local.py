@@ -25,6 +25,7 @@ from storage_core.objectstore.contract import (
 from storage_core.objectstore.key_safety import TEMPORARY_FOLDER, check_key, check_prefix, check_range, is_safe_key
 from storage_core.objectstore.local_files import (
     exclusive,
+    list_folder,
     open_folder,
     open_object,
     remove_abandoned,
@@ -166,7 +167,7 @@ class LocalStore:
         folders: list[str] = []
         segments = folder_key.split("/")[:-1]
         with suppress(NotFound), open_folder(self._root, segments, key=folder_key, create=False) as folder:
-            for name in sorted(os.listdir(folder)):
+            for name in sorted(list_folder(folder, folder_key)):
                 key = folder_key + name
                 if not is_safe_key(key) or key == TEMPORARY_FOLDER:
                     continue

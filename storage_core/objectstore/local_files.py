@@ -70,6 +70,14 @@ def stat_object(folder: int, name: str, key: str) -> os.stat_result:
     return status
 
 
+def list_folder(folder: int, key: str) -> list[str]:
+    """Return the names in the folder, in any order. Raises `Unavailable` that names `key`."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise Unavailable(f"{key or '.'}: {error.strerror}", key=key, errno=error.errno) from error
+
+
 @contextmanager
 def temporary_file(root: Path, data: bytes | memoryview, newer_than_ns: int | None = None) -> Iterator[tuple[int, str]]:
     """Yield folder descriptor and name of a durable file with `data`; the name is gone afterwards.
@@ -108,11 +116,14 @@ def exclusive(root: Path, key: str, clock: Clock) -> Iterator[None]:
 
 
 def remove_abandoned(root: Path, now_ms: int) -> int:
-    """Remove what killed processes left in the temporary folder more than a day ago; return how many files."""
+    """Remove what killed processes left in the temporary folder more than a day ago; return how many files.
+
+    What cannot be removed stays. Raises `Unavailable` when the folder cannot be listed.
+    """
     removed = 0
     with suppress(NotFound), open_folder(root, [TEMPORARY_FOLDER], key=TEMPORARY_FOLDER, create=False) as folder:
-        for name in os.listdir(folder):
-            with suppress(FileNotFoundError):
+        for name in list_folder(folder, TEMPORARY_FOLDER):
+            with suppress(OSError):
                 age_ms = now_ms - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns // 1_000_000
                 if name.endswith(".part") and age_ms > _ABANDONED_AFTER_MS:
                     os.unlink(name, dir_fd=folder)
@@ -128,6 +139,8 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
             raise NotFound(f"{key}: no such object; {root} does not exist", key=key) from error
     except NotADirectoryError as error:
         raise InvalidInput(f"{root} is not a folder; name a folder as the root of the table", root=str(root)) from error
+    except OSError as error:
+        raise _explained(error, None, str(root), key) from error
     _make_durable_folders(root)
     return os.open(root, _FOLDER)
 
@@ -206,7 +219,7 @@ def _still_named(descriptor: int, folder: int, name: str) -> bool:
     return named.st_ino == os.fstat(descriptor).st_ino
 
 
-def _explained(error: OSError, folder: int, name: str, key: str) -> Exception:
+def _explained(error: OSError, folder: int | None, name: str, key: str) -> Exception:
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK) and _is_symlink(folder, name):
         return _symlink(key)
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
@@ -216,7 +229,7 @@ def _explained(error: OSError, folder: int, name: str, key: str) -> Exception:
     return Unavailable(f"{key}: {error.strerror}", key=key, errno=error.errno)
 
 
-def _is_symlink(folder: int, name: str) -> bool:
+def _is_symlink(folder: int | None, name: str) -> bool:
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:

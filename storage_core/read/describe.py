@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from storage_core.config import IndexDefinition
 from storage_core.index.catch_up import watermark
+from storage_core.index.segments import coverage
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -34,7 +36,7 @@ def describe(store: ObjectStore, snapshot: Snapshot) -> Row:
         "window_seconds": config.window_seconds,
         "checkpoint_version": snapshot.checkpoint_version,
         "windows": _windows(snapshot),
-        "indexes": [_index(snapshot, definition.name, definition.kind) for definition in config.indexes],
+        "indexes": [_index(snapshot, definition) for definition in config.indexes],
         "regions": _regions(store, snapshot),
     }
 
@@ -72,15 +74,14 @@ def _windows(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _index(snapshot: Snapshot, name: str, kind: str) -> Row:
-    segments = [segment for segment in snapshot.segments.values() if segment.index == name]
-    covered = {path for segment in segments for path in segment.covers} & snapshot.splits.keys()
+def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
+    covered = coverage(snapshot, definition)
     return {
-        "name": name,
-        "kind": kind,
-        "watermark": watermark(snapshot, name),
-        "segments": len(segments),
-        "covered_splits": len(covered),
+        "name": definition.name,
+        "kind": definition.kind,
+        "watermark": watermark(snapshot, definition.name),
+        "segments": len(covered.segments) + len(covered.stale),
+        "covered_splits": len(covered.segments),
     }
 
 

@@ -1,6 +1,7 @@
 """Point lookups by primary key: the newest row of a key, exact (design page 07).
 
-Regions are asked first, newest record first; then the base, where the key's minimum and maximum leave a few splits.
+Of the regions' generations only those are read whose bounds and bloom filter admit the key, of the base only the splits
+whose minimum and maximum do; and of such a split first the key columns, the rest only on a hit.
 """
 
 from __future__ import annotations
@@ -23,22 +24,31 @@ from storage_core.split.read import conform_split, read_split
 Key = object
 
 
-def get(
-    store: ObjectStore, snapshot: Snapshot, key: Key, *, records: pa.Table | None = None
-) -> dict[str, object] | None:
-    """Return the row of this key, or None when the table holds none.
+def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
+    """Return the key as a table of one row with the types of the key columns. No request.
 
-    `key` is a value, a sequence of values in primary-key order, or a mapping. `records` are what is not merged into
-    the snapshot, in arrival order. Raises `InvalidInput` when the table has no primary key or the key does not fit.
-    One GET per split whose bounds admit the key.
+    `key` is a value, a sequence of values in primary-key order, or a mapping. Raises `InvalidInput` when the table has
+    no primary key or the key does not fit.
     """
     columns = snapshot.config.primary_key
     if not columns:
         raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
-    wanted = _key_table(key, columns, snapshot.schema)
+    return _key_table(key, columns, snapshot.schema)
+
+
+def get(
+    store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
+) -> dict[str, object] | None:
+    """Return the row of this key (`key_row`), or None when the table holds none.
+
+    `records` are what is not merged into the snapshot, in arrival order; those of other keys do no harm. Per split
+    whose bounds admit the key: ranged GETs of the footer and the key columns, and one of the whole split on a hit.
+    """
+    columns = snapshot.config.primary_key
     base = [
         conform_split(_matching(read_split(store, add), wanted), snapshot.schema)
         for add in _candidates(snapshot, wanted)
+        if _matching(read_split(store, add, columns), wanted).num_rows
     ]
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
     if records is not None and records.num_rows:

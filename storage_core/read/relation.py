@@ -14,12 +14,13 @@ import duckdb
 import pyarrow as pa
 import xxhash
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, TidemarkError, Unsupported
+from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import conform_split, read_split
 
 TABLE = "t"
+_OUT_OF_REACH = ("Out of Memory Error:", "IO Error:")
 _HASH_BLOCK_BYTES = 4 * 2**20
 
 
@@ -34,7 +35,7 @@ class Verified:
         self._paths: set[str] = set()
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
-        """Return the local file of a split that is sound, or None when the store has no local files."""
+        """Return the local file of a split that is sound, or None when the store has no file of it."""
         if add.deletionVector is not None:
             raise Unsupported(
                 f"{add.path}: has a deletion vector, which this release cannot apply; upgrade", key=add.path
@@ -44,8 +45,10 @@ class Verified:
             return path
         try:
             _require_sound(path, add)
-        except FileNotFoundError as error:
-            raise _gone(add) from error
+        except FileNotFoundError:  # it went just now; reading it says so like for every other store
+            return None
+        except OSError as error:
+            raise Unavailable(f"{add.path}: {error.strerror}; try again later", key=add.path) from error
         self._paths.add(add.path)
         return path
 
@@ -84,7 +87,7 @@ def splits_relation(
         files.create_view("tidemark_splits")
         relation = connection.sql("FROM tidemark_template UNION ALL BY NAME FROM tidemark_splits")
     else:
-        rows = [conform_split(_read(store, add), schema) for add in splits]
+        rows = [conform_split(read_split(store, add), schema) for add in splits]
         relation = connection.from_arrow(pa.concat_tables(rows))
     relation.create_view(TABLE)
     _confine(connection, paths)
@@ -101,28 +104,26 @@ def rows_relation(connection: duckdb.DuckDBPyConnection, rows: pa.Table) -> duck
 
 @contextmanager
 def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
-    """Turn DuckDB's errors into Tidemark's: `Corrupt` where it names a split it could not read, else `InvalidInput`."""
+    """Turn DuckDB's errors into Tidemark's.
+
+    `Unavailable` where memory or a file is out of reach, `Corrupt` where a split is named, else `InvalidInput`.
+    """
     try:
         yield
-    except duckdb.Error as error:
+    except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
         text = str(error)
+        if text.startswith(_OUT_OF_REACH):  # also of a split: its bytes were sound a moment ago
+            raise Unavailable(f"{query!r}: {text}; try again later, or ask for less", query=query) from error
         broken = next((add.path for add in splits if add.path in text), None)
         if broken is not None:
-            raise Corrupt(f"{broken}: cannot be read: {text}; run fsck", key=broken) from error
+            raise Corrupt(f"{broken}: cannot be read: {text}; {SEE_CORRUPT}", key=broken) from error
         raise InvalidInput(f"{query!r}: {text}", query=query) from error
-
-
-def _read(store: ObjectStore, add: Add) -> pa.Table:
-    try:
-        return read_split(store, add)
-    except NotFound as error:
-        raise _gone(add) from error
 
 
 def _require_sound(path: Path, add: Add) -> None:
     size = path.stat().st_size
     if size != add.size:
-        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}; run fsck", key=add.path)
+        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}; {SEE_CORRUPT}", key=add.path)
     if add.xxh3 is None:  # written by somebody else, who recorded none
         return
     digest = xxhash.xxh3_64()
@@ -130,13 +131,7 @@ def _require_sound(path: Path, add: Add) -> None:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     if digest.hexdigest() != add.xxh3:
-        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}; run fsck", key=add.path)
-
-
-def _gone(add: Add) -> TidemarkError:
-    return SnapshotExpired(
-        f"{add.path}: the split is gone; open the newest version, and if it names the split too, run fsck", key=add.path
-    )
+        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}; {SEE_CORRUPT}", key=add.path)
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:

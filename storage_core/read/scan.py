@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -66,9 +66,14 @@ class Scan:
         return relation
 
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
-        """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded."""
-        with query_errors("scan", self.explain().splits):
-            return self.to_duckdb().to_arrow_reader(batch_rows)
+        """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
+
+        Errors of the rows are raised while they are read: see `query_errors`.
+        """
+        splits = self.explain().splits
+        with query_errors("scan", splits):
+            reader = self.to_duckdb().to_arrow_reader(batch_rows)
+        return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, splits))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
@@ -88,6 +93,11 @@ class Scan:
             return rows_relation(connection, merged_rows(self.store, self.snapshot, self.records)), ()
         splits = self.explain().splits
         return splits_relation(connection, self.store, splits, self.snapshot.schema, verified=self.verified), splits
+
+
+def _batches(reader: pa.RecordBatchReader, splits: Sequence[Add]) -> Iterator[pa.RecordBatch]:
+    with query_errors("scan", splits):
+        yield from reader
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:

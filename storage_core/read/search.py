@@ -1,11 +1,13 @@
 """Search: rows of one snapshot by an index, exact however far the index lags (design pages 05 and 07).
 
 Splits that a segment covers are answered from the segment; the others are indexed on the fly by the same builder and
-take part as if they had one. So rows, scores and order are the same caught up, lagging, or without any segment.
+take part as if they had one. So rows, scores and order are the same caught up, lagging, or without any segment; a
+segment that is damaged or gone is one that a split does not have.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.config import IndexDefinition
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import SegmentCache, open_cache
 from storage_core.index.segments import Coverage
@@ -24,6 +26,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import conform_split, read_split
 
 SCORE = "score"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ def search(
     `cache_dir`; None keeps them for this call only.
 
     Raises `NotFound` for an unknown index, `InvalidInput` for a query that does not parse or a limit below 1,
-    `Corrupt` for damaged segments and splits. Requests: one GET per split that is not cached, one per split with hits.
+    `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning.
+    Requests: one GET per split that is not cached, one per split with hits.
     """
     definition = segments.definition_of(snapshot, index)
     parsed = _parse(query, definition, snapshot)
@@ -101,7 +106,10 @@ class _Sources:
     def directory(self, split: str) -> Path:
         segment = self.covered.segments.get(split)
         if segment is not None:
-            return self.cache.segment(self.store, segment)
+            try:
+                return self.cache.segment(self.store, segment)
+            except (Corrupt, NotFound) as error:
+                log.warning("segment %s is not usable, reading %s instead: %s", segment.path, split, error)
         add = self.snapshot.splits[split]
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 

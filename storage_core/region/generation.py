@@ -111,6 +111,19 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
         yield logged.entry.records
 
 
+def admits(generation: Generation, key: pa.Table) -> bool:
+    """Return False when the bounds of the generation exclude the key, a table of one row. No request."""
+    for name in key.column_names:
+        value, kind = key[name][0].as_py(), key[name].type
+        low, high = generation.min_key.get(name), generation.max_key.get(name)
+        # Only a comparison that holds excludes the key: with NaN, the greatest value, none does.
+        if low is not None and value < statistics.decode(low, kind):
+            return False
+        if high is not None and value > statistics.decode(high, kind):
+            return False
+    return True
+
+
 def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: Sequence[str]) -> list[bool]:
     """Return, per row of `wanted`, False when the generation certainly has no record of that key. One GET."""
     where = _key(generation, BLOOM_FILE)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import Corrupt
+from storage_core.errors import SEE_CORRUPT, Corrupt
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.action_json import read_action, read_actions, write_actions
@@ -216,7 +216,7 @@ def _require_consecutive(region: str, after: int, waiting: Sequence[FlushedGener
     if found != expected:
         raise Corrupt(
             f"region {region}: generations up to {after} are merged, expected {expected} next, the region's manifest "
-            f"lists {found}; merging over the gap would lose rows, run fsck",
+            f"lists {found}; merging over the gap would lose rows, {SEE_CORRUPT}",
             region=region,
         )
 

@@ -57,11 +57,6 @@ def bind(config: TableConfig, schema: pa.Schema) -> SortOrder:
     return SortOrder(columns, f"key({','.join(config.primary_key)})" if columns else "")
 
 
-def by_columns(names: tuple[str, ...]) -> SortOrder:
-    """Return the ascending order by these columns, as used for primary keys."""
-    return SortOrder(tuple(OrderColumn(name, descending=False) for name in names), f"key({','.join(names)})")
-
-
 def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrder:
     parsed = sort_schema.parse(text)
     names: dict[str, SortColumn] = {}

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 
-DEFAULT_WINDOW_SECONDS = 900
 WINDOW_SECONDS = frozenset(60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60))
 COARSE_WINDOW_SECONDS = frozenset(3600 * hours for hours in (2, 3, 4, 6, 8, 12, 24))
 

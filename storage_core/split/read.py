@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, NotFound, SnapshotExpired, Unsupported
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
@@ -33,17 +33,18 @@ class OpenSplit:
     rows: int
     row_groups: int
     _file: pq.ParquetFile
+    _in_memory: bool  # else read in the calling thread: one of Arrow's may outlive Python, which aborts the process
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
         with _corrupt_on_failure(self.add):
-            return self._file.read(columns=self._present(columns))
+            return self._file.read(columns=self._present(columns), use_threads=self._in_memory)
 
     def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
         """Yield the rows in file order, one table per row group, so that at most one row group is in memory."""
         for index in range(self.row_groups):
             with _corrupt_on_failure(self.add):
-                table = self._file.read_row_group(index, columns=self._present(columns))
+                table = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
             yield table
 
     def native_sorting(self) -> list[tuple[str, bool]]:
@@ -61,25 +62,29 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives. Else ranged GETs as columns are read (footer first), each page by its own checksum.
-    Raises `Corrupt` for bytes that are not what was written, `NotFound` for a vanished file, `Unsupported` for a split
-    with a deletion vector, which this release cannot apply.
+    Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file, `Unsupported` for a
+    split with a deletion vector, which this release cannot apply.
     """
     if add.deletionVector is not None:
         raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
     with _corrupt_on_failure(add):
         source = pa.BufferReader(_whole_file(store, add)) if whole else ObjectFile(store, add.path, add.size)
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+        file = pq.ParquetFile(source, pre_buffer=whole, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:
             strings = [field.name for field in schema if pa.types.is_string(field.type)]
             file = pq.ParquetFile(
-                source, metadata=file.metadata, read_dictionary=strings, page_checksum_verification=True
+                source,
+                metadata=file.metadata,
+                read_dictionary=strings,
+                pre_buffer=whole,
+                page_checksum_verification=True,
             )
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
         if whole:  # only then the checksum vouches for what the footer says
             _require_known_format(add, entries)
         _require_itself(add, entries, schema, file.metadata)
-    return OpenSplit(add, schema, entries, file.metadata.num_rows, file.metadata.num_row_groups, file)
+    return OpenSplit(add, schema, entries, file.metadata.num_rows, file.metadata.num_row_groups, file, whole)
 
 
 def read_split(
@@ -129,17 +134,13 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _whole_file(store: ObjectStore, add: Add) -> pa.Buffer:
-    data = _get(store, add)
+    data = store.get(add.path).data
     if len(data) != add.size:
-        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}; run fsck", key=add.path)
+        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}; {SEE_CORRUPT}", key=add.path)
     found = xxhash.xxh3_64_hexdigest(data)
     if add.xxh3 is not None and found != add.xxh3:
-        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}; run fsck", key=add.path)
+        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}; {SEE_CORRUPT}", key=add.path)
     return pa.py_buffer(data)
-
-
-def _get(store: ObjectStore, add: Add) -> bytes:
-    return store.get(add.path).data
 
 
 def _require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
@@ -152,21 +153,23 @@ def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, fo
     """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
-        raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written; run fsck", key=add.path)
+        raise Corrupt(
+            f"{add.path}: the columns {schema.names} are not those that were written; {SEE_CORRUPT}", key=add.path
+        )
     claimed = metadata.get(PREFIX + "path")
     if claimed is not None and claimed != add.path:
-        raise Corrupt(f"{add.path}: the object there says that it is {claimed}; run fsck", key=add.path)
+        raise Corrupt(f"{add.path}: the object there says that it is {claimed}; {SEE_CORRUPT}", key=add.path)
     rows = sum(footer.row_group(index).num_rows for index in range(footer.num_row_groups))
     expected = footer.num_rows if add.numRecords is None else add.numRecords
     if not rows == footer.num_rows == expected:
-        raise Corrupt(f"{add.path}: expected {expected} rows, the file has {rows}; run fsck", key=add.path)
+        raise Corrupt(f"{add.path}: expected {expected} rows, the file has {rows}; {SEE_CORRUPT}", key=add.path)
 
 
 def _schema_hash(add: Add, schema: pa.Schema) -> str:
     try:
         return schema_hash(to_schema_string(schema))
     except InvalidInput as error:
-        raise Corrupt(f"{add.path}: no table can have its columns: {error}; run fsck", key=add.path) from error
+        raise Corrupt(f"{add.path}: no table can have its columns: {error}; {SEE_CORRUPT}", key=add.path) from error
 
 
 @contextmanager
@@ -175,10 +178,10 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
     try:
         yield
     except NotFound as error:
-        raise NotFound(
+        raise SnapshotExpired(
             f"{add.path}: the log names this split but the store does not have it; "
-            "if the snapshot is old, open a newer version, else run fsck",
+            f"open a newer version, and if that names it too, {SEE_CORRUPT}",
             key=add.path,
         ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}; run fsck", key=add.path) from error
+        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}; {SEE_CORRUPT}", key=add.path) from error

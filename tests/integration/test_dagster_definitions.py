@@ -9,16 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, Definitions, build_schedule_context
+from dagster import AssetKey, Definitions, build_schedule_context, build_sensor_context
 
+from assets.demands import MOST_PER_LOOK, demands
 from assets.launcher import PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
-from assets.requests import MOST_PER_LOOK, demands
 from jobs.request import WindowRange
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
 from pipelines.instance import home
 from pipelines.tables import load_tables, tables_folder
+from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 
@@ -277,6 +278,65 @@ def test_one_look_asks_for_a_bounded_number_of_runs(checkout: Path, land: Land) 
     start = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
     land("gaps.log", more=tuple(line_at(start + dt.timedelta(hours=hour)) for hour in range(0, 96, 2)))
     assert len(demands("ingest", access_log(checkout)).wanted) == MOST_PER_LOOK
+
+
+@pytest.fixture
+def crowded(land: Land) -> WindowRange:
+    """One hundred files whose rows are outside the partitions, then one good file, whose window is returned."""
+    outside = line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC))
+    for number in range(100):
+        land(f"a{number:03}.log", more=(outside,))
+    land("b.log", 0, 10)
+    return WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)
+
+
+def test_files_that_never_settle_do_not_keep_later_ones_waiting(checkout: Path, crowded: WindowRange) -> None:
+    first = demands("ingest", access_log(checkout))
+    assert (first.wanted, len(first.warnings), first.cursor) == ((), 100, "a099.log")
+
+    second = demands("ingest", access_log(checkout), after=first.cursor)
+    assert [demand.windows for demand in second.wanted] == [crowded]
+    assert len(second.warnings) == 99  # a look stays bounded, and goes round
+    assert second.cursor == "a098.log"
+
+
+def test_a_look_without_a_cursor_begins_at_a_place_that_changes_with_time(checkout: Path, crowded: WindowRange) -> None:
+    start = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    minutes = [FixedClock(start + dt.timedelta(minutes=number)) for number in range(3)]
+    looks = [demands("ingest", access_log(checkout), clock, after=None) for clock in minutes]
+    assert len({look.cursor for look in looks}) == 3
+    assert crowded in [demand.windows for look in looks for demand in look.wanted]
+
+
+@pytest.mark.usefixtures("crowded")
+def test_the_sensor_goes_on_where_its_last_look_ended(checkout: Path) -> None:
+    repository = definitions(checkout / "tables").get_repository_def()
+    sensor = repository.get_sensor_def("access_log_ingest_sensor")
+
+    def tick(cursor: str | None) -> tuple[list[str | None], str | None]:
+        with build_sensor_context(repository_def=repository, sensor_name=sensor.name, cursor=cursor) as context:
+            answer = sensor.evaluate_tick(context)
+        return [each.partition_key for each in answer.run_requests or []], answer.cursor
+
+    assert tick(None) == ([], "a099.log")
+    assert tick("a099.log") == (["2015-05-17T10:00"], "a098.log")
+
+
+def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) -> None:
+    file = checkout / "tables" / "access_log.yaml"
+    declaration = load(file)
+    fewer = declaration.model_copy(update={"indexes": declaration.indexes[:1]})
+    other = declaration.indexes[1].name
+    Table.declare(fewer)
+    assert demands("catch_up", fewer).wanted == ()
+
+    found = demands("catch_up", declaration)
+
+    assert [demand.indexes for demand in found.wanted] == [(other,)]
+    assert f"{other} is new" in found.wanted[0].reason
+    assert found.warnings == ()
+    Table.declare(declaration)  # as the run does first
+    assert demands("catch_up", declaration).wanted == ()
 
 
 def test_a_schedule_requests_ranges_and_single_windows(checkout: Path, land: Land) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 from storage_core import Table, col
 from storage_core.declaration import load
-from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable, Unsupported
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.log.actions import Remove
+from storage_core.read.relation import query_errors
+from storage_core.split.write import context_of, sort_and_write
 from storage_core.table import exists
 
 SCHEMA = pa.schema(
@@ -246,3 +251,104 @@ def test_a_row_that_does_not_fit_leaves_the_table_as_it_was(logs: Table, row: di
         logs.append([*events(2), row])
     assert Table.open(logs.uri).version == 1
     assert len(list((Path(logs.uri.removeprefix("file://")) / "splits").rglob("*.parquet"))) == len(split_files(logs))
+
+
+def test_settings_of_a_newer_release_survive_a_change_of_the_declaration(tmp_path: Path) -> None:
+    declared = tmp_path / "clicks.yaml"
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=""))
+    table = Table.declare(load(declared))
+    metadata = table.snapshot.metadata
+    foreign = {"tidemark.newer": "kept", "delta.appendOnly": "true"}
+    configured = replace(metadata, configuration={**metadata.configuration, **foreign})
+    table.log.commit(table.snapshot, [configured], operation="CONFIGURE")
+    assert Table.declare(load(declared)).version == 1
+
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more="").replace("name: users", "name: people"))
+    changed = Table.declare(load(declared))
+    assert changed.version == 2
+    assert [index.name for index in changed.config.indexes] == ["people"]
+    assert foreign.items() <= changed.snapshot.metadata.configuration.items()
+
+
+def test_a_declaration_that_loses_a_race_is_compared_again_and_commits_at_most_once(tmp_path: Path) -> None:
+    declared = tmp_path / "clicks.yaml"
+    declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=""))
+    first, second, third = (Table.declare(load(declared)) for _ in range(3))
+    settings = {**first.snapshot.metadata.configuration, "tidemark.gcHorizonMs": "7"}
+    assert first._configure(settings).version == 1
+    assert second._configure(settings).version == 1
+    assert third._configure({**settings, "tidemark.gcHorizonMs": "8"}).version == 2
+    assert Table.open(first.uri).config.gc_horizon_ms == 8
+
+
+def test_a_row_that_fails_while_a_scan_streams_is_the_callers_error(logs: Table) -> None:
+    assert sum(batch.num_rows for batch in logs.scan().to_reader(batch_rows=7)) == 20
+    count = 300_000
+    logs.append(pa.table({"timestamp": [START] * count, "status": range(count), "path": ["7"] * (count - 1) + ["x"]}))
+    reader = logs.scan(filter="status > 300 and cast(path as int) = 7").to_reader()
+    with pytest.raises(InvalidInput, match="Could not convert"):
+        reader.read_all()
+
+
+def test_a_query_beyond_the_memory_is_unavailable_and_so_is_a_file_that_cannot_be_read(logs: Table) -> None:
+    add = next(iter(logs.snapshot.splits.values()))
+    for text, error in (
+        ("select 1", duckdb.OutOfMemoryException("Out of Memory Error: could not allocate block")),
+        ("select 1", duckdb.IOException(f"IO Error: Could not read from file {add.path}")),
+        ("scan", OSError("IO Error: Could not read")),
+    ):
+        with pytest.raises(Unavailable, match="again"), query_errors(text, [add]):
+            raise error
+
+
+def test_the_history_ends_at_the_version_of_the_table(logs: Table) -> None:
+    stale = Table.open(logs.uri)
+    logs.append(events(1))
+    assert [entry.version for entry in Table.open(logs.uri, at=1).history()] == [1, 0]
+    assert [entry.version for entry in stale.history()] == [1, 0]
+    assert [entry.version for entry in stale.refresh().history()] == [2, 1, 0]
+
+
+def test_a_vanished_split_is_an_expired_snapshot_for_every_reader(logs: Table) -> None:
+    keyed = Table.create(str(Path(logs.uri.removeprefix("file://")).with_name("keyed")), SCHEMA, primary_key="path")
+    rows, context = logs.scan().to_arrow(), context_of(keyed.snapshot)
+    adds = sort_and_write(keyed.store, rows, context=context, ids=SystemIds(), now_ms=1)
+    keyed.log.commit(keyed.snapshot, adds, operation="MERGE")
+    for path in [*split_files(logs), *split_files(keyed.refresh())]:
+        path.unlink()
+    readers: list[Callable[[], object]] = [
+        lambda: logs.scan().to_arrow(),
+        lambda: logs.scan().to_reader().read_all(),
+        lambda: logs.sql("select count(path) from t"),
+        lambda: keyed.scan(consistency="latest").to_arrow(),
+        lambda: keyed.get("/1"),
+    ]
+    for read in readers:
+        with pytest.raises(SnapshotExpired, match="open a newer version"):
+            read()
+
+
+def test_describe_counts_only_the_splits_that_the_present_definition_covers(tmp_path: Path) -> None:
+    declared = tmp_path / "clicks.yaml"
+    text = DECLARATION.format(uri=tmp_path / "clicks", more=", place: string")
+    declared.write_text(text)
+    table = Table.declare(load(declared))
+    table.append({"timestamp": START, "user": "ann"})
+    work = catch_up.plan(table.snapshot, "users")
+    built = [catch_up.execute(table.store, item, ids=SystemIds()) for item in work.work]
+    table.log.commit(table.snapshot, work.actions(built), operation="CATCH UP")
+    declared.write_text(text.replace("columns: [user]", "columns: [place]"))
+    described = Table.declare(load(declared)).describe()["indexes"]
+    assert described == [{"name": "users", "kind": "bitmap", "watermark": 0, "segments": 1, "covered_splits": 0}]
+
+
+def test_a_search_without_a_cache_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    table = Table.create(
+        str(tmp_path / "logs"), SCHEMA, indexes=[{"name": "text", "kind": "fulltext", "columns": ["path"]}]
+    )
+    table.append(events(3))
+    assert table.search("2", index="text").column("path").to_pylist() == ["/2"]
+    assert list(temporary.iterdir()) == []

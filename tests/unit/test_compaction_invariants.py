@@ -12,7 +12,7 @@ from storage_core.compaction import invariants
 from storage_core.compaction.execute import CompactionResult, execute, merge, require_merged
 from storage_core.compaction.planner import MergeOperation, plan
 from storage_core.config import TableConfig
-from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
@@ -154,9 +154,9 @@ def test_a_corrupt_input_stops_before_anything_is_written(store: MemoryStore, op
     assert len(list(store.list("splits/"))) == 2
 
 
-def test_a_vanished_input_is_not_found(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_vanished_input_is_an_expired_snapshot(store: MemoryStore, operation: MergeOperation) -> None:
     store.delete([operation.inputs[1].path])
-    with pytest.raises(NotFound, match=operation.inputs[1].path):
+    with pytest.raises(SnapshotExpired, match=operation.inputs[1].path):
         execute(store, operation, ids=SeededIds(3), now_ms=2)
 
 

@@ -26,7 +26,7 @@ def test_a_store_that_cannot_be_reached_is_an_unknown_outcome(store: FaultStore)
     assert put_if_absent(store, "k", b"1") == Conflict()
 
 
-@pytest.mark.parametrize("fault", APPLIED)
+@pytest.mark.parametrize("fault", [*APPLIED, PutFault.APPLIED_THEN_UNAVAILABLE])
 def test_a_fresh_object_whose_reply_was_lost_is_created(store: FaultStore, fault: PutFault) -> None:
     store.on_put("k", fault)
     assert create_once(store, "k", memoryview(b"mine"), advice="start over")
@@ -44,6 +44,14 @@ def test_a_fresh_object_that_is_not_there_is_unknown_and_the_caller_says_what_to
     with pytest.raises(CommitUnknown, match="start over"):
         create_once(store, "k", b"mine", advice="start over")
     assert store.deleted == []
+
+
+@pytest.mark.parametrize("fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_UNAVAILABLE])
+def test_a_fresh_object_that_cannot_be_read_back_is_unknown(store: FaultStore, fault: PutFault) -> None:
+    store.on_put("k", fault)
+    store.on("get", "k", Unavailable("down"))
+    with pytest.raises(CommitUnknown, match=r"down.*start over"):
+        create_once(store, "k", b"mine", advice="start over")
 
 
 def test_of_two_writers_of_derived_bytes_only_the_first_writes(store: FaultStore) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipelines.tables import load_tables, read_tables, tables_folder
 from storage_core import declaration
 from storage_core.errors import InvalidInput, NotFound
 
@@ -94,9 +95,11 @@ def test_key_columns_are_required(tmp_path: Path) -> None:
 
 
 def test_the_declared_tables_of_the_repository_load() -> None:
-    tables = {table.name: table for table in declaration.load_all(ROOT / "tables")}
+    declared = load_tables(ROOT / "tables")
+    tables = {table.declaration.name: table.declaration for table in declared.tables}
     assert tables["access_log"].config().window_seconds == 3600
     assert tables["planes"].config().kind == "keyed"
+    assert declared.problems == ()
 
 
 @pytest.mark.parametrize(
@@ -184,14 +187,52 @@ def test_a_pattern_must_capture_declared_columns_and_all_required_ones(tmp_path:
     assert "name each of its groups" in refusal(tmp_path, with_pattern(r"^no groups$"))
 
 
-def test_two_tables_of_one_name_or_one_place_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (("warehouse/events", "warehouse/other"), "b.yaml:1: field `name`: 'events' is taken, "),
+        (("name: events", "name: other"), "b.yaml:2: field `uri`: "),
+    ],
+    ids=["name", "place"],
+)
+def test_a_name_or_place_belongs_to_the_first_file(tmp_path: Path, other: tuple[str, str], problem: str) -> None:
     write(tmp_path, GOOD, "a.yaml")
-    write(tmp_path, GOOD.replace("warehouse/events", "warehouse/other"), "b.yaml")
-    with pytest.raises(InvalidInput, match=r"b\.yaml:1: field `name`: 'events' is taken by .*a\.yaml"):
-        declaration.load_all(tmp_path)
-    write(tmp_path, GOOD.replace("name: events", "name: other"), "b.yaml")
-    with pytest.raises(InvalidInput, match=r"b\.yaml:2: field `uri`: 'warehouse/events' is taken by .*a\.yaml"):
-        declaration.load_all(tmp_path)
+    write(tmp_path, GOOD.replace(*other), "b.yaml")
+    declared = read_tables(tmp_path)
+    assert (declared.names(), [each.file.name for each in declared.problems]) == ("events", ["b.yaml"])
+    with pytest.raises(InvalidInput, match=problem):
+        declared.require_sound()
+
+
+def test_names_that_differ_in_a_dash_only_are_one_name(tmp_path: Path) -> None:
+    write(tmp_path, GOOD.replace("name: events", "name: web-events"), "a.yaml")
+    write(tmp_path, GOOD.replace("name: events", "name: web_events").replace("uri: w", "uri: other/w", 1), "b.yaml")
+    declared = read_tables(tmp_path)
+    assert declared.names() == "web-events"
+    assert "'web_events' is taken" in declared.problems[0].message
+
+
+def test_the_folder_of_the_declarations_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tables_folder({}) == ROOT / "tables"
+    (tmp_path / "tables").mkdir()
+    assert tables_folder({}) == tmp_path / "tables"
+    assert tables_folder({"TIDEMARK_TABLES": str(ROOT / "tables")}) == ROOT / "tables"
+    with pytest.raises(NotFound, match="TIDEMARK_TABLES is 'nowhere'"):
+        tables_folder({"TIDEMARK_TABLES": "nowhere"})
+
+
+def test_places_are_relative_to_the_folder_that_holds_the_declarations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tables").mkdir()
+    write(tmp_path / "tables", GOOD)
+    monkeypatch.chdir(tmp_path)
+    here = read_tables(tmp_path / "tables").tables[0]
+    assert (here.declaration.uri, here.file) == ("warehouse/events", Path("tables/events.yaml"))
+    monkeypatch.chdir(ROOT)
+    there = read_tables(tmp_path / "tables").tables[0]
+    assert (there.declaration.uri, there.file) == (str(tmp_path / "warehouse/events"), tmp_path / "tables/events.yaml")
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:

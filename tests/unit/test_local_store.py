@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -140,6 +143,42 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidInput, match="not a folder"):
         LocalStore(tmp_path / "file").put("k", b"", IfAbsent())
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """The process may open this many files more: what follows fails like any call that the file system refuses."""
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_root_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"1", IfAbsent())
+    with files_left(0):
+        with pytest.raises(Unavailable, match="Too many open files"):
+            store.get("a")
+        with pytest.raises(Unavailable, match="Too many open files"):
+            store.put("b", b"1", IfAbsent())
+        with pytest.raises(Unavailable, match="Too many open files"):
+            list(store.list(""))
+    with pytest.raises(InvalidInput, match="longer than this file system allows"):
+        LocalStore(tmp_path / ("x" * 300)).get("a")
+
+
+def test_a_folder_that_cannot_be_listed_is_unavailable(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"1", IfAbsent())
+    with files_left(1), pytest.raises(Unavailable, match="Too many open files"):
+        list(store.list(""))
+    with files_left(2), pytest.raises(Unavailable, match="Too many open files"):
+        LocalStore(tmp_path).put("b", b"1", IfAbsent())
 
 
 def test_an_object_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, Unsupported
 from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
@@ -127,10 +127,10 @@ def test_a_row_count_that_the_log_does_not_know_is_corrupt(store: MemoryStore, a
         read_split(store, replace(add, numRecords=2999))
 
 
-def test_a_vanished_split_is_not_found_by_its_key(store: MemoryStore, add: Add) -> None:
+def test_a_vanished_split_is_an_expired_snapshot_that_names_its_key(store: MemoryStore, add: Add) -> None:
     store.delete([add.path])
     for columns in (None, ["count"]):
-        with pytest.raises(NotFound, match=f"{add.path}: the log names this split"):
+        with pytest.raises(SnapshotExpired, match=f"{add.path}: the log names this split"):
             read_split(store, add, columns)
 
 

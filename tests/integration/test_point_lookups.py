@@ -1,0 +1,146 @@
+"""Point lookups: what `get` finds in generations and splits, and the requests that it may cost (design page 07)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core import Table
+from storage_core.errors import InvalidInput
+from storage_core.objectstore.contract import Overwrite
+from storage_core.testkit.keyed_table import KeyedTable
+
+SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
+GENERATIONS = 5
+ROWS = 100
+VIEW_GETS = 4
+"""Of a `latest` read: the hint and the manifest of the region, the end of its log, and that no version is new."""
+KEY_COLUMN_GETS = 2
+"""Of a split whose key column is one chunk: the footer, and the chunk."""
+
+_names = itertools.count()
+
+
+def planes(first: int, count: int = ROWS, step: int = 1) -> list[dict[str, object]]:
+    return [
+        {"tail": f"N{number:05}", "seats": number, "model": "x" * 50} for number in range(first, first + count, step)
+    ]
+
+
+def flush(table: Table, rows: list[dict[str, object]]) -> None:
+    with table.writer() as writer:
+        writer.put(rows)
+        writer.flush()
+
+
+def merge(table: Table) -> Table:
+    assert KeyedTable(table.store).merge() is not None
+    return table.refresh()
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table.create(f"memory://point-lookups-{next(_names)}", SCHEMA, primary_key="tail")
+
+
+def gets(table: Table, key: object, *, consistency: str = "latest") -> tuple[dict[str, object] | None, int]:
+    opened = Table.open(table.uri)
+    before = opened.store.requests["get"]
+    return opened.get(key, consistency=consistency), opened.store.requests["get"] - before
+
+
+def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table: Table) -> None:
+    for number in range(GENERATIONS):
+        flush(table, planes(number * ROWS, step=2))  # disjoint bounds, even numbers only
+    manifests = GENERATIONS
+    found, cost = gets(table, "N00204")
+    assert found == {"tail": "N00204", "seats": 204, "model": "x" * 50}
+    assert cost == VIEW_GETS + manifests + 1 + 1  # the filter and the one WAL entry of the one generation
+    assert gets(table, "N00205") == (None, VIEW_GETS + manifests + 1)  # within the bounds of one, denied by its filter
+    assert gets(table, "N99999") == (None, VIEW_GETS + manifests)  # outside of all bounds
+
+
+def test_a_get_reads_keys_first_and_the_whole_split_only_on_a_hit(table: Table) -> None:
+    flush(table, planes(0, step=2))
+    merge(table)
+    assert gets(table, "N00004", consistency="snapshot") == (
+        {"tail": "N00004", "seats": 4, "model": "x" * 50},
+        KEY_COLUMN_GETS + 1,
+    )
+    assert gets(table, "N00005", consistency="snapshot") == (None, KEY_COLUMN_GETS)
+    assert gets(table, "Z", consistency="snapshot") == (None, 0)
+
+
+def test_the_newest_record_wins_whichever_generations_are_skipped(table: Table) -> None:
+    flush(table, [{"tail": "N1", "seats": 1, "model": "a"}, {"tail": "N3", "seats": 3}])
+    merge(table)
+    flush(table, [{"tail": "N0", "seats": 0}, {"tail": "N2", "seats": 2}])
+    with table.writer() as writer:
+        writer.patch({"tail": "N1", "seats": 9})
+        writer.flush()
+        writer.delete("N3")
+        writer.flush()
+        writer.put({"tail": "N2", "seats": 22})
+    opened = Table.open(table.uri)
+    assert opened.get("N1") == {"tail": "N1", "seats": 9, "model": "a"}
+    assert opened.get("N3") is None
+    assert opened.get("N2") == {"tail": "N2", "seats": 22, "model": None}
+    assert opened.get("N2", consistency="committed") == {"tail": "N2", "seats": 2, "model": None}
+    assert opened.get("N0") == {"tail": "N0", "seats": 0, "model": None}
+
+
+@pytest.mark.parametrize("damage", [b"", b"TMBLOOM\x01" + bytes(48), None])
+def test_a_generation_whose_filter_is_damaged_is_read_without_it(
+    table: Table, damage: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    flush(table, planes(0))
+    keys = [info.key for info in table.store.list("_mem_wal/")]
+    (filter_,) = (key for key in keys if key.endswith("/bloom_filter.bin"))
+    if damage is None:
+        table.store.delete([filter_])
+    else:
+        table.store.put(filter_, damage, Overwrite())
+    assert Table.open(table.uri).get("N00007") == {"tail": "N00007", "seats": 7, "model": "x" * 50}
+    assert filter_ in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.float64(), [-0.5, 0.0, 7.25, math.inf]),
+        (pa.timestamp("us", "UTC"), [dt.datetime(2015, 5, day, tzinfo=dt.UTC) for day in (1, 2, 17)]),
+        (pa.date32(), [dt.date(1999, 12, 31), dt.date(2015, 5, 17)]),
+        (pa.string(), ["a" * 40, "a" * 40 + "b", "\U0001f600" * 33, ""]),
+        (pa.binary(), [b"", b"\xff" * 40]),
+        (pa.bool_(), [True]),
+        (pa.decimal128(9, 2), ["-1.50", "20.00"]),
+    ],
+)
+def test_a_key_of_any_type_is_found_in_its_generation_and_in_the_base(kind: pa.DataType, values: list[object]) -> None:
+    schema = pa.schema([pa.field("id", kind, nullable=False), ("at", pa.int64())])
+    table = Table.create(f"memory://point-lookups-{next(_names)}", schema, primary_key="id")
+    keys = (
+        pa.array([str(value) for value in values]).cast(kind) if pa.types.is_decimal(kind) else pa.array(values, kind)
+    )
+    for position, key in enumerate(keys.to_pylist()):
+        flush(table, [{"id": key, "at": position}])
+    for _ in ("generations", "base"):
+        found = [Table.open(table.uri).get(key) for key in keys.to_pylist()]
+        assert [row["at"] for row in found if row is not None] == list(range(len(values)))
+        if _ == "generations":
+            merge(table)
+
+
+def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp_path: Path) -> None:
+    before = table.store.requests
+    with pytest.raises(InvalidInput, match="does not name a value"):
+        table.get(("N1", 2))
+    assert table.store.requests == before
+    unkeyed = Table.create(str(tmp_path / "unkeyed"), SCHEMA)
+    with pytest.raises(InvalidInput, match="keyed table"):
+        unkeyed.get("N1")
