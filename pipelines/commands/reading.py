@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,8 +45,18 @@ def search(
 
     The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
     """
-    answer = open_table(uri).search(query, index=index, limit=limit, at=at)
+    answer = open_table(uri).search(query, index=index, limit=limit, at=at, cache_dir=_cache_dir())
     output.rows(answer, as_json=as_json)
+
+
+def _cache_dir() -> Path | None:
+    """The user's own folder for unpacked segments; None without a home that can be written to."""
+    try:
+        folder = Path.home() / ".cache" / "tidemark"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (RuntimeError, OSError):
+        return None
+    return folder
 
 
 def get(

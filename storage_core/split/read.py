@@ -33,7 +33,7 @@ class OpenSplit:
     rows: int
     row_groups: int
     _file: pq.ParquetFile
-    _in_memory: bool  # else read in the calling thread: one of Arrow's may outlive Python, which aborts the process
+    _in_memory: bool
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
@@ -68,8 +68,10 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
     if add.deletionVector is not None:
         raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
     with _corrupt_on_failure(add):
+        # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it
+        # aborts the process. So nothing is read ahead, and ranges are read in the calling thread.
         source = pa.BufferReader(_whole_file(store, add)) if whole else ObjectFile(store, add.path, add.size)
-        file = pq.ParquetFile(source, pre_buffer=whole, page_checksum_verification=True)
+        file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:
             strings = [field.name for field in schema if pa.types.is_string(field.type)]
@@ -77,7 +79,7 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
                 source,
                 metadata=file.metadata,
                 read_dictionary=strings,
-                pre_buffer=whole,
+                pre_buffer=False,
                 page_checksum_verification=True,
             )
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}

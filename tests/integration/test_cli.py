@@ -101,6 +101,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two declared tables, as the repository root is one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers that Spark starts from here
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "events.yaml").write_text(EVENTS, encoding="utf-8")
     (tmp_path / "tables" / "people.yaml").write_text(PEOPLE, encoding="utf-8")
@@ -341,6 +342,18 @@ def test_search_adds_the_score_and_keeps_the_limit(events: str, run: Run) -> Non
     assert (found["path"], found["score"] > 0) == ("/missing page", True)
     by_status = run("search", events, "404", "--index", "status", "--limit", "5", "--json").lines
     assert [line["score"] for line in by_status] == [1.0, 1.0]
+
+
+def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
+    events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = ("search", events, "missing", "--index", "text", "--json")
+    found = run(*search).lines
+    cache = place / "home" / ".cache" / "tidemark"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert list(cache.iterdir())
+    monkeypatch.setenv("HOME", str(ndjson(place / "file", [])))  # a home in which nothing can be made
+    assert run(*search).lines == found
 
 
 def test_explain_shows_what_each_step_leaves_out(events: str, run: Run) -> None:
