@@ -8,9 +8,13 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from storage_core.testkit.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
@@ -29,6 +33,23 @@ def _no_personal_settings() -> Iterator[None]:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
         yield
+
+
+@pytest.fixture(scope="session")
+def _s3_server() -> Iterator[S3Server]:
+    from storage_core.testkit.s3_server import S3Server  # a second that tests without S3 do not pay
+
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """An S3 server with nothing scripted, and an environment that lets in. Tests share its bucket: choose a prefix."""
+    for name, value in _s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    _s3_server.front.forget()
+    return _s3_server
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ QUARANTINE_PREFIX = "quarantine/"
 
 _MAX_VERSION = 2**63 - 1
 _MAX_WINDOW = 2**63
+_PART_DIGITS = 5
 
+_TAG_NAME = re.compile(r"[a-z][a-z0-9._-]{0,62}", re.ASCII)
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,99}", re.ASCII)
@@ -40,6 +42,8 @@ class KeyKind(StrEnum):
     LAST_CHECKPOINT = "last_checkpoint"
     MANIFEST = "manifest"
     STATE = "state"
+    JSON_CHECKPOINT = "json_checkpoint"
+    JSON_CHECKPOINT_PART = "json_checkpoint_part"
     SPLIT = "split"
     SEGMENT = "segment"
     REGION_MANIFEST = "region_manifest"
@@ -48,6 +52,8 @@ class KeyKind(StrEnum):
     GENERATION_FILE = "generation_file"
     GC_CANDIDATES = "gc_candidates"
     GC_BOUNDARY = "gc_boundary"
+    TAGS = "tags"
+    PROBE = "probe"
     LOCK = "lock"
     QUARANTINE = "quarantine"
 
@@ -57,7 +63,8 @@ class ParsedKey:
     """A key of a known kind and the parts it was built from; parts that the kind does not have are None.
 
     `window` is None for the bucket of null timestamps and for tables without windows; `windowed` tells the two apart.
-    `id` is a split, segment, quarantine or manifest id. `source` of a lock or quarantine entry is the encoded segment.
+    `id` is a split, segment, quarantine, manifest or JSON checkpoint id; `entry` a WAL entry, or a part of the last.
+    `source` of a lock or quarantine entry is the encoded segment.
     """
 
     kind: KeyKind
@@ -80,6 +87,11 @@ def validate_table_name(name: str) -> str:
     return _matching(_TABLE_NAME, name, "a table name (1 to 63 of a-z 0-9 _ -, not starting with _ or -)")
 
 
+def validate_tag_name(name: str) -> str:
+    """Return `name` when it is a legal tag name: no number or time reads like one. Raises `InvalidInput`."""
+    return _matching(_TAG_NAME, name, "a tag name (1 to 63 of a-z 0-9 . _ -, starting with a letter)")
+
+
 def version_key(version: int) -> str:
     """Return the key of one version file of the transaction log."""
     return f"_transaction_log/{_version(version):020d}.json"
@@ -98,6 +110,19 @@ def manifest_key(manifest_id: str) -> str:
 def state_key(version: int) -> str:
     """Return the key of the checkpointed state of a version."""
     return f"_transaction_log/state-v{_version(version):020d}/_manifest.avro"
+
+
+def json_checkpoint_key(version: int) -> str:
+    """Return the key of the legacy JSON checkpoint of a version, or of the list of its parts."""
+    return f"_transaction_log/{_version(version):020d}.checkpoint.json"
+
+
+def json_checkpoint_part_key(version: int, checkpoint_id: str, part: int) -> str:
+    """Return the key of one part (numbered from 1) of a legacy JSON checkpoint."""
+    if not 1 <= part < 10**_PART_DIGITS:
+        raise InvalidInput(f"parts are numbered 1 to {10**_PART_DIGITS - 1}, found {part}", part=part)
+    name = f"{_version(version):020d}.checkpoint.{_uuid(checkpoint_id)}.{part:0{_PART_DIGITS}d}.json"
+    return f"_transaction_log/{name}"
 
 
 def split_key(window: int | None, windowed: bool, split_id: str) -> str:  # noqa: FBT001 -- one answer in two parts
@@ -152,6 +177,16 @@ def gc_boundary_key() -> str:
     return "_gc/boundary.json"
 
 
+def tags_key() -> str:
+    """Return the key of the table's tags, all in one object."""
+    return "_tags.json"
+
+
+def probe_key(probe_id: str) -> str:
+    """Return the key of the object on which a store's capabilities are tried."""
+    return f"_probe/{_uuid(probe_id)}.json"
+
+
 def lock_key(resource: str) -> str:
     """Return the key of the lease of a resource; any text names a resource."""
     return f"_locks/{short_segment(resource)}.json"
@@ -185,8 +220,25 @@ def _parse_log(key: str, parts: list[str]) -> ParsedKey | None:
             version = _integer(folder.removeprefix("state-v").lstrip("0") or "0")
             return _exact(key, state_key(version), ParsedKey(kind=KeyKind.STATE, key=key, version=version))
         case [name]:
-            version = _integer(name.removesuffix(".json").lstrip("0") or "0")
+            return _parse_log_file(key, name.split("."))
+        case _:
+            return None
+
+
+def _parse_log_file(key: str, parts: list[str]) -> ParsedKey | None:
+    version = _integer(parts[0].lstrip("0") or "0")
+    match parts[1:]:
+        case ["json"]:
             return _exact(key, version_key(version), ParsedKey(kind=KeyKind.VERSION, key=key, version=version))
+        case ["checkpoint", "json"]:
+            parsed = ParsedKey(kind=KeyKind.JSON_CHECKPOINT, key=key, version=version)
+            return _exact(key, json_checkpoint_key(version), parsed)
+        case ["checkpoint", checkpoint_id, part, "json"]:
+            number = _integer(part.lstrip("0"))
+            parsed = ParsedKey(
+                kind=KeyKind.JSON_CHECKPOINT_PART, key=key, version=version, id=checkpoint_id, entry=number
+            )
+            return _exact(key, json_checkpoint_part_key(version, checkpoint_id, number), parsed)
         case _:
             return None
 
@@ -251,6 +303,19 @@ def _parse_gc(key: str, parts: list[str]) -> ParsedKey | None:
             return None
 
 
+def _parse_tags(key: str, parts: list[str]) -> ParsedKey | None:
+    return None if parts else ParsedKey(kind=KeyKind.TAGS, key=key)
+
+
+def _parse_probe(key: str, parts: list[str]) -> ParsedKey | None:
+    match parts:
+        case [name]:
+            probe_id = name.removesuffix(".json")
+            return _exact(key, probe_key(probe_id), ParsedKey(kind=KeyKind.PROBE, key=key, id=probe_id))
+        case _:
+            return None
+
+
 def _parse_lock(key: str, parts: list[str]) -> ParsedKey | None:
     match parts:
         case [name] if name.endswith(".json"):
@@ -276,6 +341,8 @@ _PARSERS: dict[str, Callable[[str, list[str]], ParsedKey | None]] = {
     "_indices": _parse_segment,
     "_mem_wal": _parse_region,
     "_gc": _parse_gc,
+    "_tags.json": _parse_tags,
+    "_probe": _parse_probe,
     "_locks": _parse_lock,
     "quarantine": _parse_quarantine,
 }

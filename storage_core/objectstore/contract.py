@@ -19,7 +19,10 @@ class IfAbsent:
 
 @dataclass(frozen=True, slots=True)
 class IfMatch:
-    """Compare and swap: the put takes effect only while the object still has this ETag."""
+    """Compare and swap: the put takes effect only while the object still has this ETag.
+
+    An ETag may be a hash of the content, so a body that is ever swapped must differ from all earlier ones (a nonce).
+    """
 
     etag: str
 

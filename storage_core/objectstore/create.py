@@ -49,18 +49,19 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
 def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) -> bool:
     """Make sure that the object is there; return True when this call wrote it, False when somebody had before.
 
-    For keys that follow from the content: whoever comes first writes the same. One PUT; after a lost reply one HEAD
-    more. Raises `CommitUnknown` when the store did not say and has nothing there: `advice` says what to do.
+    For keys that follow from the content: whoever comes first writes the same. One PUT; after a conflict or a lost
+    reply one HEAD more. Raises `CommitUnknown` when the store has nothing there nevertheless: `advice` says what to do.
     """
     result = store.put(key, data, IfAbsent())
     match result:
         case Committed():
             return True
         case Conflict():
+            # A conflict may be transient (409): only what is there tells that somebody wrote it (lesson 04).
+            _require(store, key, reason=_REFUSED, advice=advice)
             return False
         case OutcomeUnknown(reason):
-            if not exists(store, key):
-                raise _unknown(key, reason, advice)
+            _require(store, key, reason=reason, advice=advice)
             return True
         case _:
             assert_never(result)
@@ -89,6 +90,11 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
                 # Trying again cannot do harm: it can only take effect where nothing is yet.
                 continue
     return _is_ours(store, key, data, reason=reason, advice=_OPEN_AGAIN)
+
+
+def _require(store: ObjectStore, key: str, *, reason: str, advice: str) -> None:
+    if not exists(store, key):
+        raise _unknown(key, reason, advice)
 
 
 def _is_ours(store: ObjectStore, key: str, data: bytes | memoryview, *, reason: str, advice: str) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
+from posixpath import commonpath
 from typing import Any
 
 from storage_core.errors import NotFound
 from storage_core.objectstore.contract import ObjectStore
+
+LIST_FROM = 100
 
 
 def exists(store: ObjectStore, key: str) -> bool:
@@ -16,6 +20,18 @@ def exists(store: ObjectStore, key: str) -> bool:
     except NotFound:
         return False
     return True
+
+
+def missing(store: ObjectStore, keys: Collection[str]) -> list[str]:
+    """Return the keys that have no object, sorted.
+
+    One HEAD each; of more than `LIST_FROM` keys a LIST of what they share, and a HEAD for those that it does not show.
+    """
+    unseen = set(keys)
+    if len(unseen) > LIST_FROM:
+        # A listing may lack what is there, so absence is only ever concluded from a HEAD.
+        unseen.difference_update([info.key for info in store.list(commonpath(unseen))])
+    return sorted(key for key in unseen if not exists(store, key))
 
 
 class ObjectFile(io.RawIOBase):

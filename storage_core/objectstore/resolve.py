@@ -1,16 +1,19 @@
-"""From a URI to the store that serves it: `file:///…` or a plain path, `memory://name`."""
+"""From a URI to the store that serves it: `file:///…` or a plain path, `s3://bucket/prefix`, `memory://name`."""
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from storage_core.errors import InvalidInput, Unsupported
+from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.s3 import S3Store
+from storage_core.objectstore.s3_location import parse_s3_uri
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
@@ -24,8 +27,9 @@ _MEMORY_LOCK = threading.Lock()
 def open_store(uri: str | Path) -> ObjectStore:
     """Return the store rooted at `uri`; nothing is created or requested yet.
 
-    The same `memory://name` is the same store everywhere in this process. Raises `Unsupported` for `s3://`, and
-    `InvalidInput` for any other scheme, an empty path, or a `file://` URI that names a host.
+    The same `memory://name` is the same store everywhere in this process. What an `s3://` URI leaves open comes from
+    the environment (`s3_location`). Raises `InvalidInput` for any other scheme, an empty path, a `file://` URI that
+    names a host, and an `s3://` URI that holds credentials.
     """
     text = str(uri)
     scheme = _SCHEME.match(text)
@@ -37,9 +41,10 @@ def open_store(uri: str | Path) -> ObjectStore:
         case "memory":
             return _memory_store(text)
         case "s3":
-            raise Unsupported(f"{text}: S3 comes with the next release, 0.2; use a local path until then", uri=text)
+            return S3Store(parse_s3_uri(text, os.environ))
         case other:
-            raise InvalidInput(f"{text}: unknown scheme {other!r}; use file:///…, a path or memory://name", uri=text)
+            message = f"{text}: unknown scheme {other!r}; use file:///…, a path, s3://bucket/prefix or memory://name"
+            raise InvalidInput(message, uri=text)
 
 
 def _path(path: str, uri: str) -> Path:

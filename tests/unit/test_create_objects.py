@@ -66,6 +66,14 @@ def test_derived_bytes_that_are_there_after_a_lost_reply_are_written(store: Faul
         create_derived(store, "k2", b"same", advice="again")
 
 
+def test_lesson_04_a_conflict_with_nothing_there_does_not_make_a_derived_object(store: FaultStore) -> None:
+    store.on_put("k", PutFault.CONFLICT_WITH_NOTHING, PutFault.APPLIED_THEN_CONFLICT)
+    with pytest.raises(CommitUnknown, match="write it again"):
+        create_derived(store, "k", b"same", advice="write it again")
+    assert not create_derived(store, "k", b"same", advice="write it again")
+    assert store.get("k").data == b"same"
+
+
 @pytest.mark.parametrize("fault", [*APPLIED, *UNANSWERED, PutFault.APPLIED_THEN_UNAVAILABLE])
 def test_a_numbered_object_is_ours_whatever_became_of_the_first_put(store: FaultStore, fault: PutFault) -> None:
     store.on_put("k", fault)

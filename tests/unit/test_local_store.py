@@ -22,7 +22,7 @@ from storage_core.objectstore.contract import (
 )
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.local_files import exclusive
-from storage_core.testkit.store_conformance import StoreConformance
+from storage_core.testkit.store_conformance import StoreConformance, WriteNumberConformance
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ class ImpatientClock:
         assert duration_ms > 0
 
 
-class TestLocalStore(StoreConformance):
+class TestLocalStore(StoreConformance, WriteNumberConformance):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         return LocalStore(tmp_path / "table")

@@ -5,10 +5,10 @@ import pytest
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.store_conformance import StoreConformance
+from storage_core.testkit.store_conformance import StoreConformance, WriteNumberConformance
 
 
-class TestMemoryStore(StoreConformance):
+class TestMemoryStore(StoreConformance, WriteNumberConformance):
     @pytest.fixture
     def store(self) -> ObjectStore:
         return MemoryStore("conformance")

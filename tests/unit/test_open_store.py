@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import InvalidInput, Unsupported
+from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import open_store
 
@@ -28,13 +28,27 @@ def test_one_memory_name_is_one_store_in_this_process() -> None:
     assert list(open_store("memory://open-store/b").list("")) == []
 
 
-def test_s3_is_refused_with_the_release_that_brings_it() -> None:
-    with pytest.raises(Unsupported, match=r"0\.2"):
-        open_store("s3://bucket/table")
+def test_an_s3_uri_is_completed_from_the_environment_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    store = open_store("s3://bucket/table/")
+    assert store.uri == "s3://bucket/table?endpoint=http://127.0.0.1:1&region=eu-central-1"
+    assert open_store(store.uri).uri == store.uri
 
 
 @pytest.mark.parametrize(
-    "uri", ["", "ftp://host/x", "file://host/x", "file:///x?y", "memory://", "memory://a b", "memory://a//b", "a\x00b"]
+    "uri",
+    [
+        "",
+        "ftp://host/x",
+        "file://host/x",
+        "file:///x?y",
+        "memory://",
+        "memory://a b",
+        "memory://a//b",
+        "a\x00b",
+        "s3://b",
+    ],
 )
 def test_a_uri_that_names_no_store_is_refused(uri: str) -> None:
     with pytest.raises(InvalidInput):

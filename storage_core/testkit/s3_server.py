@@ -1,0 +1,281 @@
+"""A real S3 API server for tests, and a front that makes it fail as real ones do (design page 01).
+
+The server is moto's, over HTTP on a free loopback port. Two things that S3 promises and moto 5.2 lacks are supplied
+here, for the server under test must be a right S3: requests are taken one at a time, because moto compares, stores and
+then attaches metadata in three steps that threads can come between (in 1 of 20 races of 32 creates two won); and a
+multipart upload is completed under `If-Match`, which moto ignores there.
+
+    with S3Server() as server:
+        os.environ.update(server.environment)
+        table = Table.create(server.uri("events"), schema)
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Self, assert_never
+from urllib.parse import parse_qs, urlencode, urlsplit
+from uuid import uuid4
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import BaseWSGIServer, make_server
+from werkzeug.test import Client, run_wsgi_app
+
+ACCESS_KEY = "testkit-access"
+SECRET_KEY = "testkit-secret"  # noqa: S105 -- moto takes any
+REGION = "eu-central-1"
+CONDITIONS = ("If-None-Match", "If-Match")
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class HttpFault(StrEnum):
+    """What happens to one request on its way, as `Answer` does."""
+
+    REPLY_LOST = "applied, the connection closed without an answer"
+    REQUEST_LOST = "never applied, the connection closed without an answer"
+    REPLY_CUT = "applied, the connection closed in the middle of the answer's body"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer given instead of the server's, which applies the request only when `applied` says so.
+
+    `code` is S3's name of an error; `body` replaces the error's XML.
+    """
+
+    status: int
+    code: str = ""
+    body: bytes | None = None
+    applied: bool = False
+
+
+Step = HttpFault | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request as it came in: method, path and query, undecoded."""
+
+    method: str
+    target: str
+
+    @property
+    def kind(self) -> str:
+        """`get`, `put`, `list`, `head`, `delete`; of a multipart upload `create`, `part`, `complete`, `abort`."""
+        query = parse_qs(urlsplit(self.target).query, keep_blank_values=True)
+        match self.method:
+            case "GET" if "list-type" in query:
+                return "list"
+            case "POST":
+                return "delete" if "delete" in query else "create" if "uploads" in query else "complete"
+            case "PUT" if "uploadId" in query:
+                return "part"
+            case "DELETE" if "uploadId" in query:
+                return "abort"
+            case other:
+                return other.lower()
+
+
+@dataclass(slots=True)
+class _Script:
+    kind: str
+    part: str
+    steps: list[Step]
+
+
+class Front:
+    """What happens to requests before and after the server: scripted per kind and part of the target, a step each.
+
+    Without a step a request passes. `seen` is every request that came in, also those that were dropped.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._scripts: list[_Script] = []
+        self._seen: list[Seen] = []
+        self._ignored: tuple[str, ...] = ()
+
+    def on(self, kind: str, part: str, *steps: Step) -> None:
+        """Let this happen to the next requests of a kind (`Seen.kind`) whose target contains `part`, in order."""
+        with self._lock:
+            self._scripts.append(_Script(kind, part, list(steps)))
+
+    def ignore(self, *headers: str) -> None:
+        """Drop these request headers from now on, as a server does that does not know them. None: drop nothing."""
+        self._ignored = headers
+
+    def forget(self) -> None:
+        """Pass every request as it is from now on, and start `seen` anew."""
+        with self._lock:
+            self._scripts.clear()
+            self._seen.clear()
+            self._ignored = ()
+
+    @property
+    def seen(self) -> tuple[Seen, ...]:
+        """The requests since the last `forget`, in the order they came in."""
+        with self._lock:
+            return tuple(self._seen)
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """Number of requests by kind since the last `forget`."""
+        return dict(Counter(each.kind for each in self.seen))
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The request headers that are dropped."""
+        return self._ignored
+
+    def next_step(self, seen: Seen) -> Step | None:
+        """Record the request, and return and use up the oldest step that fits it."""
+        with self._lock:
+            self._seen.append(seen)
+            for script in self._scripts:
+                if script.kind == seen.kind and script.part in seen.target and script.steps:
+                    return script.steps.pop(0)
+        return None
+
+
+class S3Server:
+    """An S3 API server of this process with one fresh bucket; other processes reach it too. A context manager."""
+
+    def __init__(self) -> None:
+        self.front = Front()
+        self.bucket = f"tidemark-{uuid4()}"
+        app = DomainDispatcherApplication(create_backend_app)
+        handler = _handler(_Server(app, self.front, threading.Lock()))
+        self._server: BaseWSGIServer = make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        created = Client(app).put(f"/{self.bucket}")
+        assert created.status_code == HTTPStatus.OK, created.text
+
+    def __enter__(self) -> Self:
+        """Start to serve."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def endpoint(self) -> str:
+        """Where the server listens."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def uri(self, prefix: str) -> str:
+        """Return the URI of a store below `prefix` of the bucket."""
+        query = urlencode({"endpoint": self.endpoint, "path_style": "true", "region": REGION}, safe="/:")
+        return f"s3://{self.bucket}/{prefix}?{query}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to be let in, and to ask nobody else for credentials."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The bytes to send, and whether the connection closes after them."""
+
+    sent: bytes
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The application behind its front, one request at a time."""
+
+    app: DomainDispatcherApplication
+    front: Front
+    turn: threading.Lock
+
+    def reply(self, request: MotoRequestHandler) -> _Reply:
+        for name in self.front.ignored:
+            del request.headers[name]
+        step = self.front.next_step(Seen(request.command, request.path))
+        match step:
+            case None:
+                return _Reply(self._apply(request))
+            case Answer():
+                if step.applied:
+                    self._apply(request)
+                return _Reply(_answer(step, head=request.command == "HEAD"))
+            case HttpFault.REQUEST_LOST:
+                return _Reply(b"", last=True)
+            case HttpFault.REPLY_LOST:
+                self._apply(request)
+                return _Reply(b"", last=True)
+            case HttpFault.REPLY_CUT:
+                whole = self._apply(request)
+                body = whole.index(_END_OF_HEAD) + len(_END_OF_HEAD)
+                return _Reply(whole[: (body + len(whole)) // 2], last=True)
+            case _:
+                assert_never(step)
+
+    def _apply(self, request: MotoRequestHandler) -> bytes:
+        with self.turn:
+            if refusal := self._refusal_of_completion(request):
+                return _answer(refusal)
+            # werkzeug's own way of running an application waits 10 ms per request for more input.
+            chunks, status, headers = run_wsgi_app(self.app, request.make_environ(), buffered=True)
+            return _message(status, headers.items(), b"".join(chunks))
+
+    def _refusal_of_completion(self, request: MotoRequestHandler) -> Answer | None:
+        expected = request.headers.get("If-Match")
+        if expected is None or Seen(request.command, request.path).kind != "complete":
+            return None
+        signed = {"Authorization": request.headers["Authorization"]}
+        found = Client(self.app).head(urlsplit(request.path).path, headers=signed)
+        if found.status_code == HTTPStatus.NOT_FOUND:
+            return Answer(404, "NoSuchKey")
+        matches = found.headers["ETag"].strip('"') == expected.strip('"')
+        return None if matches else Answer(412, "PreconditionFailed")
+
+
+def _handler(server: _Server) -> type[MotoRequestHandler]:
+    class Handler(MotoRequestHandler):
+        disable_nagle_algorithm = True  # else the answer after a `100 Continue` waits 40 ms for its acknowledgement
+
+        def run_wsgi(self) -> None:
+            """Serve one request: all of it is read before, and nothing sent while others wait for their turn."""
+            connection = self.rfile
+            self.rfile = io.BytesIO(connection.read(int(self.headers.get("Content-Length") or 0)))
+            reply = server.reply(self)
+            self.rfile = connection
+            self.wfile.write(reply.sent)
+            self.close_connection = reply.last
+
+    return Handler
+
+
+def _answer(answer: Answer, *, head: bool = False) -> bytes:
+    """The bytes of an answer in S3's form; to a HEAD without a body."""
+    text = f"<Error><Code>{answer.code}</Code><Message>as the test asked</Message></Error>"
+    body = b"" if head else text.encode() if answer.body is None else answer.body
+    status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
+    return _message(status, [("Content-Type", "application/xml")], body)
+
+
+def _message(status: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
+    """The bytes of a reply. It says how long it is, so that the connection can be used again."""
+    fields = {name.lower(): value for name, value in headers}
+    if not status.startswith("204"):
+        fields.setdefault("content-length", str(len(body)))
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join(lines).encode("latin-1") + _END_OF_HEAD + body

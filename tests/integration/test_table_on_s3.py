@@ -1,0 +1,137 @@
+"""The whole life of a table on S3, where no object has a local file: in this process, and by jobs in Spark tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from jobs import catch_up, checkpoint, collect, compact, ingest, merge
+from jobs.request import JobRequest
+from jobs.spark import Spark
+from pipelines.cli import main
+from storage_core import Table, col
+from storage_core.formats.keys import KeyKind, parse
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.resolve import open_store
+from storage_core.testkit.s3_server import SECRET_KEY, S3Server
+
+SCHEMA = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("path", pa.string()), ("bytes", pa.int64())])
+HOUR = "2015-05-17T{:02}:00:00Z"
+TEXT_INDEX = {"name": "text", "kind": "fulltext", "columns": ["path"]}
+
+DECLARATION = """
+name: clicks
+uri: "{uri}"
+columns: {{at: timestamp!, path: string, bytes: long}}
+time_column: at
+window: 1h
+sort_schema: path|timestamp/V2
+indexes: [{{name: text, kind: fulltext, columns: [path]}}]
+landing: {{uri: "{landing}", format: ndjson}}
+partitions: {{start: 2015-05-17T00:00}}
+"""
+
+
+@pytest.fixture
+def uri(s3_server: S3Server) -> str:
+    return s3_server.uri(f"tables/{uuid4()}")
+
+
+def rows(first: int, last: int) -> list[dict[str, object]]:
+    return [{"at": HOUR.format(each % 3), "path": f"/page {each}", "bytes": each} for each in range(first, last)]
+
+
+def kinds(uri: str) -> set[KeyKind]:
+    parsed = [parse(info.key) for info in open_store(uri).list("")]
+    assert all(parsed), "every object has a key of the grammar"
+    return {each.kind for each in parsed if each is not None}
+
+
+def test_rows_appended_are_read_by_every_way_of_reading_and_as_of_every_version(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, time_column="at", sort_schema="path|timestamp/V2", window="1h")
+    for start in (0, 10, 20):
+        table.append(pa.Table.from_pylist(parsed_times(rows(start, start + 10)), SCHEMA))
+    again = Table.open(uri)
+    assert again.version == 3
+    assert sorted(again.scan(["bytes"]).to_arrow().column(0).to_pylist()) == list(range(30))
+    assert again.scan(["path"], col("bytes") >= 28).to_arrow().num_rows == 2
+    assert again.sql("select count(*), sum(bytes) from t where path like '/page 1%'").to_pylist() == [
+        {"count_star()": 11, "sum(bytes)": 146}
+    ]
+    assert Table.open(uri, at=1).scan().to_arrow().num_rows == 10
+    assert [entry.version for entry in again.history()] == [3, 2, 1, 0]
+    assert len(again.files()) == 9
+    again.log.checkpoint(again.snapshot)
+    assert Table.open(uri).scan().to_arrow().num_rows == 30
+    assert kinds(uri) >= {KeyKind.VERSION, KeyKind.STATE, KeyKind.LAST_CHECKPOINT, KeyKind.SPLIT}
+    assert KeyKind.PROBE not in kinds(uri)
+
+
+def test_a_keyed_table_acknowledges_finds_and_fences_on_s3(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="path")
+    with table.writer() as writer:
+        writer.put(parsed_times(rows(0, 5)))
+        assert table.get("/page 3") == parsed_times(rows(3, 4))[0]
+        writer.flush()
+        writer.put(parsed_times([{**rows(3, 4)[0], "bytes": 33}]))
+        writer.delete("/page 4")
+    found = Table.open(uri)
+    assert (found.get("/page 3") or {})["bytes"] == 33
+    assert found.get("/page 4") is None
+    assert found.scan(consistency="latest").to_arrow().num_rows == 4
+    assert found.scan(consistency="committed").to_arrow().num_rows == 5
+
+
+@pytest.mark.spark
+def test_jobs_ingest_compact_index_checkpoint_and_collect_a_table_on_s3(
+    s3_server: S3Server, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    landing = s3_server.uri(f"landing/{uuid4()}")
+    for number in range(2):
+        lines = "".join(json.dumps(each) + "\n" for each in rows(number * 30, number * 30 + 30))
+        open_store(landing).put(f"part-{number}.ndjson", (lines + "no row\n").encode(), IfAbsent())
+    declaration = tmp_path / "clicks.yaml"
+    declaration.write_text(DECLARATION.format(uri=uri, landing=landing), encoding="utf-8")
+    request = JobRequest(table_uri=uri, declaration=str(declaration), master="local[2]", horizon_ms=0)
+    with Spark("local[2]") as spark:
+        ingested = ingest.run(request, spark)
+        assert (ingested.status, ingested.rows_out, ingested.details["rejected"]) == ("committed", 60, 2)
+        assert ingest.run(request, spark).status == "nothing_to_do"
+        compacted = compact.run(request, spark)
+        assert (compacted.splits_in, compacted.splits_out, compacted.rows_out) == (6, 3, 60)
+        assert catch_up.run(request, spark).status == "committed"
+        assert checkpoint.run(request, spark).status == "committed"
+        settings = str(spark.session().sparkContext.getConf().getAll())
+        assert SECRET_KEY not in settings + ingested.to_json() + compacted.to_json()
+    table = Table.open(uri)
+    assert sorted(table.scan(["bytes"]).to_arrow().column(0).to_pylist()) == list(range(60))
+    assert table.explain_search(index="text")["scanned"] == []
+    assert table.search("59", index="text", cache_dir=tmp_path / "cache").column("bytes").to_pylist() == [59]
+    with Spark("local[2]") as unused:
+        collected = collect.run(request, unused)
+    assert collected.details["failed"] == {}
+    assert Table.open(uri).scan().to_arrow().num_rows == 60
+    assert main(["describe", uri, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 60
+    assert kinds(uri) >= {KeyKind.SPLIT, KeyKind.SEGMENT, KeyKind.STATE, KeyKind.QUARANTINE}
+
+
+@pytest.mark.spark
+def test_a_keyed_table_on_s3_is_merged_by_a_job(uri: str) -> None:
+    table = Table.create(uri, SCHEMA, primary_key="path")
+    table.append(parsed_times(rows(0, 5)))
+    table.append(parsed_times(rows(3, 8)))
+    with Spark("local[2]") as spark:
+        assert merge.run(JobRequest(table_uri=uri, master="local[2]"), spark).rows_out == 8
+    assert Table.open(uri).scan().to_arrow().num_rows == 8
+    assert (Table.open(uri).get("/page 7") or {})["bytes"] == 7
+
+
+def parsed_times(found: list[dict[str, object]]) -> list[dict[str, object]]:
+    import datetime as dt
+
+    return [{**each, "at": dt.datetime.fromisoformat(str(each["at"]))} for each in found]
