@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from storage_core.errors import InvalidInput
 
@@ -21,10 +21,21 @@ HOUR_MS = 3_600_000
 
 IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
+CheckpointFormat = Literal["avro", "json", "json-multipart"]
+CheckpointCompression = Literal["zstd", "snappy", "none"]
 
 _INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 _INDEX_KINDS: tuple[IndexKind, ...] = ("fulltext", "bitmap")
-_TEXT_KEYS = {"time_column": "timeColumn", "sort_schema": "sortSchema"}
+_TEXT_KEYS = {
+    "time_column": "timeColumn",
+    "sort_schema": "sortSchema",
+    "checkpoint_format": "checkpointFormat",
+    "checkpoint_compression": "checkpointCompression",
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "checkpoint_format": get_args(CheckpointFormat),
+    "checkpoint_compression": get_args(CheckpointCompression),
+}
 _NUMBER_KEYS = {
     "window_seconds": "windowSeconds",
     "target_split_bytes": "targetSplitBytes",
@@ -73,6 +84,8 @@ class TableConfig:
     indexes: tuple[IndexDefinition, ...] = ()
     target_split_bytes: int = 256 * 2**20
     checkpoint_interval: int = 10
+    checkpoint_format: CheckpointFormat = "avro"
+    checkpoint_compression: CheckpointCompression = "zstd"
     gc_horizon_ms: int = 24 * HOUR_MS
     version_retention_ms: int = 30 * 24 * HOUR_MS
 
@@ -81,6 +94,9 @@ class TableConfig:
         for name, least in (("target_split_bytes", 1), ("checkpoint_interval", 0), ("gc_horizon_ms", 0)):
             _at_least(name, getattr(self, name), least)
         _at_least("version_retention_ms", self.version_retention_ms, 0)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
         if self.window_seconds is not None:
             _at_least("window_seconds", self.window_seconds, 1)
         _distinct("primary key column", self.primary_key)
@@ -124,8 +140,10 @@ class TableConfig:
 
         Raises `InvalidInput` naming the key whose value cannot be read.
         """
-        text = {name: configuration.get(PREFIX + key) for name, key in _TEXT_KEYS.items()}
-        numbers = {
+        text: dict[str, Any] = {
+            name: configuration[PREFIX + key] for name, key in _TEXT_KEYS.items() if PREFIX + key in configuration
+        }
+        numbers: dict[str, Any] = {
             name: _integer(PREFIX + key, configuration[PREFIX + key])
             for name, key in _NUMBER_KEYS.items()
             if PREFIX + key in configuration
@@ -133,11 +151,10 @@ class TableConfig:
         indexes = tuple(_index(key, value) for key, value in configuration.items() if key.startswith(INDEX_PREFIX))
         primary_key = _names(_PRIMARY_KEY, json_value(_PRIMARY_KEY, configuration.get(_PRIMARY_KEY, "[]")))
         return TableConfig(
-            time_column=text["time_column"],
-            sort_schema=text["sort_schema"],
             coarse_window=configuration.get(_COARSE_WINDOW) == "true",
             primary_key=primary_key,
             indexes=indexes,
+            **text,
             **numbers,
         )
 
@@ -146,7 +163,7 @@ def json_value(key: str, text: str) -> object:
     """Return the parsed JSON value of a configuration entry; `InvalidInput` names the key when it does not parse."""
     try:
         return cast("object", json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {text[:80]!r}", key=key) from error
 
 

@@ -1,7 +1,8 @@
 """The actions of the transaction log as records (design page 02; source: `004`, "Actions" and appendix A).
 
 A version file is a sequence of actions, one JSON object per line with one top-level key that names the action. This
-module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused.
+module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused,
+and so is a known field whose value is not of the field's type.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, get_args
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.log import deletion_vector
+from storage_core.log.action_fields import Rules, read_fields, rules_of, shown
+from storage_core.log.deletion_vector import DeletionVector
 
 READER_VERSION = 4
 WRITER_VERSION = 4
-FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", "tidemark"})
+VECTORS_FEATURE = "deletionVectors"
+FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", "tidemark", VECTORS_FEATURE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """First line of every version file. `timestamp` (ms) is max(now, previous + 1): it never goes back."""
+    """First line of every version file. `timestamp` (ms) is max(now, previous + 1): it never goes back.
+
+    `version` is the number in the file's name, so that a file under another's name is not taken for it.
+    """
 
     NAME: ClassVar[str] = "commitInfo"
     commitId: str
     operation: str
     timestamp: int
+    version: int | None = None
     jobRunId: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,7 +71,8 @@ class Add:
     `minValues` / `maxValues` hold sound bounds in the text form of `rows.statistics`; a missing column never prunes.
     `windowStart` is the window in seconds since the epoch, None for the bucket of null timestamps or a table without
     windows. `minRowKey` / `maxRowKey` are the first and last sort key as JSON arrays. `xxh3` is the xxh3-64 of the
-    whole file as 16 hex digits.
+    whole file as 16 hex digits. `deletionVector` names the rows that are gone; None when there never were any. An add
+    of a path that is live replaces that entry: it may change nothing but the vector, and always states one.
     """
 
     NAME: ClassVar[str] = "add"
@@ -92,7 +102,7 @@ class Add:
     maxRowKey: str | None = None
     nullCounts: Mapping[str, int] | None = None
     xxh3: str | None = None
-    deletionVector: Mapping[str, Any] | None = None
+    deletionVector: DeletionVector | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +201,7 @@ _BY_NAME: Mapping[str, type[Any]] = {kind.NAME: kind for kind in get_args(Action
 _FIELDS: Mapping[type[Any], tuple[str, ...]] = {
     kind: tuple(each.name for each in fields(kind)) for kind in _BY_NAME.values()
 }
+_RULES: Mapping[str, Rules] = {name: rules_of(kind) for name, kind in _BY_NAME.items()}
 
 
 def to_json_object(action: Action) -> dict[str, dict[str, Any]]:
@@ -198,26 +209,31 @@ def to_json_object(action: Action) -> dict[str, dict[str, Any]]:
     body: dict[str, Any] = {}
     for name in _FIELDS[type(action)]:
         value = getattr(action, name)
-        if value is not None:
-            body[name] = list(value) if isinstance(value, tuple) else value
+        if value is None:
+            continue
+        if isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, DeletionVector):
+            value = deletion_vector.to_object(value)
+        body[name] = value
     return {action.NAME: body}
 
 
 def from_json_object(line: Mapping[str, Any], where: str) -> Action:
     """Return the record for one parsed line of a version file; `where` names the file and line for the error.
 
-    Raises `Unsupported` for an action this release does not know, `Corrupt` for one without its required fields.
+    Raises `Unsupported` for an action this release does not know, `Corrupt` for one that lacks a required field or
+    holds a value that its field cannot hold. A null counts as a field that is left out.
     """
     if len(line) != 1:
-        raise Corrupt(f"{where}: expected one action per line, found the keys {sorted(line)}", where=where)
+        raise Corrupt(f"{where}: expected one action per line, found the keys {sorted(line)[:5]}", where=where)
     name, body = next(iter(line.items()))
     kind = _BY_NAME.get(name)
     if kind is None:
-        raise Unsupported(f"{where}: unknown action {name!r}; this table needs a newer Tidemark", where=where)
-    if not isinstance(body, Mapping):
+        raise Unsupported(f"{where}: unknown action {shown(name)}; this table needs a newer Tidemark", where=where)
+    if not isinstance(body, dict):
         raise Corrupt(f"{where}: the action {name!r} is not an object", where=where)
-    known = _FIELDS[kind]
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items() if key in known}
+    values = read_fields(name, _RULES[name], body, where)
     try:
         action: Action = kind(**values)
     except TypeError as error:

@@ -1,20 +1,23 @@
 """Checkpoints: writing the Avro state of a version, and loading one (design page 02, "Checkpoints").
 
-A state is derived: the same version gives the same bytes, so whoever wrote it first is right. Order of writing:
+A state is derived: it says again what the version files say, so whoever wrote it first is right. Order of writing:
 manifests, then the state that names them, then the hint; killed anywhere in between, opening falls back to what is
-complete (lesson 47).
+complete (lesson 47). A new state shares the manifests of the one before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.config import CheckpointFormat
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import (
-    ENTRIES_PER_MANIFEST,
+    Compression,
     ManifestInfo,
     StateManifest,
     content_id,
@@ -25,60 +28,186 @@ from storage_core.formats.avro_state import (
 )
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, manifest_key, parse, state_key, version_key
 from storage_core.log.actions import Metadata
-from storage_core.log.codec import decode_version, is_safe_path
-from storage_core.log.hint import CheckpointHint, advance_hint
+from storage_core.log.codec import decode_numbered
+from storage_core.log.file_columns import entries_of
+from storage_core.log.files import ListedFiles, LiveFiles, Part, Recover, conform
+from storage_core.log.hint import Checkpointed, CheckpointHint, CheckpointKind, advance_hint
+from storage_core.log.json_checkpoint import part_keys, write_json_checkpoint
+from storage_core.log.safe_path import is_safe_path
+from storage_core.log.schema_registry import renames, renormalized
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.state import entries_of, is_own, manifest_info, metadata_of, snapshot_of, state_of
+from storage_core.log.state import Listing, is_own, manifest_info, metadata_of, snapshot_of, state_of
+from storage_core.log.state_layout import Layout, layout
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
+from storage_core.objectstore.reading import exists
 
 log = logging.getLogger(__name__)
+
+_KINDS: Mapping[CheckpointFormat, CheckpointKind] = {
+    "avro": CheckpointKind.AVRO_STATE,
+    "json": CheckpointKind.JSON,
+    "json-multipart": CheckpointKind.JSON_MULTIPART,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult:
-    """A checkpoint of `version` exists: live files in it, bytes of its state; `written` tells whether by this call."""
+    """A checkpoint of `version` exists: its live files, the bytes that this call wrote, whether it wrote the state.
+
+    `snapshot` is the version again, now with the manifests of that state behind it.
+    """
 
     version: int
     files: int
     bytes: int
     written: bool
+    snapshot: Snapshot
 
 
-def write_checkpoint(store: ObjectStore, snapshot: Snapshot, nonce: Callable[[], str]) -> CheckpointResult:
+def write_checkpoint(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    nonce: Callable[[], str],
+    *,
+    compact: bool = False,
+    recover: Recover | None = None,
+) -> CheckpointResult:
     """Make sure that a complete state of the snapshot's version exists and that the hint is at least as new.
 
-    Idempotent: a second call writes nothing. One PUT per manifest of 50,000 entries, one for the state, and one GET and
-    one PUT for the hint. Raises `CommitUnknown` or `Unavailable` when the store does not say; calling again is safe.
+    Idempotent: a second call writes nothing. Only what is new since the state that the snapshot was loaded from goes
+    into new manifests, unless the layout joins old ones or `compact` asks for all; the caller makes sure that the state
+    is still there. One PUT per new manifest, one for the state, one LIST where manifests are shared, and one GET and
+    one PUT for the hint. `recover` is what the returned snapshot falls back to. Raises `CommitUnknown` or `Unavailable`
+    when the store does not say; calling again is safe.
     """
-    manifests = [_write_manifest(store, chunk, snapshot) for chunk in _chunks(entries_of(snapshot))]
-    data = encode_state(state_of(snapshot, (info for info, _ in manifests)))
-    written = _put(store, state_key(snapshot.version), data)
-    size = len(data) + sum(each for _, each in manifests)
-    if written:
-        log.info("checkpoint of %s at version %d: %d files", store.uri, snapshot.version, len(snapshot.splits))
+    kind = _KINDS[snapshot.config.checkpoint_format]
+    if snapshot.checkpoint_version == snapshot.version:
+        result = CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
+    elif kind is CheckpointKind.AVRO_STATE:
+        result = _write_state(store, snapshot, compact=compact, recover=recover)
+    else:
+        result = _write_json(store, snapshot, in_parts=kind is CheckpointKind.JSON_MULTIPART)
     hint = CheckpointHint(
         version=snapshot.version,
-        actions=len(snapshot.splits) + len(snapshot.segments) + len(snapshot.txns),
-        size_bytes=size,
-        files=len(snapshot.splits),
+        kind=kind,
+        actions=result.files + len(snapshot.segments) + len(snapshot.txns),
+        size_bytes=result.bytes,
+        files=result.files,
         created_at_ms=snapshot.timestamp,
     )
     advance_hint(store, hint, nonce)
-    return CheckpointResult(snapshot.version, len(snapshot.splits), size, written)
+    return result
 
 
-def load_checkpoint(store: ObjectStore, version: int) -> tuple[Snapshot, bool]:
+def _planned(snapshot: Snapshot, *, compact: bool) -> Layout:
+    try:
+        return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=compact)
+    except Corrupt as error:
+        log.warning("a manifest that was to be rewritten is damaged, all are written anew: %s", error)
+        return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=True)
+
+
+def _write_json(store: ObjectStore, snapshot: Snapshot, *, in_parts: bool) -> CheckpointResult:
+    size, written = write_json_checkpoint(store, snapshot, in_parts=in_parts)
+    after = replace(snapshot, checkpoint_version=snapshot.version)
+    return CheckpointResult(snapshot.version, len(snapshot.splits), size if written else 0, written, after)
+
+
+def _write_state(store: ObjectStore, snapshot: Snapshot, *, compact: bool, recover: Recover | None) -> CheckpointResult:
+    compression = Compression(snapshot.config.checkpoint_compression)
+    renamed = renames(snapshot.metadata.configuration)
+    compact = compact or bool(renamed) or not _is_complete(store, snapshot.splits.listed)
+    planned = _planned(snapshot, compact=compact)
+    if renamed:
+        metadata = replace(snapshot.metadata, configuration=renormalized(snapshot.metadata.configuration))
+        snapshot = replace(snapshot, metadata=metadata)
+        planned = replace(planned, entries=_with_references(planned.entries, renamed))
+    written = [_write_manifest(store, chunk, snapshot, compression) for chunk in planned.chunks()]
+    parts = (*planned.kept, *(part for part, _ in written))
+    files = sum(part.info.num_entries for part in parts) - len(planned.tombstones)
+    listing = Listing(
+        manifests=tuple(part.info for part in parts),
+        tombstones=planned.tombstones,
+        files=files,
+        bytes=_live_bytes(snapshot.splits, planned),
+    )
+    data = encode_state(state_of(snapshot, listing), compression)
+    size = len(data) + sum(each for _, each in written)
+    if not _put(store, state_key(snapshot.version), data):
+        return _already_there(store, snapshot)
+    log.info("checkpoint of %s at version %d: %d files, %d bytes", store.uri, snapshot.version, files, size)
+    listed = ListedFiles(snapshot.version, parts, planned.tombstones, files, listing.bytes, recover=recover)
+    after = replace(snapshot, splits=LiveFiles(listed), checkpoint_version=snapshot.version)
+    return CheckpointResult(snapshot.version, files, size, written=True, snapshot=after)
+
+
+def _with_references(entries: pa.Table, renamed: Mapping[str, str]) -> pa.Table:
+    """The entries with every `docMappingRef` that is a key of `renamed` replaced by its value."""
+    found = entries.column("docMappingRef")
+    position = pc.index_in(found, value_set=pa.array(list(renamed)))
+    column = pc.coalesce(pa.array(list(renamed.values())).take(position.combine_chunks()), found.combine_chunks())
+    return entries.set_column(entries.schema.get_field_index("docMappingRef"), "docMappingRef", column)
+
+
+def _is_complete(store: ObjectStore, listed: ListedFiles | None) -> bool:
+    """Return whether every manifest that could be shared exists: a lost one is not passed on from state to state."""
+    if listed is None or not listed.closed:
+        return True
+    found = {info.key for info in store.list(f"{LOG_PREFIX}manifests/")}
+    # A listing may lack what is there, so it only clears.
+    doubtful = [key for part in listed.parts if (key := LOG_PREFIX + part.info.path) not in found]
+    return all(exists(store, key) for key in doubtful)
+
+
+def _already_there(store: ObjectStore, snapshot: Snapshot) -> CheckpointResult:
+    """The state of somebody else, with its own manifests: those are kept, what this call has put is garbage."""
+    try:
+        snapshot, _ = load_checkpoint(store, snapshot.version)
+    except Corrupt as error:
+        log.warning("version %d of %s has a damaged state already: %s", snapshot.version, store.uri, error)
+    return CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
+
+
+def _live_bytes(files: LiveFiles, planned: Layout) -> int:
+    """The size of all live splits, looked at no further than what changed."""
+    written = pc.sum(planned.entries.column("size")).as_py() or 0
+    if not planned.kept:
+        return int(written)
+    listed = files.listed
+    if listed is None:
+        raise AssertionError("parts are kept only of a list")
+    kept = set(planned.kept)
+    gone = [part for part in listed.parts if part not in kept]
+    before = sum(pc.sum(table.column("size")).as_py() or 0 for table in listed.only(gone))
+    removed = sum(_size(listed, path) for path in planned.tombstones - listed.tombstones)
+    return int(listed.bytes - before - removed + written)
+
+
+def _size(listed: ListedFiles, path: str) -> int:
+    found = listed.find(path)
+    return 0 if found is None else int(found.column("size")[0].as_py())
+
+
+def load_checkpoint(store: ObjectStore, version: int, recover: Recover | None = None) -> tuple[Snapshot, bool]:
     """Return the snapshot that the state of `version` holds, and whether Tidemark wrote it.
 
-    One GET for the state and one per manifest. Raises `NotFound` without such a state, `Corrupt` when it or one of its
-    manifests is damaged or missing.
+    One GET for the state; its manifests are read when somebody looks at them, and when one cannot be, `recover` lists
+    the splits instead. Raises `NotFound` without such a state, `Corrupt` when it is damaged.
     """
     state = read_state(store, version)
     where = state_key(version)
     metadata = metadata_of(state, where) or _metadata_elsewhere(store, version)
-    entries = [entry for info in state.manifests for entry in _read_manifest(store, state, info)]
-    return snapshot_of(state, entries, metadata, where), is_own(state)
+    listed = ListedFiles(
+        version,
+        tuple(Part(info, _reader(store, state, info), ours=is_own(state)) for info in state.manifests),
+        frozenset(state.tombstones),
+        state.num_files,
+        state.total_bytes,
+        closed=is_own(state),
+        recover=recover,
+    )
+    return snapshot_of(state, listed, metadata, where), is_own(state)
 
 
 def read_state(store: ObjectStore, version: int) -> StateManifest:
@@ -96,28 +225,40 @@ def listed_states(store: ObjectStore) -> list[int]:
     return [each.version for each in parsed if each and each.kind is KeyKind.STATE and each.version is not None]
 
 
+def named_keys(store: ObjectStore, checkpoint: Checkpointed) -> tuple[str, ...]:
+    """Return the keys of the manifests or parts that a checkpoint consists of besides its root. One GET.
+
+    Raises `NotFound` and `Corrupt`.
+    """
+    if checkpoint.kind is CheckpointKind.AVRO_STATE:
+        return manifest_keys(read_state(store, checkpoint.version))
+    return part_keys(store.get(checkpoint.key).data, checkpoint.key) or ()
+
+
 def manifest_keys(state: StateManifest) -> tuple[str, ...]:
     """Return the keys of the manifests that a state names, in its order: what the collector must keep for it."""
     return tuple(_manifest_key(state, info) for info in state.manifests)
 
 
-def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    for start in range(0, len(entries), ENTRIES_PER_MANIFEST):
-        yield entries[start : start + ENTRIES_PER_MANIFEST]
-
-
-def _write_manifest(store: ObjectStore, entries: list[dict[str, Any]], snapshot: Snapshot) -> tuple[ManifestInfo, int]:
-    data = encode_entries(entries)
+def _write_manifest(
+    store: ObjectStore, table: pa.Table, snapshot: Snapshot, compression: Compression
+) -> tuple[Part, int]:
+    data = encode_entries(entries_of(table), compression)
     key = manifest_key(content_id(data))
     _put(store, key, data)
-    return manifest_info(key.removeprefix(LOG_PREFIX), entries, snapshot.metadata.partitionColumns), len(data)
+    info = manifest_info(key.removeprefix(LOG_PREFIX), table, snapshot)
+    return Part.of(info, table), len(data)
 
 
 def _put(store: ObjectStore, key: str, data: bytes) -> bool:
     return create_derived(store, key, data, advice="write the checkpoint again")
 
 
-def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> list[dict[str, Any]]:
+def _reader(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> Callable[[], pa.Table]:
+    return lambda: _read_manifest(store, state, info)
+
+
+def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> pa.Table:
     key = _manifest_key(state, info)
     try:
         data = store.get(key).data
@@ -126,9 +267,9 @@ def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo)
     # Names written by others are not always content hashes, so only our own can be verified.
     if is_own(state) and manifest_key(content_id(data)) != key:
         raise Corrupt(f"{key}: the content hashes to {content_id(data)}; it is not what was written", key=key)
-    entries = decode_entries(data, key)
-    if is_own(state) and len(entries) != info.num_entries:
-        raise Corrupt(f"{key}: expected {info.num_entries} entries, found {len(entries)}", key=key)
+    entries = conform(decode_entries(data, key), key)
+    if is_own(state) and entries.num_rows != info.num_entries:
+        raise Corrupt(f"{key}: expected {info.num_entries} entries, found {entries.num_rows}", key=key)
     return entries
 
 
@@ -150,7 +291,7 @@ def _metadata_elsewhere(store: ObjectStore, version: int) -> Metadata:
                 return found
     key = version_key(0)
     try:
-        actions = decode_version(store.get(key).data, key)
+        actions = decode_numbered(store.get(key).data, 0)
     except NotFound as error:
         raise Corrupt(f"{state_key(version)}: the state holds no metadata, and {key} is gone", key=key) from error
     metadata = next((action for action in actions if isinstance(action, Metadata)), None)

@@ -1,16 +1,18 @@
 """Version files as bytes: newline-delimited JSON behind gzip, and the dialects out there (design pages 02, 09).
 
 Pure: bytes to records and back, no I/O. Encoding the same actions gives the same bytes on every machine and day.
+Decoding holds one line at a time beside the records, whatever the bytes expand to.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput
+from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
     Action,
     Add,
@@ -22,61 +24,88 @@ from storage_core.log.actions import (
     from_json_object,
     to_json_object,
 )
+from storage_core.log.safe_path import is_safe_path
 
 MAX_EXPANDED_BYTES = 512 * 2**20
+MAX_LINE_BYTES = 16 * 2**20
+MAX_LINES = 5_000_000
 GZIP_MAGIC = b"\x1f\x8b"
 DOUBLED_MAGIC = b"\x01\x01"
-_GZIP_WINDOW = 31
 
-_REQUIRED_TYPES: Mapping[str, type] = {"str": str, "int": int, "bool": bool}
+_GZIP_WINDOW = 31
+_CHUNK_BYTES = 64 * 2**10
 
 
 def encode_line(action: Action) -> str:
     """Return one action as one line of JSON without its newline; raises `InvalidInput` for what JSON cannot say."""
     try:
         return json.dumps(to_json_object(action), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"the action {action.NAME!r} cannot be written as JSON: {error}") from error
 
 
 def encode_version(actions: Iterable[Action]) -> bytes:
-    """Return the bytes of a version file: one line per action, gzip without a time stamp."""
+    """Return the bytes of a version file: one line per action, gzip without a time stamp.
+
+    Raises `InvalidInput` for what JSON or UTF-8 cannot say.
+    """
     text = "".join(encode_line(action) + "\n" for action in actions)
     compressor = zlib.compressobj(6, zlib.DEFLATED, _GZIP_WINDOW)
-    return compressor.compress(text.encode()) + compressor.flush()
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"an action holds text that is not valid Unicode: {error.reason}") from error
+    return compressor.compress(data) + compressor.flush()
 
 
 def decode_version(data: bytes, where: str) -> list[Action]:
     """Return the actions of a version file in order, whichever dialect it is in.
 
     Plain text, gzip, and gzip behind the bytes `01 01` are told apart by their first bytes. `where` is the key of the
-    file. Raises `Corrupt` naming key and line, also when the content would expand beyond `MAX_EXPANDED_BYTES`, and
+    file. Raises `Corrupt` naming key and line, also beyond `MAX_EXPANDED_BYTES`, `MAX_LINE_BYTES` or `MAX_LINES`, and
     `Unsupported` for an action that this release does not know.
     """
-    text = _expand(data, where)
-    return [
-        decode_line(line, f"{where}, line {number}")
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line and not line.isspace()
-    ]
+    if not data:  # nobody writes nothing: skipping the version would lose what it did
+        raise Corrupt(f"{where}: empty; expected at least one action", key=where)
+    actions: list[Action] = []
+    number = 0
+    for number, line in enumerate(_lines(_expanded(data, where), where), start=1):
+        if number > MAX_LINES:
+            raise Corrupt(f"{where}: more than {MAX_LINES} lines; no version file of ours has them", key=where)
+        if line and not line.isspace():
+            actions.append(decode_line(_text(line, where, number), f"{where}, line {number}"))
+    return actions
+
+
+def decode_numbered(data: bytes, version: int) -> list[Action]:
+    """Return the actions of the file of `version`. Raises as `decode_version`, and when it says another number."""
+    key = version_key(version)
+    actions = decode_version(data, key)
+    info = commit_info(actions)
+    if info is not None and info.version is not None and info.version != version:
+        raise Corrupt(f"{key}: holds version {info.version}; it is not what was written; {SEE_CORRUPT}", key=key)
+    return actions
 
 
 def decode_line(line: str, where: str) -> Action:
-    """Return the action of one line, its required fields checked; raises `Corrupt` or `Unsupported` naming `where`."""
+    """Return the action of one line, every field of its type; raises `Corrupt` or `Unsupported` naming `where`."""
     try:
-        value = json.loads(line)
+        value = _DECODER.decode(line)
+        if "\\ud" in line or "\\uD" in line:  # the only spellings in which half a character can come
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {line[:80]!r}", key=where)
     action = from_json_object(value, where)
-    _check_types(action, where)
     match action:
         case Add() | Remove() | MergeSkip() | IndexSegment() | RemoveIndexSegment():
             if not is_safe_path(action.path):
-                raise Corrupt(f"{where}: the path {action.path!r} leaves the table", key=where)
+                raise Corrupt(f"{where}: the path {action.path[:200]!r} leaves the table", key=where)
         case _:
-            pass
+            return action
+    if isinstance(action, Add) and action.deletionVector is not None:
+        _require_rows(action, where)
     return action
 
 
@@ -85,69 +114,91 @@ def commit_info(actions: Sequence[Action]) -> CommitInfo | None:
     return next((action for action in actions if isinstance(action, CommitInfo)), None)
 
 
-def is_safe_path(path: str) -> bool:
-    """Tell whether a path from a log entry stays inside the table: relative, no `..`, no control characters."""
-    segments = path.split("/")
-    return path.isprintable() and "\\" not in path and all(segment not in ("", ".", "..") for segment in segments)
+def _require_rows(add: Add, where: str) -> None:
+    """A vector never covers more rows than the split has."""
+    gone = 0 if add.deletionVector is None else add.deletionVector.cardinality
+    if add.numRecords is not None and gone > add.numRecords:
+        raise Corrupt(f"{where}: the deletion vector covers {gone} rows of {add.numRecords}", key=where)
 
 
-def _expand(data: bytes, where: str) -> str:
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Which of two equal keys counts differs between readers, so neither does."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {doubled[:80]!r} occurs twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+
+
+def _text(line: bytes, where: str, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        found = f"{where}, line {number}: expected UTF-8 or gzip, found {line[:8].hex(' ')}…"
+        raise Corrupt(found, key=where) from error
+
+
+def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """Yield the lines without their newlines; a line that goes on over many chunks is put together once."""
+    pending: list[bytes] = []
+    waiting = 0
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        waiting += len(first)
+        if max(waiting, *map(len, others), 0) > MAX_LINE_BYTES:
+            raise Corrupt(f"{where}: a line of more than {MAX_LINE_BYTES} bytes; no version file has one", key=where)
+        pending.append(first)
+        if others:
+            yield b"".join(pending)
+            yield from others[:-1]
+            pending, waiting = [others[-1]], len(others[-1])
+    yield b"".join(pending)
+
+
+def _expanded(data: bytes, where: str) -> Iterator[bytes]:
+    """Yield the content in pieces; together they never exceed the cap."""
+    room = MAX_EXPANDED_BYTES
     if data.startswith(DOUBLED_MAGIC + GZIP_MAGIC):
         data = data[len(DOUBLED_MAGIC) :]
-    if data.startswith(GZIP_MAGIC):
-        data = _gunzip(data, where)
-    if len(data) > MAX_EXPANDED_BYTES:
-        raise _too_large(where)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise Corrupt(f"{where}: expected UTF-8 or gzip, found {data[:8].hex(' ')}…", key=where) from error
-
-
-def _gunzip(data: bytes, where: str) -> bytes:
-    """Expand every gzip member, never holding more than the cap."""
-    parts: list[bytes] = []
-    room = MAX_EXPANDED_BYTES
-    while data:
-        stream = zlib.decompressobj(_GZIP_WINDOW)
-        try:
-            # One byte more than the room: a member that fills the room exactly must still reach its end mark.
-            part = stream.decompress(data, room + 1)
-        except zlib.error as error:
-            raise Corrupt(f"{where}: damaged gzip: {error}", key=where) from error
-        room -= len(part)
+    for piece in _gunzipped(data, where) if data.startswith(GZIP_MAGIC) else _pieces(data):
+        room -= len(piece)
         if room < 0:
-            raise _too_large(where)
-        if not stream.eof:
-            raise Corrupt(f"{where}: gzip ends early after {len(data)} bytes; the file is torn", key=where)
-        parts.append(part)
-        data = stream.unused_data
-    return b"".join(parts)
-
-
-def _too_large(where: str) -> Corrupt:
-    return Corrupt(f"{where}: expands beyond {MAX_EXPANDED_BYTES} bytes; no version file of ours does", key=where)
-
-
-def _check_types(action: Action, where: str) -> None:
-    for name, expected in _CHECKED[type(action)]:
-        value = getattr(action, name)
-        # bool is an int to Python and never one to the protocol.
-        if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
             raise Corrupt(
-                f"{where}: {action.NAME}.{name} is {value!r}; expected {expected.__name__}", key=where, field=name
+                f"{where}: expands beyond {MAX_EXPANDED_BYTES} bytes; no version file of ours does", key=where
             )
+        yield piece
 
 
-def _checked_fields(kind: Callable[..., Action]) -> tuple[tuple[str, type], ...]:
-    # Annotations are text here (postponed evaluation), which is all that a check of required scalars needs.
-    return tuple(
-        (each.name, _REQUIRED_TYPES[str(each.type)])
-        for each in fields(kind)  # type: ignore[arg-type]  # every member of Action is a dataclass
-        if str(each.type) in _REQUIRED_TYPES
-    )
+def _pieces(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), _CHUNK_BYTES):
+        yield data[start : start + _CHUNK_BYTES]
 
 
-_CHECKED: Mapping[type[Action], tuple[tuple[str, type], ...]] = {
-    kind: _checked_fields(kind) for kind in Action.__args__
-}
+def _gunzipped(data: bytes, where: str) -> Iterator[bytes]:
+    """Yield the content of every gzip member, at most a chunk at a time."""
+    stream = zlib.decompressobj(_GZIP_WINDOW)
+    started = False
+    try:
+        for piece in _pieces(data):
+            rest = piece
+            while rest:
+                if stream.eof:
+                    stream, started = zlib.decompressobj(_GZIP_WINDOW), False
+                started = True
+                yield stream.decompress(rest, _CHUNK_BYTES)
+                rest = stream.unused_data if stream.eof else stream.unconsumed_tail
+        # Output can be left inside although all input is consumed.
+        while not stream.eof and (part := stream.decompress(b"", _CHUNK_BYTES)):
+            yield part
+    except zlib.error as error:
+        raise Corrupt(f"{where}: damaged gzip: {error}", key=where) from error
+    if started and not stream.eof:
+        raise Corrupt(f"{where}: gzip ends early after {len(data)} bytes; the file is torn", key=where)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitConflict, CommitUnknown, Fenced, NotFound, Unavailable
+from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, Unavailable
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, CommitInfo
@@ -54,12 +54,13 @@ class CommitLabel:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     job_run_id: str | None = None
 
-    def info(self, timestamp_ms: int) -> CommitInfo:
-        """Return that first line for an attempt at `timestamp_ms`."""
+    def info(self, version: int, timestamp_ms: int) -> CommitInfo:
+        """Return that first line for an attempt to become `version` at `timestamp_ms`."""
         return CommitInfo(
             commitId=self.commit_id,
             operation=self.operation,
             timestamp=timestamp_ms,
+            version=version,
             jobRunId=self.job_run_id,
             metrics=self.metrics,
         )
@@ -121,7 +122,7 @@ class Committer:
         """Try to become the version after `head`."""
         version = head.version + 1
         # Never at or before the previous commit, whatever the clock does: times order versions.
-        content = (label.info(max(self.clock.now_ms(), head.timestamp + 1)), *actions)
+        content = (label.info(version, max(self.clock.now_ms(), head.timestamp + 1)), *actions)
         match put_if_absent(self.store, version_key(version), encode_version(content)):
             case Committed():
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
@@ -138,12 +139,15 @@ class Committer:
         while True:
             try:
                 actions = read_version(self.store, head.version + 1)
-            except Unavailable:
-                actions = None
-            if actions is None:
+                following = None if actions is None else Snapshot.apply(head, head.version + 1, actions)
+            except (Unavailable, Corrupt) as error:
+                # The put was sent: whatever cannot be read now may be ours.
+                log.warning("version %d of %s could not be read back: %s", head.version + 1, self.store.uri, error)
+                actions = following = None
+            if actions is None or following is None:
                 # Past `start` somebody else holds the version that our put was for: it can never land.
                 return _Attempt(landed=False, head=head, open=head.version == start)
-            head = Snapshot.apply(head, head.version + 1, actions)
+            head = following
             info = commit_info(actions)
             if info is not None and info.commitId == commit_id:
                 return _Attempt(landed=True, head=head)

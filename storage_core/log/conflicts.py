@@ -7,12 +7,15 @@ because put-if-absent of the next version succeeds only while that head is still
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
+from storage_core.config import TableConfig
+from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
+from storage_core.log.action_fields import MAX_TIME_MS
 from storage_core.log.actions import (
     FEATURES,
+    VECTORS_FEATURE,
     WRITER_VERSION,
     Action,
     Add,
@@ -26,9 +29,14 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
-from storage_core.log.codec import decode_version, encode_version, is_safe_path
-from storage_core.log.requirements import Requirement
+from storage_core.log.codec import decode_version, encode_version
+from storage_core.log.deletion_vector import VectorStorage, rows_of
+from storage_core.log.requirements import RESTORES, MergeProgress, Requirement
+from storage_core.log.segment_conflicts import check_segments, without_stale_segments
+from storage_core.log.settings_conflicts import check_settings
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.split_conflicts import check_splits
+from storage_core.rows.schema import from_schema_string
 
 OWN_FEATURE = "tidemark"
 
@@ -53,50 +61,71 @@ def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
     reserved = [action.NAME for action in actions if isinstance(action, CommitInfo | Protocol)]
     if reserved:
         raise InvalidInput(f"{', '.join(reserved)} is written by the log itself; leave it out of the actions")
-    paths = [action.path for action in actions if isinstance(action, Add | Remove)]
-    segments = [action.path for action in actions if isinstance(action, IndexSegment | RemoveIndexSegment)]
-    _refuse_repeats("path", paths)
-    _refuse_repeats("segment", segments)
-    _refuse_repeats("txn of", [action.appId for action in actions if isinstance(action, Txn)])
-    unsafe = [path for path in (*paths, *segments) if not is_safe_path(path)]
-    if unsafe:
-        raise InvalidInput(f"the path {unsafe[0]!r} leaves the table; the log stores table-relative keys only")
     try:
-        return tuple(decode_version(encode_version(actions), "this commit"))
+        written = tuple(decode_version(encode_version(actions), "this commit"))
+        for action in written:
+            if isinstance(action, Add):
+                _require_vector(action)
+            elif isinstance(action, Metadata):
+                _require_openable(action)
     except Corrupt as error:
         raise InvalidInput(str(error)) from error
+    _refuse_repeats("path", [action.path for action in written if isinstance(action, Add | Remove)])
+    _refuse_repeats("segment", [each.path for each in written if isinstance(each, IndexSegment | RemoveIndexSegment)])
+    _refuse_repeats("txn of", [action.appId for action in written if isinstance(action, Txn)])
+    _refuse_repeats("fence of", [action.resource for action in written if isinstance(action, Fence)])
+    _refuse_repeats("progress of region", [each.region for each in written if isinstance(each, MergedGenerations)])
+    _refuse_repeats("action", [action.NAME for action in written if isinstance(action, Metadata)])
+    return written
+
+
+def _require_openable(metadata: Metadata) -> None:
+    """Raise `InvalidInput` for a schema or settings that nobody could read: the table would never open again."""
+    from_schema_string(metadata.schemaString)
+    TableConfig.from_configuration(metadata.configuration)
 
 
 def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     """Return the actions to write after `head`, or None when the head already holds this work.
 
-    Index segments whose splits are all gone are left out. Raises `CommitConflict` when another commit invalidated the
-    plan, `Fenced` when a higher token has committed, `Unsupported` when this release may not write the table.
+    Index segments whose splits are all gone are left out; the first deletion vector of a table brings the feature that
+    keeps readers without it away. Raises `CommitConflict` when another commit invalidated the plan, `Fenced` when a
+    higher token has committed, `Unsupported` when this release may not write the table.
     """
     require_writable(head)
+    _ = head.schema, head.config  # read once per snapshot: nothing lands on a table that could not be opened after it
     if _is_recorded(plan.actions, head):
         return None
-    _check_splits(plan.actions, head)
-    _check_metadata(plan, head)
+    check_splits(plan.actions, plan.planned, head)
+    check_settings(plan.actions, plan.planned, head)
     _check_fences(plan.actions, head)
-    _check_generations(plan.actions, head)
+    _check_generations(plan, head)
     for requirement in plan.requirements:
         requirement.check(head)
-    kept = _without_stale_segments(plan.actions, head)
-    _check_segments(plan, kept, head)
-    return kept
+    kept = without_stale_segments(plan.actions, head)
+    check_segments(kept, plan.planned, head)
+    return _with_features(kept, head.protocol)
 
 
 def require_writable(head: Snapshot) -> None:
-    """Raise `Unsupported` unless this release may write the table: known features, and one of ours."""
+    """Raise `Unsupported` unless this release may write the table: known features, and one of ours.
+
+    Raises `Corrupt` when no version can follow: times of commits only grow, and this one is the last there is.
+    """
     protocol = head.protocol
     features = set(protocol.writerFeatures or ())
     if protocol.minWriterVersion > WRITER_VERSION or features - FEATURES:
         needed = [f"writer version {protocol.minWriterVersion}", *sorted(features - FEATURES)]
-        raise Unsupported(f"the table needs {', '.join(needed)} to be written; upgrade")
+        raise Unsupported(f"the table needs {', '.join(needed)} to be written; upgrade", features=needed)
     if OWN_FEATURE not in features:
         raise Unsupported(
             f"the table was not created by Tidemark (no writer feature {OWN_FEATURE!r}): it can be read, not written"
+        )
+    if head.timestamp >= MAX_TIME_MS:
+        raise Corrupt(
+            f"version {head.version} says that it was committed at {head.timestamp} ms: no later time can be written; "
+            f"{SEE_CORRUPT}",
+            version=head.version,
         )
 
 
@@ -112,32 +141,6 @@ def _is_recorded(actions: Iterable[Action], head: Snapshot) -> bool:
     return bool(recorded)
 
 
-def _check_splits(actions: Iterable[Action], head: Snapshot) -> None:
-    for action in actions:
-        match action:
-            case Remove() if action.path not in head.splits:
-                raise CommitConflict(
-                    f"{action.path}: no longer live at version {head.version}; another commit removed it, plan again",
-                    path=action.path,
-                )
-            case Add() if action.path in head.splits:
-                raise CommitConflict(
-                    f"{action.path}: live already since version {head.added_at[action.path][0]}; plan again",
-                    path=action.path,
-                )
-            case _:
-                pass
-
-
-def _check_metadata(plan: Plan, head: Snapshot) -> None:
-    relies_on_it = any(isinstance(action, Add | Metadata) for action in plan.actions)
-    if relies_on_it and head.metadata != plan.planned.metadata:
-        raise CommitConflict(
-            f"schema or configuration changed between version {plan.planned.version} and {head.version}; "
-            "plan again from a fresh snapshot"
-        )
-
-
 def _check_fences(actions: Iterable[Action], head: Snapshot) -> None:
     for action in actions:
         # An equal token is its own holder committing once more; only a lower one belongs to a zombie.
@@ -151,10 +154,21 @@ def _check_fences(actions: Iterable[Action], head: Snapshot) -> None:
             )
 
 
-def _check_generations(actions: Iterable[Action], head: Snapshot) -> None:
-    for action in actions:
+def _check_generations(plan: Plan, head: Snapshot) -> None:
+    starts = {each.region: each.after for each in plan.requirements if isinstance(each, MergeProgress)}
+    restored = head.fences.get(RESTORES, 0)
+    for action in plan.actions:
         if not isinstance(action, MergedGenerations):
             continue
+        if restored > plan.planned.version:
+            # Rows that were gone when the merge looked for its keys may be live again: it would add them twice.
+            raise CommitConflict(
+                f"region {action.region}: version {restored} restored the table after this merge was planned on "
+                f"version {plan.planned.version}; plan again",
+                region=action.region,
+            )
+        # The range starts right after what is recorded (lesson 25); without a stated start it is this one generation.
+        MergeProgress(action.region, starts.get(action.region, action.generation - 1)).check(head)
         recorded = head.merged_generations.get(action.region, 0)
         if action.generation <= recorded:
             raise CommitConflict(
@@ -164,52 +178,34 @@ def _check_generations(actions: Iterable[Action], head: Snapshot) -> None:
             )
 
 
-def _without_stale_segments(actions: Sequence[Action], head: Snapshot) -> tuple[Action, ...]:
-    live = head.splits.keys() | {action.path for action in actions if isinstance(action, Add)}
-    kept = tuple(
-        action
-        for action in actions
-        if not (isinstance(action, IndexSegment) and action.covers and live.isdisjoint(action.covers))
+def _with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
+    """Readers that do not know deletion vectors would return rows that are gone, writers would bring them back."""
+    if not any(isinstance(action, Add) and action.deletionVector is not None for action in actions):
+        return actions
+    upgraded = replace(
+        protocol,
+        readerFeatures=_with_vectors(protocol.readerFeatures),
+        writerFeatures=_with_vectors(protocol.writerFeatures),
     )
-    if not kept:
-        raise CommitConflict(f"every split that the new segments cover is gone at version {head.version}; plan again")
-    return kept
+    return actions if upgraded == protocol else (upgraded, *actions)
 
 
-def _check_segments(plan: Plan, actions: Sequence[Action], head: Snapshot) -> None:
-    removed = {action.path for action in actions if isinstance(action, RemoveIndexSegment)}
-    gone = sorted(removed - head.segments.keys())
-    if gone:
-        raise CommitConflict(f"{gone[0]}: no live segment at version {head.version}; plan again", path=gone[0])
-    added = [action for action in actions if isinstance(action, IndexSegment)]
-    if not added:
+def _with_vectors(features: tuple[str, ...] | None) -> tuple[str, ...]:
+    known = features or ()
+    return known if VECTORS_FEATURE in known else (*known, VECTORS_FEATURE)
+
+
+def _require_vector(add: Add) -> None:
+    """What is committed is what it says: the bytes of an inline vector, and rows that the split has."""
+    vector = add.deletionVector
+    if vector is None or vector.storage is not VectorStorage.INLINE:
         return
-    covered = {
-        (segment.index, split): path
-        for path, segment in head.segments.items()
-        if path not in removed
-        for split in segment.covers
-    }
-    for segment in added:
-        _check_segment(plan, segment, head)
-        for split in segment.covers:
-            other = covered.setdefault((segment.index, split), segment.path)
-            if other != segment.path:
-                raise CommitConflict(f"{split}: covered by {other} of index {segment.index!r} already; plan again")
+    rows = rows_of(vector, None, add.path)
+    if rows and add.numRecords is not None and rows.max() >= add.numRecords:
+        raise Corrupt(f"{add.path}: the deletion vector names row {rows.max()} of {add.numRecords}", key=add.path)
 
 
-def _check_segment(plan: Plan, segment: IndexSegment, head: Snapshot) -> None:
-    definition = head.config.index(segment.index)
-    if definition is None or definition != plan.planned.config.index(segment.index):
-        raise CommitConflict(
-            f"index {segment.index!r} was dropped or redefined by version {head.version}; plan again",
-            index=segment.index,
-        )
-    if segment.path in head.segments:
-        raise CommitConflict(f"{segment.path}: live already at version {head.version}", path=segment.path)
-
-
-def _refuse_repeats(what: str, names: Iterable[str]) -> None:
+def _refuse_repeats(what: str, names: Iterable[Hashable]) -> None:
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise InvalidInput(f"the commit names the {what} {repeated[0]!r} more than once")

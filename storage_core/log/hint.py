@@ -10,23 +10,45 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from storage_core.errors import NotFound
-from storage_core.formats.keys import last_checkpoint_key, state_key
+from storage_core.formats.keys import json_checkpoint_key, last_checkpoint_key, state_key
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore
 from storage_core.objectstore.reading import exists
 
-STATE_FORMAT = "avro-state"
 _ATTEMPTS = 5
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointHint:
-    """What the hint says: a version that has a state, and figures of it. `created_at_ms` is the commit's time."""
+class CheckpointKind(StrEnum):
+    """In which form a version is checkpointed, as the hint spells it."""
+
+    AVRO_STATE = "avro-state"
+    JSON = "json"
+    JSON_MULTIPART = "json-multipart"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A version that is checkpointed, and in which form."""
 
     version: int
+    kind: CheckpointKind
+
+    @property
+    def key(self) -> str:
+        """The key of the checkpoint's root, which is put last."""
+        return state_key(self.version) if self.kind is CheckpointKind.AVRO_STATE else json_checkpoint_key(self.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHint:
+    """What the hint says: a version that is checkpointed, and figures of it. `created_at_ms` is the commit's time."""
+
+    version: int
+    kind: CheckpointKind = CheckpointKind.AVRO_STATE
     actions: int
     size_bytes: int
     files: int
@@ -34,23 +56,24 @@ class CheckpointHint:
 
     def to_json(self, nonce: str) -> bytes:
         """Return the body of the hint; field names are the source's, the nonce keeps equal bodies apart."""
-        body = {
+        body: dict[str, object] = {
             "version": self.version,
             "size": self.actions,
             "sizeInBytes": self.size_bytes,
             "numFiles": self.files,
             "createdTime": self.created_at_ms,
-            "format": STATE_FORMAT,
-            "stateDir": f"state-v{self.version:020d}",
+            "format": self.kind,
             "nonce": nonce,
         }
+        if self.kind is CheckpointKind.AVRO_STATE:
+            body["stateDir"] = f"state-v{self.version:020d}"
         return json.dumps(body, separators=(",", ":")).encode()
 
 
-def read_hint(store: ObjectStore) -> int | None:
-    """Return the version whose Avro state the hint names, or None when there is no usable hint. One GET."""
+def read_hint(store: ObjectStore) -> Checkpointed | None:
+    """Return the checkpoint that the hint names, or None when there is no usable hint. One GET."""
     try:
-        return _version(store.get(last_checkpoint_key()).data)
+        return _checkpointed(store.get(last_checkpoint_key()).data)
     except NotFound:
         return None
 
@@ -67,8 +90,8 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
         except NotFound:
             mode: IfAbsent | IfMatch = IfAbsent()
         else:
-            current = _version(blob.data)
-            if current is not None and current >= hint.version and exists(store, state_key(current)):
+            current = _checkpointed(blob.data)
+            if current is not None and current.version >= hint.version and exists(store, current.key):
                 return False
             mode = IfMatch(blob.etag)
         if isinstance(store.put(last_checkpoint_key(), hint.to_json(nonce()), mode), Committed):
@@ -78,13 +101,13 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
     return False
 
 
-def _version(data: bytes) -> int | None:
+def _checkpointed(data: bytes) -> Checkpointed | None:
     try:
         body = json.loads(data)
-    except (ValueError, RecursionError):
+        # Hints of before there were formats name a JSON checkpoint.
+        kind = CheckpointKind(body.get("format") or CheckpointKind.JSON)
+        version = body.get("version")
+    except (ValueError, AttributeError, RecursionError):
         return None
-    if not isinstance(body, dict) or body.get("format") != STATE_FORMAT:
-        return None
-    version = body.get("version")
     usable = isinstance(version, int) and not isinstance(version, bool) and 0 <= version < 2**63
-    return version if usable else None
+    return Checkpointed(version, kind) if usable else None

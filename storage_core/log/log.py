@@ -18,7 +18,16 @@ from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
 from storage_core.log.conflicts import Plan, validated
 from storage_core.log.history import HistoryEntry, entries, find_commit
-from storage_core.log.replay import advance, list_log, open_head, open_timestamp, open_version, read_version
+from storage_core.log.replay import (
+    advance,
+    based_on_newest_state,
+    list_log,
+    open_head,
+    open_timestamp,
+    open_version,
+    read_version,
+    recovery,
+)
 from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, ObjectStore
@@ -51,7 +60,7 @@ class TransactionLog:
         now = self.clock.now_ms()
         label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
         content = (
-            label.info(now),
+            label.info(0, now),
             Protocol(readerFeatures=TABLE_FEATURES, writerFeatures=TABLE_FEATURES),
             metadata if metadata.createdTime is not None else replace(metadata, createdTime=now),
         )
@@ -131,19 +140,23 @@ class TransactionLog:
         """Yield the retained versions from `newest` down, without it from the head, which is opened. One GET each."""
         yield from entries(self.store, open_head(self.store).version if newest is None else newest)
 
-    def checkpoint(self, snapshot: Snapshot) -> CheckpointResult:
-        """Make sure that the snapshot's version has a complete state, and the hint is no older. Idempotent."""
-        return write_checkpoint(self.store, snapshot, self.ids.uuid)
+    def checkpoint(self, snapshot: Snapshot, *, compact: bool = False) -> CheckpointResult:
+        """Make sure that the snapshot's version has a complete state, and the hint is no older. Idempotent.
+
+        Work is proportional to what is new since the newest state, amortized; `compact` writes all manifests anew.
+        """
+        based = based_on_newest_state(self.store, snapshot)
+        behind = recovery(self.store, based.version)
+        return write_checkpoint(self.store, based, self.ids.uuid, compact=compact, recover=behind)
 
     def _checkpoint_if_possible(self, snapshot: Snapshot) -> Snapshot:
         try:
-            self.checkpoint(snapshot)
+            return self.checkpoint(snapshot).snapshot
         except TidemarkError as error:
             log.warning(
                 "version %d of %s is committed, its checkpoint failed: %s", snapshot.version, self.store.uri, error
             )
             return snapshot
-        return replace(snapshot, checkpoint_version=snapshot.version)
 
     def _require_own_version_zero(self, commit_id: str) -> None:
         actions = read_version(self.store, 0)

@@ -7,42 +7,45 @@ never answers. Any read error ends the load: a version file that cannot be read 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound
-from storage_core.formats.keys import LOG_PREFIX, KeyKind, parse, version_key
+import pyarrow as pa
+
+from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
+from storage_core.formats.keys import LOG_PREFIX, KeyKind, parse, state_key, version_key
 from storage_core.log.actions import Action
 from storage_core.log.checkpoint import load_checkpoint
-from storage_core.log.codec import decode_version
-from storage_core.log.hint import read_hint
+from storage_core.log.codec import decode_numbered
+from storage_core.log.files import Added, LiveFiles, Recover
+from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
+from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.reading import exists
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LogListing:
-    """Versions and states that a listing showed, ascending. May lack what was written while it ran."""
+    """Versions and checkpoints that a listing showed, ascending. May lack what was written while it ran."""
 
     versions: tuple[int, ...]
-    states: tuple[int, ...]
+    checkpoints: tuple[Checkpointed, ...]
 
     @property
     def newest(self) -> int:
         """The highest version of either, -1 when there is none."""
-        return max((*self.versions[-1:], *self.states[-1:]), default=-1)
+        return max((*self.versions[-1:], *(each.version for each in self.checkpoints[-1:])), default=-1)
 
 
 def read_version(store: ObjectStore, version: int) -> list[Action] | None:
     """Return the actions of one version, or None when its file does not exist. One GET. Raises `Corrupt`."""
-    key = version_key(version)
     try:
-        data = store.get(key).data
+        data = store.get(version_key(version)).data
     except NotFound:
         return None
-    return decode_version(data, key)
+    return decode_numbered(data, version)
 
 
 def advance(store: ObjectStore, base: Snapshot | None, until: int | None = None) -> Snapshot | None:
@@ -86,58 +89,123 @@ def open_version(store: ObjectStore, version: int) -> Snapshot:
 def open_timestamp(store: ObjectStore, timestamp_ms: int) -> Snapshot:
     """Return the newest snapshot committed at or before `timestamp_ms`. Raises `NotFound` when all are newer.
 
-    Commit times only grow, so after the head this is a binary search: a LIST and a GET per halving.
+    Commit times only grow and retained version files have no gap, so after the head this is a search by halving: two
+    GETs per doubling of the distance. A listing is not asked: one that misses a page would hide versions (lesson 49).
     """
     head = open_head(store)
     if head.timestamp <= timestamp_ms:
         return head
-    versions = [version for version in list_log(store).versions if version <= head.version]
-    before = bisect_right(versions, timestamp_ms, key=lambda version: _timestamp(store, version))
-    if before == 0:
-        oldest = versions[0] if versions else head.version
+    late, early, step = head.version, -1, 1
+    while early < 0 and late > 0:
+        tried = max(late - step, 0)
+        if _is_later(store, tried, timestamp_ms):
+            late, step = tried, step * 2
+        else:
+            early = tried
+    while late - early > 1:
+        middle = (early + late) // 2
+        if _is_later(store, middle, timestamp_ms):
+            late = middle
+        else:
+            early = middle
+    if early < 0 or read_version(store, early) is None:
         raise NotFound(
-            f"{store.uri}: nothing is retained from {timestamp_ms} ms or before; the oldest version is {oldest}"
+            f"{store.uri}: nothing is retained from {timestamp_ms} ms or before; the oldest version is {late}"
         )
-    return open_version(store, versions[before - 1])
+    return open_version(store, early)
+
+
+def _is_later(store: ObjectStore, version: int, timestamp_ms: int) -> bool:
+    """Whether the version was committed after that time; one whose file is gone is older than all that are there."""
+    actions = read_version(store, version)
+    return actions is not None and commit_timestamp(actions, 0) > timestamp_ms
 
 
 def list_log(store: ObjectStore) -> LogListing:
-    """Return the versions and states that exist. One LIST per 1,000 objects of the log."""
+    """Return the versions and checkpoints that exist. One LIST per 1,000 objects of the log."""
     versions: set[int] = set()
-    states: set[int] = set()
+    checkpoints: set[Checkpointed] = set()
     for info in store.list(LOG_PREFIX):
         parsed = parse(info.key)
         if parsed is None or parsed.version is None:
             continue
-        if parsed.kind is KeyKind.VERSION:
-            versions.add(parsed.version)
-        elif parsed.kind is KeyKind.STATE:
-            states.add(parsed.version)
-    return LogListing(tuple(sorted(versions)), tuple(sorted(states)))
+        match parsed.kind:
+            case KeyKind.VERSION:
+                versions.add(parsed.version)
+            case KeyKind.STATE:
+                checkpoints.add(Checkpointed(parsed.version, CheckpointKind.AVRO_STATE))
+            case KeyKind.JSON_CHECKPOINT:
+                checkpoints.add(Checkpointed(parsed.version, CheckpointKind.JSON))
+            case _:
+                pass
+    # Of two forms of one version the state comes last: it is tried first.
+    in_order = sorted(checkpoints, key=lambda each: (each.version, each.kind is CheckpointKind.AVRO_STATE))
+    return LogListing(tuple(sorted(versions)), tuple(in_order))
 
 
 def _hinted(store: ObjectStore, at: int | None) -> Snapshot | None:
-    """Load the state that the hint names, when it is there, intact, not beyond `at`, and derived from version files."""
-    version = read_hint(store)
-    if version is None or (at is not None and version > at):
+    """Load the checkpoint that the hint names, when it is there, intact, not beyond `at`, and derived from versions."""
+    hinted = read_hint(store)
+    if hinted is None or (at is not None and hinted.version > at):
         return None
-    loaded = _load(store, version)
+    loaded = _load(store, hinted)
     # Where states are commits themselves, a newer one may exist that no version file leads to: only a LIST shows it.
     return loaded[0] if loaded is not None and loaded[1] else None
 
 
-def _load(store: ObjectStore, version: int) -> tuple[Snapshot, bool] | None:
+def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with the newest checkpoint behind it that is not newer.
+
+    A new state shares the manifests of the one behind it, and only of the newest it is certain that the collector keeps
+    them. One GET; where the hint names another checkpoint than is behind the snapshot, those of `open_version` more.
+    """
+    hinted = read_hint(store)
+    if hinted is not None and (hinted.version == snapshot.checkpoint_version or hinted.version > snapshot.version):
+        return snapshot if hinted.version == snapshot.checkpoint_version else _without_state(snapshot)
+    if hinted is None and snapshot.splits.listed is None:
+        return snapshot
+    return open_version(store, snapshot.version)
+
+
+def _without_state(snapshot: Snapshot) -> Snapshot:
+    """The same splits with nothing behind them that a new state could share."""
+    every = [(add, snapshot.splits.added_at(path)) for path, add in snapshot.splits.items()]
+    return replace(snapshot, splits=LiveFiles(added={add.path: Added(add, *at) for add, at in every}))
+
+
+def _load(store: ObjectStore, wanted: Checkpointed) -> tuple[Snapshot, bool] | None:
     try:
-        return load_checkpoint(store, version)
+        if wanted.kind is not CheckpointKind.AVRO_STATE:
+            return load_json_checkpoint(store, wanted.version), True
+        return load_checkpoint(store, wanted.version, recovery(store, wanted.version))
     except (NotFound, Corrupt) as error:
-        log.warning("state of version %d of %s is not usable, looking elsewhere: %s", version, store.uri, error)
+        log.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
         return None
 
 
-def _from_listing(store: ObjectStore, at: int | None) -> Snapshot:
+def recovery(store: ObjectStore, version: int) -> Recover:
+    """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state."""
+
+    def recover(error: Exception) -> pa.Table:
+        log.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
+        try:
+            return _from_listing(store, version, below=version).splits.table()
+        except (NotFound, Corrupt):
+            if exists(store, state_key(version)):
+                raise error from None
+            raise SnapshotExpired(
+                f"{store.uri}: the state of version {version} was collected while it was read; open a newer version",
+                version=version,
+            ) from error
+
+    return recover
+
+
+def _from_listing(store: ObjectStore, at: int | None, below: int | None = None) -> Snapshot:
     listing = list_log(store)
-    states = [version for version in reversed(listing.states) if at is None or version <= at]
-    base = next((loaded[0] for loaded in (_load(store, version) for version in states) if loaded is not None), None)
+    limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
+    usable = [each for each in reversed(listing.checkpoints) if all(each.version <= limit for limit in limits)]
+    base = next((loaded[0] for loaded in (_load(store, each) for each in usable) if loaded is not None), None)
     found = advance(store, base, at)
     if found is None:
         raise _nothing_to_start_from(store, listing, at)
@@ -154,17 +222,10 @@ def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | No
     if listing.newest < 0:
         return NotFound(f"{store.uri}: there is no table here", uri=store.uri)
     if at is not None and at < listing.newest:
-        openable = min(listing.states or listing.versions)
+        openable = min([each.version for each in listing.checkpoints] or listing.versions)
         return NotFound(f"{store.uri}: version {at} is no longer retained; the oldest is {openable}", oldest=openable)
     return Corrupt(
         f"{store.uri}: the log has versions up to {listing.newest}, but neither version 0 nor an intact state "
         f"to start from; {SEE_CORRUPT}",
         uri=store.uri,
     )
-
-
-def _timestamp(store: ObjectStore, version: int) -> int:
-    actions = read_version(store, version)
-    if actions is None:
-        raise Corrupt(f"{version_key(version)}: listed, but missing; {SEE_CORRUPT}", key=version_key(version))
-    return commit_timestamp(actions, 0)

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from storage_core.errors import CommitConflict
 from storage_core.log.snapshot import Snapshot
 
+RESTORES = "tidemark:restore"
+"""The fence whose token is the version of the last restore: a merge that was planned before it must not commit."""
+
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """The region's last merged generation must be `after` (0: none yet), so that no generation lands twice or late."""
+    """The region's last merged generation must be `after` (0: none yet), so that no generation lands twice or late.
+
+    A commit that merges several generations of a region states with it where its range starts; without it the range is
+    the one generation that its `mergedGenerations` names.
+    """
 
     region: str
     after: int
@@ -28,4 +35,20 @@ class MergeProgress:
             )
 
 
-Requirement = MergeProgress
+@dataclass(frozen=True, slots=True)
+class AtVersion:
+    """The commit must directly follow `version`: a plan about the whole table holds on no other head."""
+
+    version: int
+
+    def check(self, head: Snapshot) -> None:
+        """Raise `CommitConflict` when any commit has landed since the plan."""
+        if head.version != self.version:
+            raise CommitConflict(
+                f"planned on version {self.version}, the newest is {head.version}; plan again",
+                expected=self.version,
+                found=head.version,
+            )
+
+
+Requirement = MergeProgress | AtVersion

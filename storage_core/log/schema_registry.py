@@ -16,6 +16,7 @@ from storage_core.log.actions import Add, Metadata
 
 PREFIX = "docMappingSchema."
 HASH_LENGTH = 16
+RENORMALIZE_ABOVE = 5
 
 
 def canonical(text: str) -> str:
@@ -25,10 +26,9 @@ def canonical(text: str) -> str:
     it, and the result is compact and not escaped to ASCII.
     """
     try:
-        value = json.loads(text)
+        return json.dumps(_ordered(json.loads(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
-    return json.dumps(_ordered(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def schema_hash(text: str) -> str:
@@ -57,6 +57,24 @@ def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str
     for key, value in registered.items():
         found.setdefault(PREFIX + key.removeprefix(PREFIX), value)
     return found
+
+
+def renames(configuration: Mapping[str, str]) -> dict[str, str]:
+    """Return which registered hashes a checkpoint replaces by which: those that are not the hash of their own schema.
+
+    Schemas that differ only in the order of their JSON become one that way. Empty up to five registered schemas: they
+    cost too little to write every entry anew.
+    """
+    registered = registry(configuration)
+    if len(registered) <= RENORMALIZE_ABOVE:
+        return {}
+    return {found: wanted for found, text in registered.items() if (wanted := schema_hash(text)) != found}
+
+
+def renormalized(configuration: Mapping[str, str]) -> dict[str, str]:
+    """Return the configuration with every registered schema once, in canonical form, under the hash of it."""
+    others = {key: value for key, value in configuration.items() if not key.startswith(PREFIX)}
+    return others | {PREFIX + schema_hash(text): canonical(text) for text in registry(configuration).values()}
 
 
 def _ordered(value: object) -> object:

@@ -14,7 +14,8 @@ from typing import assert_never
 import pyarrow as pa
 
 from storage_core.config import TableConfig
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.errors import SEE_CORRUPT, Corrupt, Unsupported
+from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
     FEATURES,
     READER_VERSION,
@@ -32,6 +33,7 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.codec import commit_info
+from storage_core.log.files import FilesBuilder, LiveFiles
 from storage_core.rows.schema import from_schema_string
 
 
@@ -39,10 +41,9 @@ from storage_core.rows.schema import from_schema_string
 class Snapshot:
     """Everything the log says at `version`. Two snapshots of one version are equal, however they were loaded.
 
-    `timestamp` is the commit time in ms. `splits` are the live splits by path and `added_at` the (version, ms) that
-    added each; neither has an order. `txns` maps appId to the highest recorded version, `fences` a resource to its
-    highest token, `merged_generations` a region to its last merged generation, `segments` and `mergeskips` paths to
-    their action.
+    `timestamp` is the commit time in ms. `splits` are the live splits by path, in no order, kept in columns: see
+    `LiveFiles`. `txns` maps appId to the highest recorded version, `fences` a resource to its highest token,
+    `merged_generations` a region to its last merged generation, `segments` and `mergeskips` paths to their action.
     `checkpoint_version` is the state that loading started from or that was written since, None without one; it is
     no part of equality. Not slotted: `schema` and `config` are parsed once per snapshot.
     """
@@ -51,8 +52,7 @@ class Snapshot:
     timestamp: int
     protocol: Protocol
     metadata: Metadata
-    splits: Mapping[str, Add]
-    added_at: Mapping[str, tuple[int, int]]
+    splits: LiveFiles
     txns: Mapping[str, int] = field(default_factory=dict)
     fences: Mapping[str, int] = field(default_factory=dict)
     merged_generations: Mapping[str, int] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class Snapshot:
     @cached_property
     def rows(self) -> int:
         """Rows of the live splits; splits written by others without a count add nothing."""
-        return sum(add.numRecords or 0 for add in self.splits.values())
+        return self.splits.total("numRecords")
 
     @cached_property
     def bytes(self) -> int:
         """Bytes of the live splits."""
-        return sum(add.size for add in self.splits.values())
+        return self.splits.total("size")
 
     @staticmethod
     def apply(snapshot: Snapshot | None, version: int, actions: Sequence[Action]) -> Snapshot:
@@ -102,23 +102,41 @@ class SnapshotBuilder:
     def __init__(self, base: Snapshot | None = None) -> None:
         """Start after `base`, which stays as it is; None is the table before version 0."""
         self.version = base.version if base else -1
-        self._base = base
         self._timestamp = base.timestamp if base else 0
         self._protocol = base.protocol if base else None
         self._metadata = base.metadata if base else None
-        self._splits: dict[str, Add] = dict(base.splits) if base else {}
-        self._added_at: dict[str, tuple[int, int]] = dict(base.added_at) if base else {}
+        self._splits = FilesBuilder(base.splits if base else None)
         self._txns: dict[str, int] = dict(base.txns) if base else {}
         self._fences: dict[str, int] = dict(base.fences) if base else {}
         self._generations: dict[str, int] = dict(base.merged_generations) if base else {}
         self._segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
         self._mergeskips: dict[str, MergeSkip] = dict(base.mergeskips) if base else {}
+        self._checkpoint_version = base.checkpoint_version if base else None
+
+    @staticmethod
+    def at_checkpoint(version: int) -> SnapshotBuilder:
+        """Return a builder whose next version is a checkpoint of `version`: all that the table then holds."""
+        builder = SnapshotBuilder()
+        builder.version = version - 1
+        builder._checkpoint_version = version  # its own class
+        return builder
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:
-        """Apply one version. Raises `Corrupt` unless it is the next one, `Unsupported` for features we do not know."""
+        """Apply one version. Raises `Corrupt` unless it is the next one, `Unsupported` for features we do not know.
+
+        Commit times only grow, so one that does not is `Corrupt` as well: two version files changed places.
+        """
         if version != self.version + 1:
             raise Corrupt(f"version {version} does not follow version {self.version}; a version file is missing")
-        self._timestamp = commit_timestamp(actions, self._timestamp)
+        timestamp = commit_timestamp(actions, self._timestamp)
+        if timestamp <= self._timestamp and commit_info(actions) is not None:
+            key = version_key(version)
+            raise Corrupt(
+                f"{key}: expected a commit after {self._timestamp} ms, found one of {timestamp} ms: it is the file of "
+                f"another version; {SEE_CORRUPT}",
+                key=key,
+            )
+        self._timestamp = timestamp
         for action in actions:
             self._apply_action(version, action)
         self.version = version
@@ -133,14 +151,13 @@ class SnapshotBuilder:
             timestamp=self._timestamp,
             protocol=self._protocol,
             metadata=self._metadata,
-            splits=self._splits,
-            added_at=self._added_at,
+            splits=self._splits.build(),
             txns=self._txns,
             fences=self._fences,
             merged_generations=self._generations,
             segments=self._segments,
             mergeskips=self._mergeskips,
-            checkpoint_version=self._base.checkpoint_version if self._base else None,
+            checkpoint_version=self._checkpoint_version,
         )
 
     def _apply_action(self, version: int, action: Action) -> None:
@@ -153,11 +170,9 @@ class SnapshotBuilder:
             case Metadata():
                 self._metadata = action
             case Add():
-                self._splits[action.path] = action
-                self._added_at[action.path] = (version, self._timestamp)
+                self._splits.add(action, version, self._timestamp)
             case Remove():
-                self._splits.pop(action.path, None)
-                self._added_at.pop(action.path, None)
+                self._splits.remove(action.path)
                 self._mergeskips.pop(action.path, None)
             case _:
                 self._apply_progress(action)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
-from storage_core.formats.avro_state import ENTRY_FIELD_NAMES, ManifestInfo, StateManifest
+from storage_core.formats.avro_state import ManifestInfo, StateManifest
 from storage_core.log.actions import (
     Action,
-    Add,
     Fence,
     IndexSegment,
     MergedGenerations,
@@ -25,32 +27,36 @@ from storage_core.log.actions import (
     Protocol,
     Txn,
     from_json_object,
-    to_json_object,
 )
-from storage_core.log.codec import decode_line, encode_line, is_safe_path
+from storage_core.log.codec import decode_line, encode_line
+from storage_core.log.file_columns import bounds_of
+from storage_core.log.files import ListedFiles, LiveFiles
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot, require_readable
 
-_ADD_FIELDS = tuple(each.name for each in fields(Add) if each.name in ENTRY_FIELD_NAMES)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The splits of a state as its root tells them: manifests, dead paths in them, and the figures of the live ones."""
+
+    manifests: tuple[ManifestInfo, ...]
+    tombstones: frozenset[str]
+    files: int
+    bytes: int
 
 
-def entries_of(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return one file entry per live split, sorted by partition values and then by path."""
-    ordered = sorted(snapshot.splits.values(), key=lambda add: (sorted(add.partitionValues.items()), add.path))
-    return [_entry(add, *snapshot.added_at[add.path]) for add in ordered]
-
-
-def state_of(snapshot: Snapshot, manifests: Iterable[ManifestInfo]) -> StateManifest:
-    """Return the root record of the snapshot's state."""
+def state_of(snapshot: Snapshot, listing: Listing) -> StateManifest:
+    """Return the root record of the snapshot's state, whose splits are the listing's."""
     return StateManifest(
         state_version=snapshot.version,
         created_at=snapshot.timestamp,
-        num_files=len(snapshot.splits),
-        total_bytes=snapshot.bytes,
-        manifests=tuple(manifests),
+        num_files=listing.files,
+        total_bytes=listing.bytes,
+        manifests=listing.manifests,
+        tombstones=tuple(sorted(listing.tombstones)),
         schema_registry=registry(snapshot.metadata.configuration),
         metadata=encode_line(snapshot.metadata),
-        actions=tuple(encode_line(action) for action in _progress(snapshot)),
+        actions=tuple(encode_line(action) for action in progress_of(snapshot)),
     )
 
 
@@ -75,17 +81,19 @@ def is_own(state: StateManifest) -> bool:
     return bool(state.actions)
 
 
-def snapshot_of(state: StateManifest, entries: Iterable[Mapping[str, Any]], metadata: Metadata, where: str) -> Snapshot:
-    """Return the snapshot that a state and the entries of its manifests describe, tombstones applied.
+def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, where: str) -> Snapshot:
+    """Return the snapshot that a state describes; its manifests are `listed` and stay unread.
 
-    Raises `Corrupt` when an entry is incomplete or leaves the table, or when the count does not match the root's.
+    Raises `Corrupt` when an action cannot be read, or when the manifests of one of ours do not add up to its files.
     """
     actions = [decode_line(line, f"{where}, action {number}") for number, line in enumerate(state.actions, start=1)]
-    buried = frozenset(state.tombstones)
-    live = [entry for entry in entries if entry.get("path") not in buried]
-    splits = {add.path: add for add in (_add(entry, where) for entry in live)}
-    if is_own(state) and len(splits) != state.num_files:
-        raise Corrupt(f"{where}: expected {state.num_files} live files, found {len(splits)}", key=where)
+    entries = sum(part.info.num_entries for part in listed.parts)
+    if is_own(state) and entries - len(listed.tombstones) != state.num_files:
+        raise Corrupt(
+            f"{where}: expected {state.num_files} live files, its manifests list {entries} and "
+            f"{len(listed.tombstones)} of them are dead",
+            key=where,
+        )
     protocol = next((action for action in actions if isinstance(action, Protocol)), Protocol())
     require_readable(protocol)
     return Snapshot(
@@ -93,10 +101,7 @@ def snapshot_of(state: StateManifest, entries: Iterable[Mapping[str, Any]], meta
         timestamp=state.created_at,
         protocol=protocol,
         metadata=_with_registry(metadata, state.schema_registry),
-        splits=splits,
-        added_at={
-            entry["path"]: (entry.get("addedAtVersion") or 0, entry.get("addedAtTimestamp") or 0) for entry in live
-        },
+        splits=LiveFiles(listed),
         txns={action.appId: action.version for action in actions if isinstance(action, Txn)},
         fences={action.resource: action.token for action in actions if isinstance(action, Fence)},
         merged_generations={
@@ -108,26 +113,24 @@ def snapshot_of(state: StateManifest, entries: Iterable[Mapping[str, Any]], meta
     )
 
 
-def manifest_info(path: str, entries: list[dict[str, Any]], partition_columns: Iterable[str]) -> ManifestInfo:
-    """Return the root's line about one manifest: its entries, their versions, and bounds per partition column."""
-    versions = [entry["addedAtVersion"] for entry in entries]
-    bounds = {}
-    for column in partition_columns:
-        values = [entry["partitionValues"].get(column) for entry in entries]
-        known = [value for value in values if value is not None]
-        # A null has no place between two texts, so a manifest that holds one is never pruned by this column.
-        if known and len(known) == len(values):
-            bounds[column] = (min(known), max(known))
+def manifest_info(path: str, table: pa.Table, snapshot: Snapshot) -> ManifestInfo:
+    """Return the root's line about one manifest of these entries of the snapshot: versions, windows, partitions."""
+    versions = pc.min_max(table.column("addedAtVersion"))
+    bounds = bounds_of(table, schema=snapshot.schema, partition_columns=snapshot.metadata.partitionColumns)
     return ManifestInfo(
         path=path,
-        num_entries=len(entries),
-        min_added_at_version=min(versions),
-        max_added_at_version=max(versions),
-        partition_bounds=bounds or None,
+        num_entries=table.num_rows,
+        min_added_at_version=versions["min"].as_py(),
+        max_added_at_version=versions["max"].as_py(),
+        partition_bounds=bounds.partitions or None,
+        windows=bounds.windows,
+        window_seconds=bounds.window_seconds,
+        without_window=table.column("windowStart").null_count,
     )
 
 
-def _progress(snapshot: Snapshot) -> Iterable[Action]:
+def progress_of(snapshot: Snapshot) -> Iterable[Action]:
+    """Yield what a snapshot holds besides metadata and splits, as actions in a fixed order."""
     yield snapshot.protocol
     yield from (Txn(appId=app, version=version) for app, version in sorted(snapshot.txns.items()))
     yield from (Fence(resource=name, token=token) for name, token in sorted(snapshot.fences.items()))
@@ -135,29 +138,6 @@ def _progress(snapshot: Snapshot) -> Iterable[Action]:
         yield MergedGenerations(region=region, generation=generation)
     yield from (snapshot.segments[path] for path in sorted(snapshot.segments))
     yield from (snapshot.mergeskips[path] for path in sorted(snapshot.mergeskips))
-
-
-def _entry(add: Add, version: int, timestamp: int) -> dict[str, Any]:
-    entry = {name: getattr(add, name) for name in _ADD_FIELDS}
-    entry["splitTags"] = list(add.splitTags) if add.splitTags is not None else None
-    if add.deletionVector is not None:
-        entry["deletionVector"] = json.dumps(to_json_object(add)[Add.NAME]["deletionVector"], separators=(",", ":"))
-    return entry | {"addedAtVersion": version, "addedAtTimestamp": timestamp}
-
-
-def _add(entry: Mapping[str, Any], where: str) -> Add:
-    values = {name: entry[name] for name in _ADD_FIELDS if name in entry}
-    try:
-        if values.get("splitTags") is not None:
-            values["splitTags"] = tuple(values["splitTags"])
-        if values.get("deletionVector") is not None:
-            values["deletionVector"] = json.loads(values["deletionVector"])
-        add = Add(**values)
-    except (TypeError, ValueError) as error:
-        raise Corrupt(f"{where}: a file entry is incomplete: {error}", key=where) from error
-    if not is_safe_path(add.path):
-        raise Corrupt(f"{where}: the path {add.path!r} leaves the table", key=where)
-    return add
 
 
 def _with_registry(metadata: Metadata, registered: Mapping[str, str]) -> Metadata:

@@ -22,13 +22,17 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.deletion_vector import inline
 
 WHERE = "_transaction_log/00000000000000000007.json"
 EVERY_ACTION: list[Action] = [
     CommitInfo(commitId="c", operation="TEST", timestamp=5, jobRunId="r", metrics={"rows": 1}),
     Protocol(readerFeatures=("tidemark",), writerFeatures=()),
     Metadata(id="t", schemaString="{}", partitionColumns=("day",), configuration={"k": "ü"}, createdTime=1),
-    Add(path="splits/a.parquet", size=1, modificationTime=2, splitTags=("x",), nullCounts={"a": 0}),
+    Add(
+        path="splits/a.parquet", size=1, modificationTime=2, splitTags=("x",), nullCounts={"a": 0},
+        deletionVector=inline([0, 5]),
+    ),
     Remove(path="splits/b.parquet", deletionTimestamp=3),
     MergeSkip(path="splits/c.parquet", skipTimestamp=1, reason="r", operation="compact"),
     Txn(appId="landed:a", version=3, lastUpdated=9),

@@ -6,7 +6,7 @@ import pytest
 
 from storage_core.errors import CommitUnknown, InvalidInput, NotFound, Unavailable
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
-from storage_core.log.hint import read_hint
+from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Conflict
 from storage_core.objectstore.memory import MemoryStore
@@ -76,7 +76,7 @@ def test_lesson_01_a_checkpoint_and_its_hint_survive_lost_replies(
             log.checkpoint(head)
     else:
         log.checkpoint(head)
-    assert read_hint(faulty) == 1
+    assert read_hint(faulty) == Checkpointed(1, CheckpointKind.AVRO_STATE)
     assert not log.checkpoint(head).written
 
 
@@ -151,9 +151,9 @@ def test_lesson_05_a_hint_that_arrives_late_never_goes_back(faulty: FaultStore, 
     faulty.on_put(last_checkpoint_key(), PutFault.DELAYED_THEN_UNKNOWN, lambda: log.checkpoint(new))
     log.checkpoint(old)
     faulty.deliver()
-    assert read_hint(faulty) == 2
+    assert read_hint(faulty) == Checkpointed(2, CheckpointKind.AVRO_STATE)
     log.checkpoint(old)
-    assert read_hint(faulty) == 2
+    assert read_hint(faulty) == Checkpointed(2, CheckpointKind.AVRO_STATE)
 
 
 def test_lesson_09_two_bodies_of_the_hint_are_never_equal(faulty: FaultStore, log: TransactionLog) -> None:

@@ -12,7 +12,7 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, Txn
 from storage_core.log.checkpoint import manifest_keys, read_state
-from storage_core.log.hint import read_hint
+from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
@@ -213,7 +213,7 @@ def test_lesson_32_a_version_that_cannot_be_read_ends_the_load(
     faulty.on("get", version_key(11), error)
     with pytest.raises(type(error)):
         log_on(faulty).snapshot()
-    assert read_hint(store) == 10
+    assert read_hint(store) == Checkpointed(10, CheckpointKind.AVRO_STATE)
     store.put(version_key(11), store.get(version_key(11)).data[:-9], Overwrite())
     with pytest.raises(Corrupt, match=version_key(11)):
         log_on(store).snapshot()
@@ -252,7 +252,7 @@ def test_the_state_carries_every_kind_of_progress(store: MemoryStore) -> None:
     assert (found.txns, found.fences, found.merged_generations) == ({"job": 12}, {"r": 12}, {"g": 12})
     assert len(found.segments) == 12
     assert found.mergeskips == {skip.path: skip}
-    assert found.added_at[split("n12").path] == (12, START_MS + 12 * STEP_MS)
+    assert found.splits.added_at(split("n12").path) == (12, START_MS + 12 * STEP_MS)
 
 
 @pytest.mark.parametrize("step", [0, -1, -3_600_000, 3_600_000])
@@ -280,13 +280,25 @@ def _requests(store: MemoryStore, act: Callable[[TransactionLog], object]) -> di
 
 
 def test_opening_with_a_hint_lists_nothing(store: MemoryStore) -> None:
-    # Hint, state, its one manifest, versions 11 and 12, and the probe that finds no 13.
-    assert _requests(store, lambda log: log.snapshot()) == {"get": 6}
+    # Hint, state, versions 11 and 12, and the probe that finds no 13.
+    assert _requests(store, lambda log: log.snapshot()) == {"get": 5}
 
 
-def test_opening_right_after_a_checkpoint_is_four_gets(store: MemoryStore) -> None:
+def test_opening_right_after_a_checkpoint_is_three_gets(store: MemoryStore) -> None:
     log_on(store).checkpoint(log_on(store).snapshot())
-    assert _requests(store, lambda log: log.snapshot()) == {"get": 4}
+    assert _requests(store, lambda log: log.snapshot()) == {"get": 3}
+
+
+def test_looking_at_splits_is_one_get_per_manifest_and_only_the_first_time(store: MemoryStore) -> None:
+    log_on(store).checkpoint(log_on(store).snapshot())
+    metered = MeteredStore(store)
+    found = log_on(metered).snapshot()
+    opening = metered.requests["get"]
+    assert len(found.splits) == len(log_on(store).snapshot(version=NEWEST).splits)
+    assert metered.requests["get"] == opening, "the number of splits is known without reading any"
+    for _ in range(2):
+        assert found.splits.table().num_rows == len(found.splits)
+        assert metered.requests["get"] == opening + len(read_state(store, NEWEST).manifests)
 
 
 def test_opening_without_a_checkpoint_is_one_list_and_a_get_per_version() -> None:
@@ -307,8 +319,8 @@ def test_refreshing_is_one_get_per_new_version_and_one_more(store: MemoryStore) 
 
 def test_a_checkpoint_is_three_puts_and_a_second_one_changes_nothing(store: MemoryStore) -> None:
     head = log_on(store).snapshot()
-    # The hint names an older state, so there is nothing to look up behind it.
-    assert _requests(store, lambda log: log.checkpoint(head)) == {"get": 1, "put": 3}
+    # The hint twice: whether the state behind the snapshot is the newest, and to replace it. The LIST is of manifests.
+    assert _requests(store, lambda log: log.checkpoint(head)) == {"get": 2, "put": 3, "list": 1}
     before = {info.key: info.etag for info in store.list("")}
     assert not log_on(store).checkpoint(head).written
     assert {info.key: info.etag for info in store.list("")} == before
@@ -317,7 +329,18 @@ def test_a_checkpoint_is_three_puts_and_a_second_one_changes_nothing(store: Memo
 def test_a_hint_that_names_nothing_is_replaced_and_a_newer_one_is_kept(store: MemoryStore) -> None:
     log = log_on(store)
     log.checkpoint(log.snapshot(version=7))
-    assert read_hint(store) == 10
+    assert read_hint(store) == Checkpointed(10, CheckpointKind.AVRO_STATE)
     _write_hint(_hint_at(10_000))(store)
     log.checkpoint(log.snapshot())
-    assert read_hint(store) == 12
+    assert read_hint(store) == Checkpointed(12, CheckpointKind.AVRO_STATE)
+
+
+def test_a_version_file_in_the_place_of_another_is_named_also_when_just_that_version_is_opened() -> None:
+    store = MemoryStore("swapped")
+    log = log_on(store)
+    log.create(metadata(TableConfig(checkpoint_interval=0)))
+    for name in "ab":
+        log.commit(log.snapshot(), [split(name)], operation="APPEND")
+    store.put(version_key(1), store.get(version_key(2)).data, Overwrite())
+    with pytest.raises(Corrupt, match=f"{version_key(1)}: holds version 2"):
+        log.snapshot(version=1)

@@ -30,7 +30,10 @@ def test_a_snapshot_knows_its_splits_and_when_they_came() -> None:
     first = Snapshot.apply(_created(), 1, [_info(20), split("a", 3), split("b", 4)])
     second = Snapshot.apply(first, 2, [_info(30), removal("a"), split("c", 5)])
     assert set(second.splits) == {split("b").path, split("c").path}
-    assert second.added_at == {split("b").path: (1, 20), split("c").path: (2, 30)}
+    assert {path: second.splits.added_at(path) for path in second.splits} == {
+        split("b").path: (1, 20),
+        split("c").path: (2, 30),
+    }
     assert (second.version, second.timestamp, second.rows, second.bytes) == (2, 30, 9, 900)
     assert (second.schema, second.config.indexes, second.table_id) == (SCHEMA, (INDEX,), metadata().id)
 

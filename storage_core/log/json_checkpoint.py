@@ -1,0 +1,145 @@
+"""Legacy checkpoints as JSON, in one file or in parts (design page 02; source: `004`, "JSON Checkpoint").
+
+The file is a version file that starts from nothing: every action that the snapshot consists of, one per line, gzip. In
+parts, the file is one line that lists them, put last: parts without it are nobody's. Slower to open than a state by an
+order of magnitude; there for tools that read nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from storage_core.errors import Corrupt, NotFound
+from storage_core.formats.keys import (
+    LOG_PREFIX,
+    KeyKind,
+    json_checkpoint_key,
+    json_checkpoint_part_key,
+    parse,
+)
+from storage_core.log.actions import Action, Add, CommitInfo
+from storage_core.log.codec import commit_info, decode_version, encode_version
+from storage_core.log.files import Added, LiveFiles
+from storage_core.log.snapshot import Snapshot, SnapshotBuilder
+from storage_core.log.state import progress_of
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_derived
+
+ACTIONS_PER_PART = 50_000
+OPERATION = "CHECKPOINT"
+_ADDED_AT = "addedAt"
+_ADVICE = "write the checkpoint again"
+_MAX_LIST_BYTES = 2**20
+
+log = logging.getLogger(__name__)
+
+
+def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: bool) -> tuple[int, bool]:
+    """Write the checkpoint of the snapshot's version; return its bytes, and whether this call wrote it.
+
+    The same snapshot gives the same bytes and keys. One PUT, and with `in_parts` one more per 50,000 actions.
+    """
+    actions = list(_actions(snapshot))
+    if not in_parts:
+        data = encode_version(actions)
+        return len(data), create_derived(store, json_checkpoint_key(snapshot.version), data, advice=_ADVICE)
+    parts = [encode_version(actions[at : at + ACTIONS_PER_PART]) for at in range(0, len(actions), ACTIONS_PER_PART)]
+    checkpoint_id = _content_uuid(parts)
+    keys = [json_checkpoint_part_key(snapshot.version, checkpoint_id, number) for number in range(1, len(parts) + 1)]
+    for key, data in zip(keys, parts, strict=True):
+        create_derived(store, key, data, advice=_ADVICE)
+    listed = {
+        "version": snapshot.version,
+        "checkpointId": checkpoint_id,
+        "parts": [key.removeprefix(LOG_PREFIX) for key in keys],
+        "createdTime": snapshot.timestamp,
+        "format": "json",
+    }
+    root = json.dumps(listed, separators=(",", ":")).encode()
+    written = create_derived(store, json_checkpoint_key(snapshot.version), root, advice=_ADVICE)
+    return len(root) + sum(map(len, parts)), written
+
+
+def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
+    """Return the snapshot that the JSON checkpoint of `version` holds, whoever wrote it.
+
+    One GET, and one per part. Raises `NotFound` without one, `Corrupt` when it or a part of it is damaged or missing.
+    """
+    key = json_checkpoint_key(version)
+    data = store.get(key).data
+    parts = part_keys(data, key)
+    actions = decode_version(data, key) if parts is None else [each for part in parts for each in _part(store, part)]
+    try:
+        return _snapshot(version, actions)
+    except Corrupt as error:
+        raise Corrupt(f"{key}: {error}", key=key) from error
+
+
+def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
+    """Return the keys of the parts that a JSON checkpoint lists, None when it holds the actions itself.
+
+    Raises `Corrupt` for a list that names anything but parts of JSON checkpoints.
+    """
+    if len(data) > _MAX_LIST_BYTES or not data.startswith(b"{") or b'"checkpointId"' not in data.split(b"\n", 1)[0]:
+        return None
+    try:
+        names = json.loads(data)["parts"]
+        found = tuple(LOG_PREFIX + name for name in names)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{key}: expected a list of parts: {error}", key=key) from error
+    for each in found:
+        parsed = parse(each)
+        if parsed is None or parsed.kind is not KeyKind.JSON_CHECKPOINT_PART:
+            raise Corrupt(f"{key}: {each!r} is no part of a checkpoint", key=key)
+    return found
+
+
+def _part(store: ObjectStore, key: str) -> list[Action]:
+    try:
+        return decode_version(store.get(key).data, key)
+    except NotFound as error:
+        raise Corrupt(f"{key}: named by a checkpoint, but missing", key=key) from error
+
+
+def _actions(snapshot: Snapshot) -> Iterator[Action]:
+    ordered = sorted(snapshot.splits.values(), key=lambda add: add.path)
+    times = [snapshot.splits.added_at(add.path) for add in ordered]
+    # When each split was added is no field of its action: the runs of equal times stand in the first line.
+    runs = [[*at, sum(1 for _ in group)] for at, group in groupby(times)]
+    yield CommitInfo(commitId="", operation=OPERATION, timestamp=snapshot.timestamp, metrics={_ADDED_AT: runs})
+    yield snapshot.metadata
+    yield from progress_of(snapshot)
+    yield from ordered
+
+
+def _snapshot(version: int, actions: Sequence[Action]) -> Snapshot:
+    builder = SnapshotBuilder.at_checkpoint(version)
+    builder.apply(version, actions)
+    found = builder.build()
+    info = commit_info(actions)
+    runs = info.metrics.get(_ADDED_AT) if info is not None else None
+    if runs is None:
+        return found
+    return replace(found, splits=_dated([action for action in actions if isinstance(action, Add)], runs))
+
+
+def _dated(adds: Sequence[Add], runs: Iterable[Any]) -> LiveFiles:
+    try:
+        times = [(int(version), int(time)) for version, time, count in runs for _ in range(min(int(count), len(adds)))]
+        return LiveFiles(added={add.path: Added(add, *at) for add, at in zip(adds, times, strict=True)})
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"the times at which splits were added do not fit the splits: {error}") from error
+
+
+def _content_uuid(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return str(uuid.UUID(bytes=digest.digest()[:16], version=4))

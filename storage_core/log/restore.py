@@ -1,0 +1,237 @@
+"""Restoring an older version: one commit after the head that makes its splits live again (design page 02, "History").
+
+What the commit undoes is what the table holds: splits, schema and configuration. What it never takes back is progress:
+transactions, fences and merged generations only grow, so nothing that was ingested or merged once is applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow.compute as pc
+
+from storage_core.errors import CommitConflict, SnapshotExpired
+from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
+from storage_core.log.commit import CommitResult
+from storage_core.log.deletion_vector import DeletionVector, inline
+from storage_core.log.file_columns import adds_of
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import RESTORES, AtVersion
+from storage_core.log.schema_registry import registry, with_registry
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.reading import missing
+
+OPERATION = "RESTORE"
+MAX_PLANS = 10
+
+Doomed = Callable[[Collection[str]], Collection[str]]
+"""Returns which of these keys the collector has planned to delete (`gc.protection.doomed` of a store)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The newest version, `snapshot`, has the content of `restored_version`.
+
+    `changed` tells whether this call committed; without it the head was so already. `added` and `removed` count splits.
+    """
+
+    snapshot: Snapshot
+    restored_version: int
+    commit_id: str
+    changed: bool
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What turns `head` into the older version; `dropped` and `segments` are index segments."""
+
+    head: Snapshot
+    metadata: Metadata | None
+    removes: tuple[Add, ...]
+    adds: tuple[Add, ...]
+    dropped: tuple[IndexSegment, ...]
+    segments: tuple[IndexSegment, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the head is the older version already. Segments alone are no reason to commit: they are derived."""
+        return self.metadata is None and not self.removes and not self.adds
+
+    def actions(self, now_ms: int) -> list[Action]:
+        """Return the actions of the commit, which can only be the version right after `head`."""
+        return [
+            *([] if self.metadata is None else [self.metadata]),
+            *(_remove(add, now_ms) for add in self.removes),
+            *self.adds,
+            *(RemoveIndexSegment(index=each.index, path=each.path) for each in self.dropped),
+            *self.segments,
+            Fence(resource=RESTORES, token=self.head.version + 1),
+        ]
+
+    def metrics(self, version: int) -> dict[str, int]:
+        """Return the figures that the commit records."""
+        return {
+            "restored_version": version,
+            "rows_in": sum(add.numRecords or 0 for add in self.removes),
+            "rows_out": sum(add.numRecords or 0 for add in self.adds),
+            "splits_in": len(self.removes),
+            "splits_out": len(self.adds),
+        }
+
+
+def restore(log: TransactionLog, target: Snapshot, *, doomed: Doomed, commit_id: str | None = None) -> Restored:
+    """Commit the content of `target` as the next version: exactly its splits, schema and configuration.
+
+    Planned on a head and committed right after it or not at all: when another commit lands in between it is planned
+    again, at most 10 times. Idempotent: a head that has the content already is left alone, and a call repeated with its
+    `commit_id` finds its own commit.
+
+    Raises `SnapshotExpired` when splits of `target` are gone, or about to go, naming them; `CommitConflict` when other
+    writers were faster every time; both with nothing written. `CommitUnknown`: call again. Requests: the head, one GET
+    of the collector's plan, those of `missing` for the splits that come back, and a commit.
+    """
+    for _ in range(MAX_PLANS):
+        plan = _plan(log.store, log.snapshot(), target, doomed)
+        if plan.empty:
+            return _restored(plan, target, plan.head, commit_id or "", changed=False)
+        try:
+            result = _commit(log, plan, target, commit_id)
+        except CommitConflict:
+            continue  # somebody committed meanwhile: what they changed has to be undone as well
+        return _restored(plan, target, result.snapshot, result.commit_id, changed=not result.already_committed)
+    raise CommitConflict(
+        f"{log.store.uri}: version {target.version} was not restored, other writers committed during each of "
+        f"{MAX_PLANS} attempts; nothing was written, end the writers and try again",
+        version=target.version,
+    )
+
+
+def _commit(log: TransactionLog, plan: _Plan, target: Snapshot, commit_id: str | None) -> CommitResult:
+    return log.commit(
+        plan.head,
+        plan.actions(log.clock.now_ms()),
+        operation=OPERATION,
+        requirements=(AtVersion(plan.head.version),),
+        metrics=plan.metrics(target.version),
+        commit_id=commit_id,
+    )
+
+
+def _plan(store: ObjectStore, head: Snapshot, target: Snapshot, doomed: Doomed) -> _Plan:
+    adds = (
+        *(replace(add, dataChange=True) for add in replaced(target, head)),
+        *(_with_old_vector(target.splits[path]) for path in _differently_marked(head, target)),
+    )
+    require_kept(store, objects_of(adds), doomed, version=target.version)
+    segments = _segments_back(store, head, target, doomed)
+    return _Plan(
+        head=head,
+        metadata=_metadata(head, target),
+        removes=replaced(head, target),
+        adds=adds,
+        dropped=_segments_gone(head, target, segments),
+        segments=segments,
+    )
+
+
+def replaced(mine: Snapshot, other: Snapshot) -> tuple[Add, ...]:
+    """Return the splits of `mine` that `other` does not have, by path. Works on columns: most have to be no record."""
+    files = mine.splits.table()
+    theirs = other.splits.table().column("path").combine_chunks()
+    gone = files.filter(pc.invert(pc.is_in(files.column("path"), value_set=theirs)))
+    return adds_of(gone.sort_by("path"))
+
+
+def _differently_marked(head: Snapshot, target: Snapshot) -> list[str]:
+    """The splits that both have, and of which they say different rows to be deleted."""
+    now, then = _vectors(head), _vectors(target)
+    differing = [path for path in now.keys() | then.keys() if now.get(path) != then.get(path)]
+    return sorted(path for path in differing if path in head.splits and path in target.splits)
+
+
+def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
+    """What is deleted, by split; a vector of no rows is none."""
+    files = snapshot.splits.table()
+    marked = adds_of(files.filter(pc.is_valid(files.column("deletionVector"))))
+    return {add.path: add.deletionVector for add in marked if add.deletionVector and add.deletionVector.cardinality}
+
+
+def objects_of(adds: Sequence[Add]) -> list[str]:
+    """Return the keys of the objects that reading these splits takes."""
+    vectors = [add.deletionVector for add in adds if add.deletionVector is not None]
+    return [*(add.path for add in adds), *(vector.path for vector in vectors if vector.path is not None)]
+
+
+def require_kept(store: ObjectStore, keys: Collection[str], doomed: Doomed, *, version: int) -> None:
+    """Raise `SnapshotExpired` unless every key has its object and the collector has no plan to delete it.
+
+    The plan is read first: what a collector deletes in between is either still in it, or seen to be missing.
+    """
+    if not keys:
+        return
+    lost = sorted(doomed(keys)) or missing(store, keys)
+    if lost:
+        shown = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
+        raise SnapshotExpired(
+            f"version {version} of {store.uri} is no longer retained: {len(lost)} of its objects are collected, or due "
+            f"to be ({shown}); nothing was changed, choose a newer version",
+            version=version,
+            keys=lost,
+        )
+
+
+def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
+    """The older metadata, with every registered schema of now: the registry only grows."""
+    configuration = with_registry(target.metadata.configuration, registry(head.metadata.configuration))
+    wanted = replace(target.metadata, configuration=configuration)
+    return None if wanted == head.metadata else wanted
+
+
+def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot, doomed: Doomed) -> tuple[IndexSegment, ...]:
+    """Segments of the older version that can answer again; a missing one costs a catch-up, never an answer."""
+    alike = _indexes_alike(head, target)
+    found = [each for path, each in target.segments.items() if path not in head.segments and each.index in alike]
+    paths = [each.path for each in found]
+    lost = {*doomed(paths), *missing(store, paths)} if paths else set()
+    return tuple(sorted((each for each in found if each.path not in lost), key=lambda each: each.path))
+
+
+def _segments_gone(head: Snapshot, target: Snapshot, back: Collection[IndexSegment]) -> tuple[IndexSegment, ...]:
+    """Live segments that the older version has no use for, or that would cover a split a second time."""
+    alike = _indexes_alike(head, target)
+    answered = {(each.index, split) for each in back for split in each.covers}
+    return tuple(
+        segment
+        for path, segment in sorted(head.segments.items())
+        if segment.index not in alike
+        or any(split not in target.splits or (segment.index, split) in answered for split in segment.covers)
+    )
+
+
+def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
+    # A segment of an index that was dropped or defined otherwise in between is built again by the next catch-up.
+    return frozenset(index.name for index in target.config.indexes if head.config.index(index.name) == index)
+
+
+def _with_old_vector(add: Add) -> Add:
+    """The entry of a live split as it was. That no row is deleted has to be said: an absent vector changes nothing."""
+    return replace(add, dataChange=True, deletionVector=add.deletionVector or inline(()))
+
+
+def _remove(add: Add, now_ms: int) -> Remove:
+    return Remove(path=add.path, deletionTimestamp=now_ms, partitionValues=dict(add.partitionValues), size=add.size)
+
+
+def _restored(plan: _Plan, target: Snapshot, after: Snapshot, commit_id: str, *, changed: bool) -> Restored:
+    return Restored(
+        snapshot=after,
+        restored_version=target.version,
+        commit_id=commit_id,
+        changed=changed,
+        added=len(plan.adds) if changed else 0,
+        removed=len(plan.removes) if changed else 0,
+    )

@@ -1,0 +1,248 @@
+"""Tags: names that keep a version readable, for ever or until they expire (design pages 02 and 06).
+
+All tags of a table are one small object, `_tags.json`, replaced by compare-and-swap: the collector finds every tag by
+one GET of a name it knows, never by a listing that may miss one (lesson 49). A tag also sees to it that its version has
+a state of its own, so the version opens when every version file around it is collected.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from storage_core.errors import (
+    SEE_CORRUPT,
+    CommitConflict,
+    CommitUnknown,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    SnapshotExpired,
+    Unavailable,
+    Unsupported,
+)
+from storage_core.formats.keys import tags_key, validate_tag_name
+from storage_core.log.checkpoint import named_keys
+from storage_core.log.hint import Checkpointed, CheckpointKind
+from storage_core.log.log import TransactionLog
+from storage_core.log.restore import Doomed, objects_of, replaced, require_kept
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.objectstore.reading import exists
+
+FORMAT_VERSION = 1
+_ATTEMPTS = 10
+_PAUSE_MS = 20
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """A name for a version. Times in ms; without `expires_at_ms` it holds until it is removed.
+
+    `id` tells apart two settings of one name to one version.
+    """
+
+    name: str
+    version: int
+    created_at_ms: int
+    expires_at_ms: int | None
+    id: str
+
+    def is_live(self, now_ms: int) -> bool:
+        """Return whether the tag still protects its version: until the moment it expires, and not at it."""
+        return self.expires_at_ms is None or now_ms < self.expires_at_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tags of a table by name, expired ones included, as one object held them. `etag` is None without any."""
+
+    by_name: Mapping[str, Tag] = field(default_factory=dict)
+    counter: int = 0
+    etag: str | None = None
+
+    def live(self, now_ms: int) -> list[Tag]:
+        """Return the tags that have not expired, by name."""
+        return [tag for _, tag in sorted(self.by_name.items()) if tag.is_live(now_ms)]
+
+
+Change = Callable[[Mapping[str, Tag]], Mapping[str, Tag]]
+
+
+def read_tags(store: ObjectStore) -> Tags:
+    """Return the table's tags. One GET.
+
+    Raises `Corrupt` when they cannot be parsed: they are the only record of what has to be kept. `Unsupported` for a
+    newer format.
+    """
+    try:
+        blob = store.get(tags_key())
+    except NotFound:
+        return Tags()
+    try:
+        body = json.loads(blob.data)
+        version = int(body["format"])
+        if version > FORMAT_VERSION:
+            raise Unsupported(f"{tags_key()}: tags of format {version}, this release reads {FORMAT_VERSION}; upgrade")
+        found = [_parse(name, each) for name, each in body["tags"].items()]
+        return Tags({tag.name: tag for tag in found}, int(body["counter"]), blob.etag)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{tags_key()}: not the tags of a table: {error!r}; {SEE_CORRUPT}", key=tags_key()) from error
+
+
+def tagged(log: TransactionLog, name: str) -> Tag:
+    """Return the live tag of this name. One GET. Raises `NotFound` naming the tags there are."""
+    tags, now_ms = read_tags(log.store), log.clock.now_ms()
+    tag = tags.by_name.get(name)
+    if tag is None or not tag.is_live(now_ms):
+        raise _no_tag(log, name, tags, now_ms)
+    return tag
+
+
+def set_tag(
+    log: TransactionLog, name: str, target: Snapshot, *, doomed: Doomed, expires_at_ms: int | None = None
+) -> Tag:
+    """Let `name` stand for the version of `target`, and return once nothing of that version can be collected.
+
+    A tag of this name is moved. Checked before the tag is written and again after it: then either the collector sees
+    the tag before it deletes, or what it deletes is seen here, the tag is taken back and `SnapshotExpired` raised.
+    Raises `InvalidInput` for a bad name or a moment that has passed, `CommitConflict` when somebody else set the same
+    name meanwhile, `CommitUnknown` when the store did not say: set it again. Requests: the head, a checkpoint of the
+    version unless it has one, one PUT, and twice the plan's GET and a HEAD per object that is no longer live.
+    """
+    now_ms = log.clock.now_ms()
+    validate_tag_name(name)
+    if expires_at_ms is not None and expires_at_ms <= now_ms:
+        raise InvalidInput(f"the tag {name!r} would expire at {expires_at_ms} ms, which has passed", tag=name)
+    needed = _needed(log, target, doomed)
+    tag = Tag(name=name, version=target.version, created_at_ms=now_ms, expires_at_ms=expires_at_ms, id=log.ids.uuid())
+    before = read_tags(log.store).by_name.get(name)
+    _replace(log, partial(_exchanged, name, before, tag))
+    try:
+        require_kept(log.store, needed, doomed, version=target.version)
+    except SnapshotExpired:
+        _replace(log, partial(_exchanged, name, tag, before))
+        raise
+    _logger.info("tag %s of %s: version %d", name, log.store.uri, target.version)
+    return tag
+
+
+def remove_tag(log: TransactionLog, name: str) -> Tag:
+    """Remove the tag and return it; from now on it keeps nothing. One GET and one PUT. Raises `NotFound`."""
+    tags = read_tags(log.store)
+    before = tags.by_name.get(name)
+    if before is None:
+        raise _no_tag(log, name, tags, log.clock.now_ms())
+    _replace(log, partial(_exchanged, name, before, None))
+    _logger.info("tag %s of %s removed; it was version %d", name, log.store.uri, before.version)
+    return before
+
+
+def drop_expired(log: TransactionLog, *, now_ms: int) -> list[str]:
+    """Remove the tags that have expired at `now_ms` and return their names. One GET, and one PUT if there are any."""
+    gone = sorted(tag.name for tag in read_tags(log.store).by_name.values() if not tag.is_live(now_ms))
+    if gone:
+        _replace(log, lambda tags: {name: tag for name, tag in tags.items() if tag.is_live(now_ms)})
+        _logger.info("expired tags of %s removed: %s", log.store.uri, ", ".join(gone))
+    return gone
+
+
+def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound:
+    why = "the tag has expired" if name in tags.by_name else "there is no such tag"
+    known = ", ".join(each.name for each in tags.live(now_ms)) or "none"
+    return NotFound(f"{name!r}: {why}; tags of {log.store.uri}: {known}", tag=name)
+
+
+def _needed(log: TransactionLog, target: Snapshot, doomed: Doomed) -> list[str]:
+    """The objects that opening and reading `target` takes and that the head does not keep, all of them there."""
+    head = log.snapshot()
+    files = objects_of(replaced(target, head)) + sorted(target.segments.keys() - head.segments.keys())
+    require_kept(log.store, files, doomed, version=target.version)
+    log.checkpoint(target)
+    state = _checkpoint_keys(log.store, target.version)
+    require_kept(log.store, state, doomed, version=target.version)
+    return [*files, *state]
+
+
+def _checkpoint_keys(store: ObjectStore, version: int) -> list[str]:
+    """The objects that the version can be opened from without any version file."""
+    both = [Checkpointed(version, kind) for kind in (CheckpointKind.AVRO_STATE, CheckpointKind.JSON)]
+    try:
+        found = [key for each in both if exists(store, each.key) for key in (each.key, *named_keys(store, each))]
+    except NotFound:
+        found = []
+    if not found:
+        raise SnapshotExpired(
+            f"version {version} of {store.uri} is being collected; choose a newer one", version=version
+        )
+    return found
+
+
+def _exchanged(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:
+    """The tags with `after` for `before` under this name; unchanged when it stands there already."""
+    if tags.get(name) == after:
+        return tags
+    if tags.get(name) != before:
+        raise CommitConflict(f"the tag {name!r} was changed by somebody else meanwhile; look at it again", tag=name)
+    rest = {other: tag for other, tag in tags.items() if other != name}
+    return rest if after is None else {**rest, name: after}
+
+
+def _replace(log: TransactionLog, change: Change) -> None:
+    """Replace the tags by what `change` makes of them, once. One GET and one PUT when nobody interferes."""
+    last: PutResult | None = None
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            log.clock.sleep_ms(log.ids.fraction() * _PAUSE_MS * 2**attempt)
+        current = read_tags(log.store)
+        wanted = change(current.by_name)
+        if wanted == current.by_name:  # nothing to do, or our own put whose reply was lost
+            return
+        last = _put(log, current, wanted)
+        if isinstance(last, Committed):
+            return
+    if isinstance(last, OutcomeUnknown):
+        raise CommitUnknown(f"{tags_key()}: the store did not say ({last.reason}); look, and try again", key=tags_key())
+    raise CommitConflict(f"{tags_key()}: {_ATTEMPTS} attempts lost against others; nothing was changed, try again")
+
+
+def _put(log: TransactionLog, current: Tags, wanted: Mapping[str, Tag]) -> PutResult:
+    body = {
+        "format": FORMAT_VERSION,
+        "counter": current.counter + 1,
+        "nonce": log.ids.uuid(),
+        "tags": {name: _body(tag) for name, tag in sorted(wanted.items())},
+    }
+    mode = IfAbsent() if current.etag is None else IfMatch(current.etag)
+    try:
+        return log.store.put(tags_key(), json.dumps(body, separators=(",", ":")).encode(), mode)
+    except Unavailable as error:  # the connection may have broken after the request was sent
+        return OutcomeUnknown(str(error))
+
+
+def _body(tag: Tag) -> dict[str, object]:
+    expires = {} if tag.expires_at_ms is None else {"expiresAtMs": tag.expires_at_ms}
+    return {"version": tag.version, "createdAtMs": tag.created_at_ms, **expires, "id": tag.id}
+
+
+def _parse(name: str, body: Mapping[str, Any]) -> Tag:
+    version, expires = _number(body["version"]), body.get("expiresAtMs")
+    return Tag(
+        name=validate_tag_name(name),
+        version=version,
+        created_at_ms=_number(body["createdAtMs"]),
+        expires_at_ms=None if expires is None else _number(expires),
+        id=str(body["id"]),
+    )
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is no number from 0 to 2**63 - 1")
+    return value

@@ -1,0 +1,157 @@
+"""Avro files that claim too much, are not whole, or of a codec that we do not read: refused before decoding."""
+
+from __future__ import annotations
+
+import io
+import random
+import resource
+import subprocess
+import sys
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import fastavro
+import pytest
+
+from storage_core.errors import Corrupt, TidemarkError, Unsupported
+from storage_core.formats import avro_container
+from storage_core.formats.avro_container import inspect, read_columns, read_records
+
+SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}, {"name": "t", "type": "string"}]}
+SYNC = b"s" * 16
+
+
+def _file(codec: str, rows: int = 3000, text: str = "text") -> bytes:
+    target = io.BytesIO()
+    fastavro.writer(
+        target,
+        SCHEMA,
+        [{"n": n, "t": f"{text}{n}"} for n in range(rows)],
+        codec=codec,
+        sync_marker=SYNC,
+        sync_interval=4000,
+    )
+    return target.getvalue()
+
+
+def _long(number: int) -> bytes:
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _header(codec: str) -> bytes:
+    whole = _file(codec, rows=1)
+    return whole[: whole.index(SYNC) + len(SYNC)]
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_columns_and_records_of_every_codec_are_the_same(codec: str) -> None:
+    data = _file(codec)
+    figures = inspect(data, "f")
+    assert (figures.codec, figures.records) == (codec, 3000)
+    assert figures.expanded_bytes == inspect(_file("null"), "f").expanded_bytes
+    assert read_columns(data, "f").to_pylist() == read_records(data, "f")
+
+
+@pytest.mark.parametrize("codec", ["bzip2", "xz"])
+def test_a_codec_that_we_do_not_read_is_named(codec: str) -> None:
+    with pytest.raises(Unsupported, match=codec):
+        inspect(_file(codec), "f")
+
+
+def test_a_file_cut_anywhere_is_torn_also_between_two_blocks() -> None:
+    data = _file("zstandard")
+    ends = [at for at in range(len(data)) if data[at - 16 : at] == SYNC]
+    assert len(ends) > 2
+    for cut in {*range(0, len(data), 97), *ends[1:-1]}:
+        if cut in ends:
+            # A whole prefix is a whole container: that records are missing, the state's count tells.
+            assert inspect(data[:cut], "f").records < 3000
+        else:
+            with pytest.raises(Corrupt, match="f: "):
+                read_columns(data[:cut], "f")
+
+
+def test_damage_anywhere_is_a_typed_error_or_changes_a_value_and_nothing_else() -> None:
+    chance = random.Random(7)
+    for _ in range(150):
+        data = bytearray(_file(chance.choice(["null", "zstandard", "snappy", "deflate"]), rows=200))
+        for _ in range(chance.choice([1, 1, 20])):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        for read in (read_columns, read_records):
+            with suppress(TidemarkError):
+                read(bytes(data), "f")
+
+
+def _bomb(codec: str) -> bytes:
+    """One block of 600 MiB of zeros in a few hundred kilobytes at most."""
+    if codec == "deflate":
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        block = b"".join(packer.compress(bytes(2**20)) for _ in range(600)) + packer.flush()
+    elif codec == "snappy":
+        block = _varint(600 * 2**20) + b"\x00\x00" + bytes(4)
+    else:
+        from backports.zstd import ZstdCompressor
+
+        stream = ZstdCompressor(level=3)
+        block = b"".join(stream.compress(bytes(2**20)) for _ in range(600)) + stream.flush()
+    return _header(codec) + _long(10) + _long(len(block)) + block + SYNC
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+@pytest.mark.parametrize("codec", ["deflate", "snappy", "zstandard"])
+def test_a_block_that_expands_a_thousand_times_is_refused_in_bounded_memory(codec: str, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.avro"
+    path.write_bytes(_bomb(codec))
+    assert path.stat().st_size < 2**20
+    program = f"""
+import resource, sys
+from pathlib import Path
+from storage_core.errors import Corrupt
+from storage_core.formats.avro_container import read_columns
+data = Path({str(path)!r}).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_columns(data, "bomb")
+except Corrupt as error:
+    assert "expands beyond" in str(error), error
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) < 100 * 1024, "grew by more than 100 MiB"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (_long(5) + _long(10 * 2**30) + b"x", "10737418240 bytes claimed"),
+        (_long(2**40) + _long(1) + b"\x00" + SYNC, "more than 20000000 records"),
+        (_long(-1) + _long(1) + b"\x00" + SYNC, "claims -1 records"),
+        (b"\xff" * 11, "longer than 64 bits"),
+        (_long(1) + _long(1) + b"\x00" + b"x" * 16, "does not end with the file's mark"),
+    ],
+)
+def test_claims_are_checked_before_anything_is_allocated(body: bytes, message: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Corrupt, match=message):
+        inspect(_header("null") + body, "f")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+
+
+def test_a_header_that_claims_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro_container, "MAX_HEADER_BYTES", 100)
+    with pytest.raises(Corrupt, match="claimed in the header"):
+        inspect(avro_container.MAGIC + _long(1) + _long(101) + b"x" * 101, "f")

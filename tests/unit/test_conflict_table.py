@@ -1,0 +1,446 @@
+"""Design page 02, "Committing": every cell of the conflict table, and the rules beside it (lessons 13, 25 and 26)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
+from storage_core.formats.avro_state import ManifestInfo
+from storage_core.formats.keys import version_key
+from storage_core.log.action_fields import MAX_TIME_MS
+from storage_core.log.actions import (
+    Action,
+    Add,
+    CommitInfo,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    Metadata,
+    Protocol,
+    Remove,
+    RemoveIndexSegment,
+    Txn,
+)
+from storage_core.log.codec import encode_version
+from storage_core.log.conflicts import Plan, settle
+from storage_core.log.deletion_vector import inline, stored
+from storage_core.log.files import Added, ListedFiles, LiveFiles, Part
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import AtVersion, MergeProgress, Requirement
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.rows.schema import to_schema_string
+from storage_core.testkit.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
+
+BASE = TableConfig(checkpoint_interval=0, indexes=(INDEX,))
+OLD = segment("old", "f")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit of one of the rows or columns, planned on the table of the fixture."""
+
+    actions: tuple[Action, ...]
+    requirements: tuple[Requirement, ...] = ()
+
+
+def vector(name: str, *rows: int) -> Add:
+    return replace(split(name, 10), deletionVector=inline(rows))
+
+
+def settings(**changed: object) -> Metadata:
+    return metadata(replace(BASE, **changed))  # type: ignore[arg-type]  # settings by name
+
+
+def drop_index() -> tuple[Action, ...]:
+    return settings(indexes=()), RemoveIndexSegment(index=INDEX.name, path=OLD.path)
+
+
+def merged(region: str, generation: int) -> MergedGenerations:
+    return MergedGenerations(region=region, generation=generation)
+
+
+# Region r has merged generation 1. The splits a to f are live, and a segment covers f.
+THEIRS: Mapping[str, Commit | None] = {
+    "append": Commit((split("new"),)),
+    "merge r": Commit((split("rows"), vector("c", 1), merged("r", 2)), (MergeProgress("r", 1),)),
+    "merge q": Commit((split("rows"), vector("c", 1), merged("q", 1)), (MergeProgress("q", 0),)),
+    "delete a": Commit((vector("a", 3),)),
+    "compact c d": Commit((removal("c"), removal("d"), split("cd"))),
+    "compact a b": Commit((removal("a"), removal("b"), split("other ab"))),
+    "index c": Commit((segment("other", "c"),)),
+    "index a": Commit((segment("other", "a"),)),
+    "upkeep": Commit((settings(target_split_bytes=1),)),
+    "window": Commit((settings(window_seconds=900),)),
+    "drop idx": Commit(drop_index()),
+    "checkpoint": None,
+}
+MINE: Mapping[str, Commit | None] = {
+    "append": Commit((split("mine"),)),
+    "merge r": Commit((split("mine"), vector("a", 1, 2), merged("r", 2)), (MergeProgress("r", 1),)),
+    "merge r 3-4": Commit((split("mine"), merged("r", 4)), (MergeProgress("r", 2),)),
+    "compact a b": Commit((removal("a"), removal("b"), split("ab"))),
+    "index a": Commit((segment("mine", "a"), segment("also mine", "e"))),
+    "index a+e": Commit((segment("mine", "a", "e"),)),
+    "upkeep": Commit((settings(gc_horizon_ms=1),)),
+    "drop idx": Commit(drop_index()),
+    "checkpoint": None,
+}
+
+# ok: lands after theirs. abort: nothing is written, plan again. drop: lands without the segment whose split is gone.
+TABLE = """
+mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint
+append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok
+merge r       | ok     | abort   | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok
+merge r 3-4   | abort  | ok      | abort   | abort    | abort       | abort       | abort   | abort   | abort  | abort  | abort    | abort
+compact a b   | ok     | ok      | ok      | abort    | ok          | abort       | ok      | ok      | ok     | abort  | ok       | ok
+index a       | ok     | ok      | ok      | ok       | ok          | drop        | ok      | abort   | ok     | ok     | abort    | ok
+index a+e     | ok     | ok      | ok      | ok       | ok          | ok          | ok      | abort   | ok     | ok     | abort    | ok
+upkeep        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | abort  | abort  | abort    | ok
+drop idx      | ok     | ok      | ok      | ok       | ok          | ok          | abort   | abort   | abort  | abort  | abort    | ok
+checkpoint    | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | ok     | ok       | ok
+"""  # noqa: E501  # it is read as the page's table is
+
+
+def _cells() -> Iterator[tuple[str, str, str]]:
+    (_, *columns), *rows = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
+    assert columns == list(THEIRS)
+    assert [row[0] for row in rows] == list(MINE)
+    for mine, *outcomes in rows:
+        for theirs, outcome in zip(columns, outcomes, strict=True):
+            yield mine, theirs, outcome
+
+
+@pytest.fixture
+def log() -> TransactionLog:
+    log = log_on(MemoryStore("t"))
+    head = log.create(metadata(BASE))
+    log.commit(head, [*(split(name, 10) for name in "abcdef"), OLD, merged("r", 1)], operation="TEST")
+    return log
+
+
+def _land(log: TransactionLog, planned: Snapshot, commit: Commit | None) -> Snapshot:
+    if commit is None:
+        log.checkpoint(planned)
+        return log.snapshot()
+    return log.commit(planned, commit.actions, operation="TEST", requirements=commit.requirements).snapshot
+
+
+def _holds(action: Action, head: Snapshot) -> bool:
+    match action:
+        case Add():
+            return head.splits.get(action.path) == action
+        case Remove():
+            return action.path not in head.splits
+        case IndexSegment():
+            return head.segments.get(action.path) == action
+        case RemoveIndexSegment():
+            return action.path not in head.segments
+        case MergedGenerations():
+            return head.merged_generations[action.region] == action.generation
+        case Metadata():
+            return head.metadata.configuration == action.configuration
+        case _:
+            raise AssertionError(f"no operation of the table commits {action.NAME!r}")
+
+
+def _content(snapshot: Snapshot) -> list[object]:
+    """What a commit can change; times aside."""
+    splits = {path: (add, snapshot.splits.added_at(path)[0]) for path, add in snapshot.splits.items()}
+    return [snapshot.metadata, splits, snapshot.segments, snapshot.merged_generations, snapshot.fences, snapshot.txns]
+
+
+def _replayed(planned: Snapshot, *commits: Sequence[Action]) -> Snapshot:
+    """What the commits make of the state they were planned on, one after the other."""
+    for actions in commits:
+        planned = Snapshot.apply(planned, planned.version + 1, actions)
+    return planned
+
+
+@pytest.mark.parametrize(("mine", "theirs", "outcome"), tuple(_cells()))
+def test_every_cell_of_the_conflict_table(log: TransactionLog, mine: str, theirs: str, outcome: str) -> None:
+    planned = log.snapshot()
+    between = _land(log, planned, THEIRS[theirs])
+    commit = MINE[mine]
+    if outcome == "abort":
+        with pytest.raises(CommitConflict, match=r"plan.* again"):
+            _land(log, planned, commit)
+        assert log.snapshot() == between
+        return
+    found = _land(log, planned, commit)
+    assert found == log.snapshot()
+    actions = () if commit is None else commit.actions
+    kept = [action for action in actions if outcome == "ok" or action != segment("mine", "a")]
+    assert len(kept) == len(actions) - (outcome == "drop")
+    assert all(_holds(action, found) for action in kept)
+    other = THEIRS[theirs]
+    commits = [each for each in (other.actions if other else (), kept) if each]
+    assert _content(found) == _content(_replayed(planned, *commits))
+    assert found.version == planned.version + len(commits)
+
+
+# --- merges -----------------------------------------------------------------------------------------------------------
+
+
+def test_lesson_25_the_rows_of_an_older_merge_do_not_land_under_a_newer_progress(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((split("2-3"), merged("r", 3)), (MergeProgress("r", 1),)))
+    for late in (
+        Commit((split("late"), merged("r", 2)), (MergeProgress("r", 1),)),
+        Commit((split("late"), merged("r", 5)), (MergeProgress("r", 4),)),
+        Commit((split("late"), merged("r", 3)), (MergeProgress("r", 3),)),
+    ):
+        with pytest.raises(CommitConflict, match="region r: generations up to 3 are merged"):
+            _land(log, planned, late)
+    found = log.snapshot()
+    assert (found.version, found.merged_generations["r"]) == (2, 3)
+    assert split("late").path not in found.splits
+
+
+@pytest.mark.parametrize("generation", [0, 1, 3])
+def test_a_merge_that_does_not_say_where_it_starts_is_of_one_generation(log: TransactionLog, generation: int) -> None:
+    with pytest.raises(CommitConflict, match="region r"):
+        _land(log, log.snapshot(), Commit((split("x"), merged("r", generation))))
+    assert _land(log, log.snapshot(), Commit((merged("r", 2),))).merged_generations["r"] == 2
+
+
+def test_a_plan_about_the_whole_table_follows_only_the_version_it_was_made_on(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, THEIRS["append"])
+    with pytest.raises(CommitConflict, match="planned on version 1, the newest is 2"):
+        _land(log, planned, Commit((split("x"),), (AtVersion(planned.version),)))
+
+
+# --- deletion vectors -------------------------------------------------------------------------------------------------
+
+
+def test_lesson_26_a_compaction_never_brings_back_rows_that_were_deleted_meanwhile(log: TransactionLog) -> None:
+    planned = _land(log, log.snapshot(), Commit((vector("a", 1),)))
+    _land(log, planned, Commit((vector("a", 1, 2),)))
+    with pytest.raises(CommitConflict, match=r"a\.parquet: rows of it were deleted or restored"):
+        _land(log, planned, MINE["compact a b"])
+    _land(log, log.snapshot(), MINE["compact a b"])
+    assert split("ab").path in log.snapshot().splits
+
+
+def test_a_compaction_that_applied_a_vector_does_not_replace_a_split_that_is_whole_again(log: TransactionLog) -> None:
+    planned = _land(log, log.snapshot(), Commit((vector("a", 1),)))
+    _land(log, planned, Commit((removal("a"),)))
+    _land(log, log.snapshot(), Commit((split("a", 10),)))
+    with pytest.raises(CommitConflict, match="deleted or restored"):
+        _land(log, planned, MINE["compact a b"])
+
+
+def test_two_deletes_from_one_split_never_undo_each_other(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((vector("a", 1), vector("b", 1))))
+    with pytest.raises(CommitConflict, match="changed between version 1 and 2"):
+        _land(log, planned, Commit((vector("a", 2), vector("c", 2))))
+    assert log.snapshot().splits[split("c").path].deletionVector is None
+
+
+def test_no_row_is_deleted_from_a_split_that_the_plan_never_saw(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((split("late", 10),)))
+    with pytest.raises(CommitConflict, match=r"late\.parquet: changed"):
+        _land(log, planned, Commit((vector("late", 2),)))
+
+
+def test_an_add_of_a_live_split_changes_nothing_but_its_vector(log: TransactionLog) -> None:
+    with pytest.raises(InvalidInput, match="nothing of it but its deletion vector"):
+        _land(log, log.snapshot(), Commit((replace(vector("a", 1), size=7),)))
+    with pytest.raises(CommitConflict, match="live already"):
+        _land(log, log.snapshot(), Commit((split("a", 10),)))
+    found = _land(log, log.snapshot(), Commit((replace(vector("a", 1), dataChange=False),)))
+    assert len(found.splits) == 6
+
+
+def test_an_empty_vector_makes_a_live_split_whole_again(log: TransactionLog) -> None:
+    _land(log, log.snapshot(), Commit((vector("a", 1),)))
+    found = _land(log, log.snapshot(), Commit((vector("a"),)))
+    live = found.splits[split("a").path].deletionVector
+    assert live is not None
+    assert live.cardinality == 0
+
+
+def test_a_removed_split_comes_back_as_it_was_with_its_vector_or_without(log: TransactionLog) -> None:
+    before = _land(log, log.snapshot(), Commit((vector("a", 1),)))
+    head = _land(log, before, MINE["compact a b"])
+    back = Commit((removal("ab"), vector("a", 1), split("b", 10)), (AtVersion(head.version),))
+    assert dict(_land(log, head, back).splits) == dict(before.splits)
+
+
+@pytest.mark.parametrize(
+    ("add", "named"),
+    [
+        (vector("a", 10), "names row 10 of 10"),
+        (replace(vector("a", 1, 2), numRecords=1), "covers 2 rows of 1"),
+        (replace(vector("a"), deletionVector=replace(inline([1]), xxh3="0" * 16)), "expected xxh3-64 0000000000000000"),
+        (replace(vector("a"), deletionVector=replace(inline([1]), cardinality=2)), "expected 2 rows, found 1"),
+        (replace(vector("a"), deletionVector=replace(inline([1]), size=10_000_000_000)), "expected 10000000000 bytes"),
+        (replace(vector("a"), deletionVector=replace(inline([1]), data="%")), "expected base64"),
+    ],
+)
+def test_a_vector_that_is_not_what_it_says_is_never_committed(log: TransactionLog, add: Add, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        _land(log, log.snapshot(), Commit((add,)))
+    assert log.snapshot().version == 1
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_vector_of_a_table_tells_readers_and_writers_that_they_need_to_know_vectors(
+    log: TransactionLog,
+) -> None:
+    before = log.snapshot().protocol
+    found = _land(log, log.snapshot(), Commit((vector("a", 1),)))
+    assert found == log.snapshot()
+    assert found.protocol.readerFeatures == (*(before.readerFeatures or ()), "deletionVectors")
+    assert found.protocol.writerFeatures == (*(before.writerFeatures or ()), "deletionVectors")
+    again = _land(log, found, Commit((replace(split("b", 10), deletionVector=stored("_vectors/b", b":0" + bytes(6))),)))
+    assert again.protocol == found.protocol
+    assert settle(Plan(again, (vector("c", 1),)), again) == (vector("c", 1),)
+
+
+def test_a_table_without_vectors_keeps_its_protocol(log: TransactionLog) -> None:
+    before = log.snapshot().protocol
+    assert _land(log, log.snapshot(), MINE["compact a b"]).protocol == before
+
+
+@pytest.mark.parametrize(
+    ("protocol", "named"),
+    [
+        (Protocol(readerFeatures=("tidemark", "rowIds", "typeWidening")), "reader features rowIds, typeWidening"),
+        (Protocol(minReaderVersion=5), "reader version 5"),
+    ],
+)
+def test_a_table_that_this_release_cannot_read_is_refused_by_name(protocol: Protocol, named: str) -> None:
+    store = MemoryStore("t")
+    store.put(version_key(0), encode_version([protocol, metadata()]), IfAbsent())
+    with pytest.raises(Unsupported, match=named):
+        log_on(store).snapshot()
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        Protocol(writerFeatures=("tidemark", "rowIds")),
+        Protocol(minWriterVersion=5, writerFeatures=("tidemark",)),
+    ],
+)
+def test_a_table_that_became_too_new_to_write_after_the_plan_is_not_written(protocol: Protocol) -> None:
+    store = MemoryStore("t")
+    log = log_on(store)
+    planned = log.create(metadata())
+    store.put(version_key(1), encode_version([protocol]), IfAbsent())
+    with pytest.raises(Unsupported, match=r"rowIds|writer version 5"):
+        _land(log, planned, THEIRS["append"])
+    assert log.snapshot().version == 1
+
+
+def test_null_feature_lists_are_those_of_a_table_that_can_be_read_and_not_written() -> None:
+    store = MemoryStore("t")
+    line = b'{"protocol":{"minReaderVersion":4,"minWriterVersion":4,"readerFeatures":null,"writerFeatures":null}}\n'
+    store.put(version_key(0), line + encode_version([metadata()])[:0], IfAbsent())
+    store.put(version_key(1), encode_version([metadata()]), IfAbsent())
+    with pytest.raises(Corrupt, match="metaData"):
+        log_on(store).snapshot(version=0)
+    log = log_on(store)
+    assert log.snapshot().protocol == Protocol()
+    with pytest.raises(Unsupported, match="not created by Tidemark"):
+        _land(log, log.snapshot(), THEIRS["append"])
+
+
+# --- fences, indexes, settings, and what a commit may cost ------------------------------------------------------------
+
+
+def test_a_lower_token_is_fenced_whatever_else_the_commit_could_do(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((Fence(resource="compact", token=5),)))
+    with pytest.raises(Fenced, match="stop"):
+        _land(log, planned, Commit((split("x"), Fence(resource="compact", token=4))))
+    assert _land(log, planned, Commit((split("x"), Fence(resource="compact", token=5)))).fences == {"compact": 5}
+
+
+def test_a_merge_that_was_planned_before_a_restore_plans_again(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((Fence(resource="tidemark:restore", token=planned.version + 1),)))
+    with pytest.raises(CommitConflict, match="restored the table"):
+        _land(log, planned, MINE["merge r"])
+    assert _land(log, log.snapshot(), MINE["merge r"]).merged_generations["r"] == 2
+
+
+@pytest.mark.parametrize(("column", "lands"), [("text", False), ("id", True)])
+def test_a_segment_relies_on_the_columns_of_its_index_alone(log: TransactionLog, column: str, lands: bool) -> None:
+    planned = log.snapshot()
+    changed = pa.schema([pa.field(f.name, pa.binary() if f.name == column else f.type) for f in SCHEMA])
+    _land(log, planned, Commit((replace(planned.metadata, schemaString=to_schema_string(changed)),)))
+    if lands:
+        assert segment("mine", "a").path in _land(log, planned, Commit((segment("mine", "a"),))).segments
+        return
+    with pytest.raises(CommitConflict, match="its columns changed"):
+        _land(log, planned, Commit((segment("mine", "a"),)))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        (replace(metadata(BASE), schemaString=to_schema_string(SCHEMA.append(pa.field("n", pa.int64())))), "schema"),
+        (replace(metadata(BASE), partitionColumns=("text",)), "partition columns"),
+        (settings(primary_key=("id",)), "primary key"),
+        (settings(time_column="at", sort_schema="text|timestamp/V2"), "time column, sort schema"),
+    ],
+)
+def test_new_splits_do_not_land_on_another_schema_or_order(log: TransactionLog, theirs: Metadata, named: str) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((theirs,)))
+    with pytest.raises(CommitConflict, match=f"between version 1 and 2 \\({named}\\)"):
+        _land(log, planned, MINE["append"])
+
+
+def _unread() -> pa.Table:
+    raise AssertionError("a manifest was read")
+
+
+def test_an_append_reads_no_manifest_however_many_splits_are_live(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    info = ManifestInfo(path="m", num_entries=10**6, min_added_at_version=0, max_added_at_version=1)
+    listed = ListedFiles(version=1, parts=(Part(info, _unread),), tombstones=frozenset(), live=10**6, bytes=10**9)
+    landed = {split("new").path: Added(split("new"), 2, 0)}
+    before = replace(planned, splits=LiveFiles(listed))
+    head = replace(planned, version=2, splits=LiveFiles(listed, added=landed))
+    append = (split("mine"), Txn(appId="job", version=1), Fence(resource="r", token=1))
+    assert settle(Plan(before, append), head) == append
+    with pytest.raises(CommitConflict, match="live already since version 2"):
+        settle(Plan(before, (split("new"),)), head)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [Fence(resource="r", token=1), Fence(resource="r", token=2)],
+        [merged("r", 2), merged("r", 3)],
+        [metadata(BASE), metadata(BASE)],
+        [vector("a", 1), removal("a")],
+    ],
+)
+def test_a_commit_says_one_thing_about_one_thing(log: TransactionLog, actions: Sequence[Action]) -> None:
+    with pytest.raises(InvalidInput, match="more than once"):
+        _land(log, log.snapshot(), Commit(tuple(actions)))
+
+
+def test_nothing_is_written_after_a_commit_at_the_end_of_time() -> None:
+    store = MemoryStore("t")
+    info = CommitInfo(commitId="c", operation="TEST", timestamp=MAX_TIME_MS)
+    store.put(version_key(0), encode_version([info, Protocol(writerFeatures=("tidemark",)), metadata()]), IfAbsent())
+    log = log_on(store)
+    with pytest.raises(Corrupt, match="no later time"):
+        _land(log, log.snapshot(), THEIRS["append"])
+    assert log.snapshot().version == 0

@@ -1,0 +1,100 @@
+"""States that others wrote open as well, whatever they leave out (design page 09, "Logs that are out there")."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.keys import state_key, version_key
+from storage_core.log.actions import Metadata, Protocol
+from storage_core.log.checkpoint import read_state
+from storage_core.log.codec import encode_line, encode_version
+from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.foreign_logs import put_hint, put_state
+from storage_core.testkit.log_tables import log_on, metadata, split
+
+
+def _bare_metadata() -> str:
+    body: dict[str, Any] = json.loads(encode_line(metadata()))["metaData"]
+    return json.dumps(body)
+
+
+@pytest.fixture
+def foreign() -> MemoryStore:
+    """Return a table of others whose only version file is 0."""
+    store = MemoryStore("foreign")
+    store.put(version_key(0), encode_version([Protocol(), metadata()]), IfAbsent())
+    return store
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["manifests/manifest-a1b2c3d4.avro", "state-v00000000000000000003/manifest-1.avro", "manifest-001.avro"],
+)
+def test_every_spelling_of_a_manifest_path_is_resolved(foreign: MemoryStore, manifest: str) -> None:
+    put_state(foreign, 3, ["date=1/a.split", "b.split"], manifest=manifest)
+    found = log_on(foreign).snapshot()
+    assert (found.version, found.timestamp, set(found.splits)) == (3, 1003, {"date=1/a.split", "b.split"})
+
+
+@pytest.mark.parametrize("text", [encode_line(metadata()), _bare_metadata(), None, "null"])
+def test_metadata_of_a_state_is_wrapped_bare_or_in_version_zero(foreign: MemoryStore, text: str | None) -> None:
+    put_state(foreign, 3, ["a"], metadata=text)
+    assert log_on(foreign).snapshot().metadata == metadata()
+
+
+def test_metadata_missing_everywhere_but_in_an_older_state_is_found_there(foreign: MemoryStore) -> None:
+    foreign.delete([version_key(0)])
+    put_state(foreign, 2, ["a"], metadata=encode_line(metadata()))
+    put_state(foreign, 3, ["a", "b"])
+    assert log_on(foreign).snapshot().metadata == metadata()
+    foreign.delete([state_key(2)])
+    with pytest.raises(Corrupt, match="neither version 0 nor an intact state"):
+        log_on(foreign).snapshot()
+
+
+def test_where_states_are_commits_the_highest_state_is_the_head_whatever_the_hint_says(foreign: MemoryStore) -> None:
+    for version in (1, 2, 3):
+        put_state(
+            foreign, version, [f"n{each}" for each in range(version)], manifest=f"manifests/manifest-{version}.avro"
+        )
+    put_hint(foreign, 2)
+    log = log_on(foreign)
+    assert log.snapshot().version == 3
+    assert set(log.snapshot(version=2).splits) == {"n0", "n1"}
+    with pytest.raises(Unsupported, match="not created by Tidemark"):
+        log.commit(log.snapshot(), [split("x")], operation="APPEND")
+
+
+def test_tombstones_of_a_state_are_applied(foreign: MemoryStore) -> None:
+    put_state(foreign, 3, ["a", "b"], tombstones=["a"], numFiles=1)
+    assert set(log_on(foreign).snapshot().splits) == {"b"}
+
+
+@pytest.mark.parametrize("key", ["abc", "docMappingSchema.abc"])
+def test_a_schema_registry_beside_the_metadata_is_found_under_bare_and_prefixed_keys(
+    foreign: MemoryStore, key: str
+) -> None:
+    put_state(foreign, 3, ["a"], schemaRegistry={key: "[]"})
+    found: Metadata = log_on(foreign).snapshot().metadata
+    assert found.configuration == {**metadata().configuration, "docMappingSchema.abc": "[]"}
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "s3://other/x", "%2e%2e/x", "a/%2E%2e/x", "a\\b", "a\x00b", ""]
+)
+def test_paths_that_leave_the_table_are_refused(foreign: MemoryStore, path: str) -> None:
+    put_state(foreign, 3, [path])
+    found = log_on(foreign).snapshot()
+    with pytest.raises(Corrupt, match="leaves the table"):
+        found.splits.table()
+
+
+def test_a_state_of_a_newer_format_is_refused(foreign: MemoryStore) -> None:
+    put_state(foreign, 3, ["a"], formatVersion=2)
+    with pytest.raises(Unsupported, match="state of format 2"):
+        read_state(foreign, 3)

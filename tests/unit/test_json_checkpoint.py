@@ -1,0 +1,138 @@
+"""Legacy JSON checkpoints: ours open to the same snapshot, those of others open too, damage costs time only."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import Corrupt
+from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, version_key
+from storage_core.gc.collect import collect
+from storage_core.log import json_checkpoint
+from storage_core.log.actions import Action, Fence, MergedGenerations, Protocol, Txn
+from storage_core.log.codec import encode_line, encode_version
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import IfAbsent, Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
+
+Form = Literal["json", "json-multipart"]
+FORMS: tuple[Form, ...] = ("json", "json-multipart")
+
+
+def _table(form: Form) -> tuple[MemoryStore, Snapshot]:
+    """Return a table of four versions whose third is checkpointed as JSON; version files before it are gone."""
+    store = MemoryStore("t")
+    log = log_on(store)
+    head = log.create(metadata(TableConfig(checkpoint_interval=0, checkpoint_format=form, indexes=(INDEX,))))
+    head = log.commit(head, [split("a"), split("b"), segment("s", "a")], operation="X").snapshot
+    progress: list[Action] = [
+        Txn(appId="job", version=4),
+        Fence(resource="r", token=2),
+        MergedGenerations(region="g", generation=1),
+    ]
+    head = log.commit(head, [removal("b"), split("c", rows=3), *progress], operation="X").snapshot
+    log.checkpoint(head)
+    head = log.commit(head, [split("d")], operation="X").snapshot
+    store.delete([version_key(0), version_key(1), version_key(2)])
+    return store, head
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_table_opens_from_its_json_checkpoint_as_it_was(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 2)
+    store, head = _table(form)
+    hint = json.loads(store.get(last_checkpoint_key()).data)
+    assert (hint["format"], hint["version"]) == (form, 2)
+    for _ in ("with the hint", "without it"):
+        found = log_on(store).snapshot()
+        assert found == head
+        assert found.checkpoint_version == 2
+        assert found.splits.added_at(split("a").path) == head.splits.added_at(split("a").path)
+        store.delete([last_checkpoint_key()])
+
+
+@pytest.mark.parametrize(("form", "objects"), [("json", 1), ("json-multipart", 3)])
+def test_a_checkpoint_in_parts_is_its_parts_and_their_list(
+    form: Form, objects: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 5)
+    store, _ = _table(form)
+    kinds = [parsed.kind for info in store.list("") if (parsed := parse(info.key))]
+    written = [kind for kind in kinds if kind in (KeyKind.JSON_CHECKPOINT, KeyKind.JSON_CHECKPOINT_PART)]
+    assert len(written) == objects
+    metered = MeteredStore(store)
+    log_on(metered).snapshot()
+    # The hint, the checkpoint, version 3, and the probe that finds no 4.
+    assert metered.requests["get"] == 3 + objects
+    assert metered.requests["list"] == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_json_checkpoint_is_idempotent_and_follows_from_its_version(form: Form) -> None:
+    store, _ = _table(form)
+    before = {info.key: info.etag for info in store.list("")}
+    log = log_on(store)
+    assert not log.checkpoint(log.snapshot(version=2)).written
+    assert {info.key: info.etag for info in store.list("")} == before
+
+
+def test_a_part_that_is_lost_or_damaged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 5)
+    store, _ = _table("json-multipart")
+    listed = json.loads(store.get(json_checkpoint_key(2)).data)["parts"]
+    key = "_transaction_log/" + listed[1]
+    for damage in (lambda: store.put(key, b"torn", Overwrite()), lambda: store.delete([key])):
+        damage()
+        with pytest.raises(Corrupt, match=r"checkpoint|neither version 0 nor an intact state"):
+            log_on(store).snapshot()
+        with pytest.raises(Corrupt, match=key):
+            json_checkpoint.load_json_checkpoint(store, 2)
+
+
+@pytest.mark.parametrize("named", ["../../etc/passwd", "00000000000000000001.json", "manifests/manifest-a.avro", 7])
+def test_a_list_of_parts_that_names_anything_else_is_refused(named: object) -> None:
+    store, _ = _table("json-multipart")
+    body = {"version": 2, "checkpointId": "x", "parts": [named], "createdTime": 0}
+    store.put(json_checkpoint_key(2), json.dumps(body).encode(), Overwrite())
+    with pytest.raises(Corrupt, match="part"):
+        json_checkpoint.load_json_checkpoint(store, 2)
+
+
+@pytest.mark.parametrize("hint", [{"version": 5}, {"version": 5, "format": "json"}, None])
+def test_a_json_checkpoint_of_others_has_no_commit_information(hint: dict[str, object] | None) -> None:
+    store = MemoryStore("foreign")
+    plain = "".join(encode_line(each) + "\n" for each in (Protocol(), metadata(), split("a"), split("b", rows=2)))
+    store.put(json_checkpoint_key(5), plain.encode(), IfAbsent())
+    store.put(version_key(6), encode_version([split("c")]), IfAbsent())
+    if hint is not None:
+        store.put(last_checkpoint_key(), json.dumps(hint).encode(), IfAbsent())
+    found = log_on(store).snapshot()
+    assert (found.version, found.checkpoint_version) == (6, 5)
+    assert set(found.splits) == {split(name).path for name in "abc"}
+    assert found.splits.added_at(split("a").path)[0] == 5
+
+
+def test_old_json_checkpoints_and_their_parts_are_collected_and_the_newest_two_stay() -> None:
+    clock = ManualClock()
+    store = MemoryStore("t", clock=clock)
+    log = log_on(store, clock=clock)
+    config = TableConfig(
+        checkpoint_interval=1, checkpoint_format="json-multipart", version_retention_ms=0, gc_horizon_ms=0
+    )
+    log.create(metadata(config))
+    for number in range(5):
+        log.commit(log.snapshot(), [split(f"n{number}")], operation="X")
+        clock.now += 1000
+    for _ in range(4):
+        collect(store, log, clock=clock, horizon_ms=0)
+        clock.now += 1000
+    found = [parsed for info in store.list("") if (parsed := parse(info.key))]
+    assert {each.version for each in found if each.kind is KeyKind.JSON_CHECKPOINT} == {4, 5}
+    assert {each.version for each in found if each.kind is KeyKind.JSON_CHECKPOINT_PART} == {4, 5}
+    assert len(log.snapshot().splits) == 5
