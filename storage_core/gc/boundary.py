@@ -25,7 +25,7 @@ def read_boundary(store: ObjectStore) -> tuple[int, str | None]:
         return 0, None
     try:
         return int(json.loads(blob.data)["firstVersion"]), blob.etag
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{gc_boundary_key()}: not a boundary: {error}; {SEE_CORRUPT}", key=gc_boundary_key()) from error
 
 

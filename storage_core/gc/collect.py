@@ -12,6 +12,7 @@ from storage_core.gc.mark import Reason, mark
 from storage_core.gc.plan import Candidate, Plan, merged_candidates, read_plan, write_plan
 from storage_core.gc.sweep import Horizon, Swept, may_be_due, sweep
 from storage_core.log.log import TransactionLog
+from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
 
 
@@ -54,7 +55,8 @@ def collect(
 
     The horizon is the table's (`gc_horizon_ms`, 24 h) unless `horizon_ms` overrides it; with 0 an object goes in the
     run that first sees it. An override shortens neither the retention of versions nor the horizon of numbered objects.
-    With `dry_run` nothing is written or deleted. Idempotent, and restartable wherever it was killed.
+    With `dry_run` nothing is written or deleted. Idempotent, and restartable wherever it was killed. Expired tags keep
+    nothing, and only this removes them.
 
     Age is judged by the earlier of our clock and the store's own, so a clock that runs ahead deletes nothing early
     (lesson 48). Raises whatever a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
@@ -65,7 +67,9 @@ def collect(
     stored = read_plan(store)
     seen_ms = max(now_ms, marked.newest_modification_ms)
     candidates = merged_candidates(stored, marked.unreachable, now_ms=seen_ms)
-    swept = Swept() if dry_run else _plan_and_sweep(store, log, stored, candidates, horizon=horizon, now_ms=now_ms)
+    swept = Swept()
+    if not dry_run and (candidates or stored.candidates or marked.roots.retained.expired):
+        swept = _plan_and_sweep(store, log, stored, candidates, horizon=horizon, now_ms=now_ms)
     return CollectionReport(
         candidates=tuple(candidates[key] for key in sorted(candidates)),
         deleted=tuple(each.key for each in swept.deleted),
@@ -86,11 +90,10 @@ def _plan_and_sweep(
     horizon: Horizon,
     now_ms: int,
 ) -> Swept:
-    if not candidates and not stored.candidates:
-        return Swept()
     plan = write_plan(store, stored, candidates, nonce=log.ids.uuid())
     # The store stamped the plan a moment ago: that is its clock.
     now_ms = min(now_ms, store.head(gc_candidates_key()).last_modified_ms)
+    drop_expired(log, now_ms=now_ms)
     if not may_be_due(plan, horizon, now_ms=now_ms):
         return Swept()
     swept = sweep(store, log, plan, horizon=horizon, now_ms=now_ms)

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     OLD_STATE = "old_state"
     OLD_MANIFEST = "old_manifest"
     OLD_REGION_MANIFEST = "old_region_manifest"
+    LEFT_BY_PROBE = "left_by_probe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +96,26 @@ def _unreachable(
 def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
     match parsed.kind:
         case KeyKind.VERSION:
-            return Reason.OLD_VERSION if _number(parsed.version) < found.retained.base.version else None
-        case KeyKind.SPLIT | KeyKind.SEGMENT | KeyKind.STATE | KeyKind.MANIFEST:
+            return Reason.OLD_VERSION if _number(parsed.version) < found.first_version else None
+        case (
+            KeyKind.SPLIT
+            | KeyKind.SEGMENT
+            | KeyKind.STATE
+            | KeyKind.MANIFEST
+            | KeyKind.JSON_CHECKPOINT
+            | KeyKind.JSON_CHECKPOINT_PART
+        ):
             return None if parsed.key in found.keys else _unnamed(found, parsed)
         case KeyKind.REGION_MANIFEST | KeyKind.WAL_ENTRY | KeyKind.GENERATION_FILE:
             return _of_region(found, parsed, old=old)
+        case KeyKind.PROBE:
+            return Reason.LEFT_BY_PROBE
         case (
             KeyKind.LAST_CHECKPOINT
             | KeyKind.REGION_HINT
             | KeyKind.GC_CANDIDATES
             | KeyKind.GC_BOUNDARY
+            | KeyKind.TAGS
             | KeyKind.LOCK
             | KeyKind.QUARANTINE
         ):
@@ -120,7 +131,7 @@ def _unnamed(found: Roots, parsed: ParsedKey) -> Reason:
             return Reason.REMOVED_SPLIT if removed else Reason.ORPHAN_SPLIT
         case KeyKind.SEGMENT:
             return Reason.REMOVED_SEGMENT if removed else Reason.ORPHAN_SEGMENT
-        case KeyKind.STATE:
+        case KeyKind.STATE | KeyKind.JSON_CHECKPOINT:
             return Reason.OLD_STATE
         case _:
             return Reason.OLD_MANIFEST

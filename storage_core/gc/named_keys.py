@@ -8,7 +8,7 @@ both against the actions by reflection.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 from storage_core.errors import Unsupported
 from storage_core.formats.keys import KeyKind, parse
@@ -76,6 +76,9 @@ def _keys_in(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for nested in value:
             yield from _keys_in(nested)
+    elif is_dataclass(value):
+        for each in fields(value):
+            yield from _keys_in(getattr(value, each.name))
 
 
 def _require_own_path(action: Action) -> None:

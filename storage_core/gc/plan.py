@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_core.errors import NotFound, Unsupported
+from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats.keys import gc_candidates_key
 from storage_core.gc.mark import Reason, Unreachable
 from storage_core.gc.replace import replace_state
@@ -54,15 +54,23 @@ def read_plan(store: ObjectStore) -> Plan:
     except NotFound:
         return Plan(candidates={}, counter=0, etag=None)
     try:
-        body = json.loads(blob.data)
+        return replace(parse_plan(blob.data), etag=blob.etag)
+    except Corrupt as error:
+        _logger.warning("%s; it starts anew, and so do grace periods", error)
+        return Plan(candidates={}, counter=0, etag=blob.etag)
+
+
+def parse_plan(data: bytes) -> Plan:
+    """Return the plan in `data`, without an ETag. Raises `Corrupt`, and `Unsupported` for that of a newer release."""
+    try:
+        body = json.loads(data)
         version, counter = int(body["format"]), int(body["counter"])
         if version > FORMAT_VERSION:
             raise Unsupported(f"{gc_candidates_key()}: plan of format {version}, this release reads {FORMAT_VERSION}")
         candidates = [_candidate(each) for each in body["candidates"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        _logger.warning("%s is damaged and starts anew; grace periods start again: %s", gc_candidates_key(), error)
-        return Plan(candidates={}, counter=0, etag=blob.etag)
-    return Plan(candidates={each.key: each for each in candidates}, counter=counter, etag=blob.etag)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{gc_candidates_key()}: a damaged plan: {error!r}", key=gc_candidates_key()) from error
+    return Plan(candidates={each.key: each for each in candidates}, counter=counter, etag=None)
 
 
 def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms: int) -> dict[str, Candidate]:

@@ -2,7 +2,7 @@
 
 Retained is every version from the *base* on: the newest checkpointed version that was already superseded or current
 when the retention period began. So each point in time within the period can be opened, from a state that is intact.
-Without such a state every version is retained.
+Without such a state every version is retained. Below the base the tagged versions are retained, each by itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.keys import version_key
 from storage_core.gc.named_keys import named_keys, removed_keys
 from storage_core.log.actions import Action
 from storage_core.log.log import TransactionLog
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
+from storage_core.log.tags import Tag, read_tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +32,23 @@ class Removal:
 class Retained:
     """The retained versions `base` to `head`, every key that one of them names, and every removal that is recorded.
 
-    `removals` also holds removals of versions below the base whose files still exist.
+    `tagged` are the versions that tags retain, also below the base; their keys are among `keys`. `expired` tells that
+    there are tags which retain nothing any more. `removals` holds the last removal of each key, also by versions below
+    the base whose files still exist.
     """
 
     head: Snapshot
     base: Snapshot
+    tagged: frozenset[int]
+    expired: bool
     keys: frozenset[str]
     removals: Mapping[str, Removal]
 
     def merged_generation(self, region: str) -> int:
-        """Return the last generation of the region that *every* retained version has merged; 0 for none."""
+        """Return the last generation of the region that every version from the base on has merged; 0 for none.
+
+        A tag below the base keeps no generation: a version that is read by its name is the base table alone.
+        """
         return min(each.merged_generations.get(region, 0) for each in (self.base, self.head))
 
 
@@ -57,8 +65,9 @@ class _Commit:
 
 
 def retained(log: TransactionLog, *, now_ms: int) -> Retained:
-    """Return what the table retains at `now_ms`. Opens three snapshots, and one GET per version file that exists.
+    """Return what the table retains at `now_ms`. One GET per version file that exists and one for the tags.
 
+    Opens three snapshots, and one for each version below the base that has a tag which is live at `now_ms`.
     Raises whatever a read raises: what cannot be read may name anything, so nothing may be collected (lesson 41).
     """
     head = log.snapshot()
@@ -67,11 +76,17 @@ def retained(log: TransactionLog, *, now_ms: int) -> Retained:
     if commits and commits[-1].version > base.version + 1:
         raise Corrupt(f"{version_key(commits[-1].version - 1)}: missing, but not older than version {base.version}")
     later = [each for each in commits if each.version > base.version]
+    tags = read_tags(log.store)
+    live = tags.live(now_ms)
+    older = [_tagged(log, tag) for tag in live if tag.version < base.version]
     return Retained(
         head=head,
         base=base,
-        keys=snapshot_keys(head).union(snapshot_keys(base), *(each.named for each in later)),
-        removals={key: each.removal for each in commits for key in each.removed},
+        tagged=frozenset(tag.version for tag in live),
+        expired=len(live) < len(tags.by_name),
+        keys=snapshot_keys(head).union(*map(snapshot_keys, (base, *older)), *(each.named for each in later)),
+        # Newest last, so that it counts: what was restored and removed again is unneeded since then only.
+        removals={key: each.removal for each in reversed(commits) for key in each.removed},
     )
 
 
@@ -87,6 +102,17 @@ def named_since(log: TransactionLog, version: int) -> frozenset[str]:
 def snapshot_keys(snapshot: Snapshot) -> frozenset[str]:
     """Return every key that the state of the snapshot names."""
     return _named([snapshot.metadata, *snapshot.splits.values(), *snapshot.segments.values()])
+
+
+def _tagged(log: TransactionLog, tag: Tag) -> Snapshot:
+    try:
+        return log.snapshot(version=tag.version)
+    except (NotFound, Corrupt) as error:
+        raise Corrupt(
+            f"the tag {tag.name!r} keeps version {tag.version}, which does not open: {error}; nothing is collected "
+            "until the tag is removed or its version opens again",
+            tag=tag.name,
+        ) from error
 
 
 def _named(actions: Iterable[Action]) -> frozenset[str]:

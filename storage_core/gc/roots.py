@@ -1,33 +1,40 @@
 """The roots: everything that may still be read, gathered before anything is called garbage (design page 06).
 
 Roots come from the log and from region manifests, never from a listing: a listing that misses a page can hide garbage,
-not make any (lesson 49). The only listed roots are checkpoint states, which are derived; the two that matter, of the
-base and of the head, are named by the log itself.
+not make any (lesson 49). The only listed roots are checkpoints, which are derived; those that matter, of the base, the
+head and tagged versions, are named by the log and the tags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage_core.formats.keys import KeyKind, ParsedKey, state_key
+from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
-from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.checkpoint import named_keys
+from storage_core.log.hint import Checkpointed, CheckpointKind
 from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 
 STATES_KEPT = 2
 
+_KINDS = {KeyKind.STATE: CheckpointKind.AVRO_STATE, KeyKind.JSON_CHECKPOINT: CheckpointKind.JSON}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """What must stay. `keys` are splits, segments, retained states and the manifests of all states that exist.
+    """What must stay. `keys` are splits, segments, retained checkpoints, and the manifests and parts of all that exist.
 
-    Version files are kept from `retained.base` on, objects of a region by its `RegionRoots`, by id.
+    Version files are kept from `first_version` on, which is the base or the older of the newest two states: should the
+    newest be damaged, those files lead from the other one to the head. Objects of a region are kept by its
+    `RegionRoots`, by id.
     """
 
     retained: Retained
+    first_version: int
     keys: frozenset[str]
     regions: Mapping[str, RegionRoots]
 
@@ -35,30 +42,44 @@ class Roots:
 def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], *, now_ms: int) -> Roots:
     """Return the roots at `now_ms`; `listed` tells which states and regions exist.
 
-    Requests: see `retained` and `region_roots`, and one GET per state. Any read error is raised: no roots, no sweep.
+    Requests: see `retained` and `region_roots`, and one GET per checkpoint. Any read error is raised and ends a sweep.
     """
     kept = retained(log, now_ms=now_ms)
-    states: set[int] = set()
+    checkpoints = {_behind(each) for each in (kept.base, kept.head)} - {None}
     region_ids = set(kept.head.merged_generations)
     for parsed in listed:
-        if parsed.kind is KeyKind.STATE and parsed.version is not None:
-            states.add(parsed.version)
+        if parsed.version is not None and parsed.kind in _KINDS:
+            checkpoints.add(Checkpointed(parsed.version, _KINDS[parsed.kind]))
         elif parsed.region is not None:
             region_ids.add(parsed.region)
-    states |= {each.checkpoint_version for each in (kept.base, kept.head) if each.checkpoint_version is not None}
+    newest = sorted(each.version for each in checkpoints if each is not None)[-STATES_KEPT:]
+    known = {each.version for each in checkpoints if each is not None}
+    unlisted = {version for version in kept.tagged - known if version < kept.base.version}
+    every = [each for each in checkpoints if each is not None]
+    every += [Checkpointed(version, CheckpointKind.AVRO_STATE) for version in unlisted]
     regions = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
     return Roots(
         retained=kept,
-        keys=kept.keys | _retained_states(states, kept) | _manifests(store, states),
+        first_version=min((kept.base.version, *newest)),
+        keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every),
         regions={region: found for region, found in regions.items() if found is not None},
     )
 
 
-def _retained_states(states: set[int], kept: Retained) -> frozenset[str]:
-    newest = sorted(states)[-STATES_KEPT:]
-    return frozenset(state_key(version) for version in states if version >= kept.base.version or version in newest)
+def _behind(snapshot: Snapshot) -> Checkpointed | None:
+    """The checkpoint that the snapshot was opened from."""
+    if snapshot.checkpoint_version is None:
+        return None
+    listed = snapshot.splits.listed
+    kind = CheckpointKind.JSON if listed is None else CheckpointKind.AVRO_STATE
+    return Checkpointed(snapshot.checkpoint_version, kind)
 
 
-def _manifests(store: ObjectStore, states: set[int]) -> frozenset[str]:
-    # Also of states that are about to go: as long as a state exists, it can be opened whole.
-    return frozenset(key for version in sorted(states) for key in manifest_keys(read_state(store, version)))
+def _retained_checkpoints(every: Iterable[Checkpointed], newest: Sequence[int], kept: Retained) -> frozenset[str]:
+    named = kept.tagged.union(newest)
+    return frozenset(each.key for each in every if each.version >= kept.base.version or each.version in named)
+
+
+def _named(store: ObjectStore, every: Iterable[Checkpointed]) -> frozenset[str]:
+    # Also of checkpoints that are about to go: as long as one exists, it can be opened whole.
+    return frozenset(key for each in every for key in named_keys(store, each))

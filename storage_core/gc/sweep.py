@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from storage_core.formats.keys import KeyKind, parse
+from storage_core.errors import CommitConflict
+from storage_core.formats.keys import KeyKind, gc_candidates_key, parse
 from storage_core.gc.boundary import advance_boundary
 from storage_core.gc.mark import Unreachable, mark
 from storage_core.gc.plan import Candidate, Plan
@@ -54,8 +55,8 @@ def sweep(store: ObjectStore, log: TransactionLog, plan: Plan, *, horizon: Horiz
     """Delete the candidates of the plan that are due, and return what happened. Killed anywhere, run it again.
 
     All roots are read again first, and versions that appear meanwhile before each batch; any read error is raised and
-    stops the sweep. The manifests of generations go last: only they tell which WAL entries are left, and a killed sweep
-    must find them again. A batch with a failure ends the sweep after it.
+    stops the sweep, and so does another collector. The manifests of generations go last: only they tell which WAL
+    entries are left, and a killed sweep must find them again. A batch with a failure ends the sweep after it.
     """
     marked = mark(store, log, now_ms=now_ms)
     due = [
@@ -64,14 +65,24 @@ def sweep(store: ObjectStore, log: TransactionLog, plan: Plan, *, horizon: Horiz
         if each.key in plan.candidates and _is_due(each, plan.candidates[each.key], horizon, now_ms)
     ]
     if any(_kind(each) is KeyKind.VERSION for each in due):
-        advance_boundary(store, marked.roots.retained.base.version, nonce=log.ids.uuid())
+        advance_boundary(store, marked.roots.first_version, nonce=log.ids.uuid())
     swept = Swept()
     for batch in _batches(due):
+        _require_own_plan(store, plan)
         named = named_since(log, marked.roots.retained.head.version)
         _delete(store, [each for each in batch if each.key not in named], swept)
         if swept.failed:
             break
     return swept
+
+
+def _require_own_plan(store: ObjectStore, plan: Plan) -> None:
+    """Stop when another collector has replaced the plan: whoever sets a tag reads that one and not ours."""
+    if store.head(gc_candidates_key()).etag != plan.etag:
+        raise CommitConflict(
+            f"{gc_candidates_key()}: replaced by another collector, which is at work on {store.uri}; run again later",
+            key=gc_candidates_key(),
+        )
 
 
 def _delete(store: ObjectStore, batch: Sequence[Candidate], swept: Swept) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from storage_core.config import HOUR_MS, TableConfig
-from storage_core.errors import Unavailable
+from storage_core.errors import NotFound, SnapshotExpired, Unavailable
 from storage_core.formats import keys
 from storage_core.gc.collect import collect
+from storage_core.gc.protection import doomed
 from storage_core.log.checkpoint import manifest_keys, read_state
 from storage_core.log.log import TransactionLog
+from storage_core.log.restore import restore
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.tags import read_tags, remove_tag, set_tag
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.as_of import snapshot_at
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.log_tables import INDEX
@@ -23,7 +30,7 @@ HORIZON_MS = HOUR_MS
 
 
 class Collection(RuleBasedStateMachine):
-    """Commits, uploads, checkpoints, collections (some killed) and time, in any order."""
+    """Commits, restores, uploads, tags, checkpoints, collections (some killed) and time, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +41,8 @@ class Collection(RuleBasedStateMachine):
         self.table = SampleTable(MemoryStore("property", clock=self.clock), self.clock, config)
         # The model: per version its commit time and the objects that a reader of it needs.
         self.needed: dict[int, tuple[int, set[str]]] = {}
+        self.tags: dict[str, tuple[int, int | None]] = {}
+        self.doomed = partial(doomed, self.table.store)
         self.remember()
 
     def remember(self) -> None:
@@ -78,6 +87,44 @@ class Collection(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self.table.checkpoint()
 
+    @rule(name=st.sampled_from(["a", "b"]), back=st.integers(0, 12), hours=st.none() | st.integers(1, 12))
+    def tag(self, name: str, back: int, hours: int | None) -> None:
+        target = self.older(back)
+        if target is None:
+            return
+        expires = None if hours is None else self.clock.now + hours * HOUR_MS
+        try:
+            set_tag(self.table.log, name, target, doomed=self.doomed, expires_at_ms=expires)
+        except SnapshotExpired:
+            return
+        self.tags[name] = (target.version, expires)
+
+    @rule(name=st.sampled_from(["a", "b"]))
+    def untag(self, name: str) -> None:
+        if name in read_tags(self.table.store).by_name:
+            remove_tag(self.table.log, name)
+            del self.tags[name]
+
+    @rule(back=st.integers(1, 12))
+    def restore(self, back: int) -> None:
+        target = self.older(back)
+        if target is None:
+            return
+        self.clock.now += 1
+        try:
+            done = restore(self.table.log, target, doomed=self.doomed)
+        except SnapshotExpired:
+            return
+        assert set(done.snapshot.splits) == set(target.splits)
+        self.remember()
+
+    def older(self, back: int) -> Snapshot | None:
+        head = self.table.log.snapshot()
+        try:
+            return snapshot_at(self.table.log, max(0, head.version - back))
+        except NotFound:
+            return None
+
     @rule(hours=st.integers(0, 4))
     def wait(self, hours: int) -> None:
         self.clock.now += hours * HOUR_MS
@@ -106,7 +153,19 @@ class Collection(RuleBasedStateMachine):
             snapshot = self.table.log.snapshot(version=version)
             assert {*snapshot.splits, *snapshot.segments} == self.needed[version][1] <= existing
 
+    @invariant()
+    def every_tagged_version_is_whole(self) -> None:
+        existing = self.table.objects()
+        for name, (version, expires) in self.tags.items():
+            if expires is not None and expires <= self.clock.now:
+                continue
+            assert read_tags(self.table.store).by_name[name].version == version
+            snapshot = self.table.log.snapshot(version=version)
+            assert {*snapshot.splits, *snapshot.segments} == self.needed[version][1] <= existing
+
     def teardown(self) -> None:
+        for name in read_tags(self.table.store).by_name:
+            remove_tag(self.table.log, name)
         self.table.checkpoint()
         for _ in range(4):
             self.clock.now += RETENTION_MS + 2 * HORIZON_MS
@@ -116,18 +175,18 @@ class Collection(RuleBasedStateMachine):
     def reachable(self) -> set[str]:
         """Return what must exist after quiescence, computed without the collector."""
         snapshot = self.table.log.snapshot()
-        parsed = [keys.parse(key) for key in self.table.objects("_transaction_log/")]
-        states = sorted(each.version or 0 for each in parsed if each and each.kind is keys.KeyKind.STATE)
+        states = sorted(self.table.log_versions(keys.KeyKind.STATE))[-2:]
+        versions = self.table.log_versions(keys.KeyKind.VERSION)
         return {
             *self.needed[snapshot.version][1],
-            keys.version_key(snapshot.version),
-            *(keys.state_key(version) for version in states[-2:]),
-            *(key for version in states[-2:] for key in manifest_keys(read_state(self.table.store, version))),
+            *(keys.version_key(version) for version in versions if version >= states[0]),
+            *(keys.state_key(version) for version in states),
+            *(key for version in states for key in manifest_keys(read_state(self.table.store, version))),
         }
 
     def bookkeeping(self) -> set[str]:
-        return {keys.last_checkpoint_key(), keys.gc_candidates_key(), keys.gc_boundary_key()}
+        return {keys.last_checkpoint_key(), keys.gc_candidates_key(), keys.gc_boundary_key(), keys.tags_key()}
 
 
-Collection.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Collection.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestCollection = Collection.TestCase

@@ -12,6 +12,7 @@ from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.mark import Reason
 from storage_core.gc.plan import read_plan, write_plan
 from storage_core.log.actions import Add
+from storage_core.log.checkpoint import manifest_keys, read_state
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -239,7 +240,8 @@ def test_old_states_go_first_and_their_manifests_after_them(brief: SampleTable, 
         clock.now += HOUR_MS
     remaining = {parsed.version for key in brief.objects() if (parsed := keys.parse(key)) and parsed.kind == "state"}
     assert remaining == set(states[-2:])
-    assert len(brief.objects("_transaction_log/manifests/")) == 2
+    named = {key for version in states[-2:] for key in manifest_keys(read_state(brief.store, version))}
+    assert brief.objects("_transaction_log/manifests/") == named
     assert len(brief.log.snapshot().splits) == 5
 
 
@@ -259,6 +261,16 @@ def test_a_segment_that_was_removed_goes_and_one_over_removed_splits_does_not_ke
         old: Reason.REMOVED_SEGMENT,
     }
     assert {new, *second} <= brief.objects()
+
+
+def test_what_a_killed_probe_left_goes_after_the_horizon(table: SampleTable, clock: ManualClock) -> None:
+    left = keys.probe_key(table.ids.uuid())
+    table.store.put(left, b"{}", IfAbsent())
+    assert reasons(run(table)) == {left: Reason.LEFT_BY_PROBE}
+    clock.now += 23 * HOUR_MS
+    assert run(table).deleted == ()
+    clock.now += 2 * HOUR_MS
+    assert run(table).deleted == (left,)
 
 
 def test_what_is_not_ours_is_never_deleted_and_is_reported(table: SampleTable, clock: ManualClock) -> None:

@@ -1,0 +1,90 @@
+"""From what a person calls a version to its snapshot: a number, a moment, or the name of a tag (design page 02).
+
+A tag's name starts with a letter, which no number and no time does, so one text never means two things. What is asked
+for and no longer retained is `NotFound` that says what is; damage stays `Corrupt`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import TypeAlias
+
+from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.gc.boundary import read_boundary
+from storage_core.log.history import entries
+from storage_core.log.log import TransactionLog
+from storage_core.log.replay import list_log
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.tags import read_tags, tagged
+
+At: TypeAlias = int | str | dt.datetime
+
+_NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MILLISECOND = dt.timedelta(milliseconds=1)
+
+
+def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
+    """Return the snapshot at a version, of a tag, or the newest committed at or before a moment.
+
+    A moment is a datetime or ISO text, to the millisecond, in UTC where it names no zone; one in the future is the
+    newest version. Raises `NotFound` naming what is retained, `InvalidInput` for text that is nothing of the three.
+    Requests: those of opening a version, and one GET for a tag.
+    """
+    if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
+        raise InvalidInput(f"at={at!r} is no version number, no ISO timestamp or datetime, and no tag's name", at=at)
+    if isinstance(at, str) and at[:1].isalpha():
+        return _version(log, tagged(log, at).version)
+    if isinstance(at, str) and _NUMBER.fullmatch(at):
+        return _version(log, int(at))
+    return _version(log, at) if isinstance(at, int) else _moment(log, at)
+
+
+def _version(log: TransactionLog, version: int) -> Snapshot:
+    try:
+        return log.snapshot(version=version)
+    except (Corrupt, NotFound):
+        # Below the collector's boundary, where no tag is, a missing file is no damage. Asked only when opening failed.
+        kept = {tag.version for tag in read_tags(log.store).live(log.clock.now_ms())}
+        if version >= read_boundary(log.store)[0] or version in kept:
+            raise
+        raise NotFound(
+            f"version {version} is no longer retained; {_retained(log)}", version=version, uri=log.store.uri
+        ) from None
+
+
+def _moment(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
+    moment = _parsed(at)
+    try:
+        return log.snapshot(timestamp_ms=(moment - _EPOCH) // _MILLISECOND)
+    except NotFound:
+        if list_log(log.store).newest < 0:
+            raise  # there is no table at all
+        raise NotFound(
+            f"nothing is retained from {moment.isoformat()} or before; {_retained(log)}", at=moment, uri=log.store.uri
+        ) from None
+
+
+def _parsed(at: str | dt.datetime) -> dt.datetime:
+    try:
+        moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
+    except ValueError as error:
+        raise InvalidInput(f"at={at!r} is no version number, no ISO timestamp and no tag's name", at=at) from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
+def _retained(log: TransactionLog) -> str:
+    """What can be read, for a message: the range of versions with its first moment, and the tags."""
+    first, _ = read_boundary(log.store)
+    listed = list_log(log.store)
+    versions = [version for version in listed.versions if version >= first]
+    tags = read_tags(log.store).live(log.clock.now_ms())
+    named = ", and by tag " + ", ".join(f"{tag.name} ({tag.version})" for tag in tags) if tags else ""
+    if not versions:
+        return f"the newest of {log.store.uri} is {listed.newest}{named}"
+    since = next((_EPOCH + entry.timestamp * _MILLISECOND for entry in entries(log.store, versions[0])), _EPOCH)
+    return (
+        f"{log.store.uri} retains versions {versions[0]} (of {since.isoformat(timespec='milliseconds')}) "
+        f"to {listed.newest}{named}"
+    )
