@@ -18,6 +18,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import And, Compare, Comparison
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
+from storage_core.rows.calendar import as_text
+from storage_core.rows.exact import exact_array
 from storage_core.rows.schema import conform
 from storage_core.split.read import conform_split, read_split
 
@@ -39,7 +41,7 @@ def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
 def get(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
 ) -> dict[str, object] | None:
-    """Return the row of this key (`key_row`), or None when the table holds none.
+    """Return the row of this key (`key_row`), or None when the table holds none. Times beyond year 9999 are text.
 
     `records` are what is not merged into the snapshot, in arrival order; those of other keys do no harm. Per split
     whose bounds admit the key: ranged GETs of the footer and the key columns, and one of the whole split on a hit.
@@ -53,14 +55,14 @@ def get(
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
     if records is not None and records.num_rows:
         rows = fold.apply(rows, fold.fold(_matching(records, wanted), columns), columns)
-    found: list[dict[str, object]] = rows.to_pylist()
+    found: list[dict[str, object]] = as_text(rows).to_pylist()
     return found[0] if found else None
 
 
 def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
     """The wanted key as a one-row table with the key columns' types."""
     if isinstance(key, Mapping):
-        values = [key.get(name) for name in columns]
+        values = [key.get(name) for name in columns] if set(key) <= set(columns) else []
     elif isinstance(key, tuple | list):
         values = list(key)
     else:
@@ -70,27 +72,36 @@ def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
     fields = [schema.field(name) for name in columns]
     try:
         arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InvalidInput(f"the key {key!r} does not fit the key columns {list(columns)}: {error}", key=key) from error
     return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
 
 
 def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
     """One value as an array of the wanted type; text is read as that type, so that a command line can name any key."""
-    if isinstance(value, str) and not pa.types.is_string(wanted):
-        return pa.array([value]).cast(wanted)
-    return pa.array([value], wanted)
+    if not isinstance(value, str) or pa.types.is_string(wanted):
+        return exact_array([value], wanted)
+    read = pa.array([value]).cast(wanted)
+    if pa.types.is_floating(wanted) and pc.is_inf(read)[0].as_py() and "inf" not in value.lower():
+        raise ValueError(f"{value!r} is beyond {wanted}")
+    return read
 
 
 def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
     equal = tuple(Compare(name, Comparison.EQ, wanted[name][0].as_py()) for name in wanted.column_names)
-    time_column = snapshot.config.time_column
-    return prune(snapshot.splits.values(), And(equal), schema=snapshot.schema, time_column=time_column).splits
+    return prune(snapshot, And(equal))
 
 
 def _matching(rows: pa.Table, wanted: pa.Table) -> pa.Table:
     keep = None
     for name in wanted.column_names:
-        same = pc.equal(rows[name], wanted[name][0])
+        same = _same(rows[name], wanted[name][0])
         keep = same if keep is None else pc.and_(keep, same)
     return rows.filter(keep)
+
+
+def _same(column: pa.ChunkedArray, value: pa.Scalar) -> pa.ChunkedArray:
+    """Equality of the total order: NaN is equal to itself."""
+    if pa.types.is_floating(value.type) and pc.is_nan(value).as_py():
+        return pc.is_nan(column)
+    return pc.equal(column, value)

@@ -16,6 +16,8 @@ from enum import StrEnum
 
 import duckdb
 
+from storage_core.errors import InvalidInput
+
 Scalar = bool | int | float | Decimal | str | bytes | dt.date | dt.datetime
 
 
@@ -118,7 +120,7 @@ class Column:
         self._name = name
 
     def _compare(self, comparison: Comparison, value: Scalar) -> Filter:
-        column, constant = duckdb.ColumnExpression(self._name), duckdb.ConstantExpression(value)
+        column, constant = duckdb.ColumnExpression(self._name), _constant(value)
         expression = {
             Comparison.EQ: lambda: column == constant,
             Comparison.NE: lambda: column != constant,
@@ -155,12 +157,14 @@ class Column:
 
     def isin(self, values: Iterable[Scalar]) -> Filter:
         """Rows whose value is one of `values`; an empty list matches nothing."""
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise InvalidInput(f"isin takes a list of values, found {values!r}")
         chosen = tuple(values)
         if not chosen:
             return Filter(Or(()), duckdb.SQLExpression("false"))
         column = duckdb.ColumnExpression(self._name)
         members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
-        return Filter(Or(members), column.isin(*(duckdb.ConstantExpression(value) for value in chosen)))
+        return Filter(Or(members), column.isin(*map(_constant, chosen)))
 
     def is_null(self) -> Filter:
         """Rows where the column is null."""
@@ -169,6 +173,13 @@ class Column:
     def is_not_null(self) -> Filter:
         """Rows where the column is not null."""
         return Filter(IsNull(self._name, negated=True), duckdb.ColumnExpression(self._name).isnotnull())
+
+
+def _constant(value: Scalar) -> duckdb.Expression:
+    try:
+        return duckdb.ConstantExpression(value)
+    except (TypeError, duckdb.Error) as error:
+        raise InvalidInput(f"a column cannot be compared with {value!r}: {error}") from error
 
 
 def col(name: str) -> Column:

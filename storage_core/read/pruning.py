@@ -1,29 +1,43 @@
-"""Which splits can hold a row that a filter wants: by window, then by minimum, maximum and null count (design page 07).
+"""Which splits can hold a row that a filter wants: by partition, window, then statistics (design pages 02 and 07).
 
 Pruning is sound: a split is left out only when no row of it can make the filter true. Whatever is unknown (a missing
-statistic, an `Opaque` condition, a literal of another family than the column) keeps the split.
+statistic, or one that is no value of its column; an `Opaque` condition; a literal of another family than the column)
+keeps the split. It works on the columns of the state (`log.file_columns`), batch by batch, never split by split.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import math
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.log.actions import Add
-from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate, Scalar
-from storage_core.rows import statistics
+from storage_core.log.file_columns import ManifestBounds, adds_of
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.bounds import (
+    ColumnBounds,
+    Source,
+    manifest_source,
+    partitions_of,
+    statistics_of,
+    windows_of,
+)
+from storage_core.read.literals import Interval, at_least, at_most, interval
+from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
+from storage_core.rows.sortable import Mask, unless_false
 
-Key = tuple[int, Any]
+# Enough rows to make a call of Arrow cheap, few enough that a batch's columns stay in the processor's cache.
+_BATCH_ROWS = 65_536
+# Copying the rows that are left is worth it when it spares decoding this many times as many.
+_FEW = 8
+_READ = ["partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"]
 
-_FINER_THAN_MICROSECONDS = re.compile(r"\.\d{7}")
+Step = tuple[str, Callable[[pa.RecordBatch], Source]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,171 +57,165 @@ class Pruned:
     steps: tuple[PruneStep, ...]
 
 
-def prune(splits: Iterable[Add], predicate: Predicate | None, *, schema: pa.Schema, time_column: str | None) -> Pruned:
-    """Return the splits that may hold a matching row, in the given order. No request is made."""
-    left = tuple(splits)
-    if predicate is None:
-        return Pruned(left, ())
-    steps: list[PruneStep] = []
-    checks: list[tuple[str, Callable[[Add], bool]]] = [
-        ("window", lambda add: _may_match(predicate, _window_bounds(add, schema, time_column))),
-        ("min/max", lambda add: _may_match(predicate, _column_bounds(add, schema))),
-    ]
-    for name, keeps in checks:
-        kept = tuple(add for add in left if keeps(add))
-        steps.append(PruneStep(name, len(left) - len(kept), sum(a.size for a in left) - sum(a.size for a in kept)))
-        left = kept
-    return Pruned(left, tuple(steps))
-
-
 @dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Inclusive bounds of a column's values in one split, and how many of its rows are null; None is unknown."""
+class PrunedTable:
+    """Per row of the table whether its split is left (`files.filter(keep)`), and what each step removed, in order."""
 
-    type: pa.DataType
-    low: object | None
-    high: object | None
-    nulls: int | None
-    rows: int | None
+    keep: pa.BooleanArray
+    steps: tuple[PruneStep, ...]
 
 
-def _window_bounds(add: Add, schema: pa.Schema, time_column: str | None) -> Callable[[str], _Bounds | None]:
-    """Bounds from the split's window alone: [start, start + duration) of the time column."""
+def prune(snapshot: Snapshot, predicate: Predicate | None) -> tuple[Add, ...]:
+    """Return the live splits that may hold a matching row, in no order.
 
-    def bounds(column: str) -> _Bounds | None:
-        if column != time_column or add.windowStart is None or add.windowSeconds is None:
-            return None
-        field_type = schema.field(column).type
-        epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if getattr(field_type, "tz", None) else None)
-        start = epoch + dt.timedelta(seconds=add.windowStart)
-        end = start + dt.timedelta(seconds=add.windowSeconds) - dt.timedelta(microseconds=1)
-        return _Bounds(field_type, start, end, None, None)
-
-    return bounds
+    One GET per manifest that was not read yet and whose bounds leave room for such a row.
+    """
+    if predicate is None:
+        return tuple(snapshot.splits.values())
+    schema, time_column = snapshot.schema, snapshot.config.time_column
+    partition_columns = snapshot.metadata.partitionColumns
+    reads = manifest_filter(predicate, schema=schema, time_column=time_column, partition_columns=partition_columns)
+    return _chosen(snapshot.splits.table(reads), predicate, snapshot).splits
 
 
-def _column_bounds(add: Add, schema: pa.Schema) -> Callable[[str], _Bounds | None]:
-    """Bounds from the statistics of the split's action."""
-
-    def bounds(column: str) -> _Bounds | None:
-        index = schema.get_field_index(column)
-        if index < 0:
-            return None
-        field_type = schema.field(index).type
-        low, high = ((values or {}).get(column) for values in (add.minValues, add.maxValues))
-        return _Bounds(
-            field_type,
-            None if low is None else statistics.decode(low, field_type),
-            None if high is None else statistics.decode(high, field_type),
-            (add.nullCounts or {}).get(column),
-            add.numRecords,
-        )
-
-    return bounds
+def explain(snapshot: Snapshot, predicate: Predicate | None) -> Pruned:
+    """Return what `prune` returns, and what each step leaves out. Reads every manifest, for it counts every split."""
+    if predicate is None:
+        return Pruned(tuple(snapshot.splits.values()), ())
+    return _chosen(snapshot.splits.table(), predicate, snapshot)
 
 
-def _may_match(predicate: Predicate, bounds_of: Callable[[str], _Bounds | None]) -> bool:
-    """Return False only when no row within the bounds can make the predicate true."""
+def prune_table(
+    files: pa.Table, predicate: Predicate | None, *, schema: pa.Schema, time_column: str | None
+) -> PrunedTable:
+    """Tell which rows of a table of splits (`FILES_SCHEMA`) may hold a row that matches. No request is made.
+
+    `schema` is the table's: it types the texts of bounds and partition values. Steps run in the order `partition`
+    (where splits have partition values), `window`, `min/max`, each on what the ones before it left.
+    """
+    if predicate is None:
+        return PrunedTable(pa.array(np.ones(files.num_rows, dtype=bool)), ())
+    steps = _steps(files, schema, time_column)
+    batches = [_prune_batch(each, predicate, steps) for each in files.select(_READ).to_batches(_BATCH_ROWS)]
+    # -1 stands for a split that no step removed.
+    removed_by = np.concatenate([np.empty(0, dtype=np.int8), *batches])
+    sizes = files.column("size").fill_null(0).to_numpy()
+    counted = (PruneStep(name, *_count(sizes, removed_by == number)) for number, (name, _) in enumerate(steps))
+    return PrunedTable(pa.array(removed_by < 0), tuple(counted))
+
+
+def manifest_filter(
+    predicate: Predicate | None, *, schema: pa.Schema, time_column: str | None, partition_columns: Iterable[str]
+) -> Callable[[ManifestBounds], bool]:
+    """Return a function that tells from a manifest's bounds whether a split of it can hold a row that matches.
+
+    False only when none can. Bounds of columns other than `partition_columns` and the time column are not looked at.
+    """
+    trusted = frozenset(partition_columns)
+
+    def may_match(manifest: ManifestBounds) -> bool:
+        if predicate is None:
+            return True
+        partitions = {column: bounds for column, bounds in manifest.partitions.items() if column in trusted}
+        source = manifest_source(replace(manifest, partitions=partitions), schema, time_column)
+        return bool(_may_match(predicate, source, 1)[0])
+
+    return may_match
+
+
+def _chosen(files: pa.Table, predicate: Predicate, snapshot: Snapshot) -> Pruned:
+    pruned = prune_table(files, predicate, schema=snapshot.schema, time_column=snapshot.config.time_column)
+    return Pruned(adds_of(files.filter(pruned.keep)), pruned.steps)
+
+
+def _steps(files: pa.Table, schema: pa.Schema, time_column: str | None) -> Sequence[Step]:
+    by_partition: Step = ("partition", lambda batch: partitions_of(batch, schema))
+    by_window: Step = ("window", lambda batch: windows_of(batch, schema, time_column))
+    by_statistics: Step = ("min/max", lambda batch: statistics_of(batch, schema))
+    partitioned = any(len(chunk.items) for chunk in files.column("partitionValues").chunks)
+    return (by_partition, by_window, by_statistics) if partitioned else (by_window, by_statistics)
+
+
+def _prune_batch(files: pa.RecordBatch, predicate: Predicate, steps: Sequence[Step]) -> npt.NDArray[np.int8]:
+    """Return per split the number of the step that removes it, -1 where none does."""
+    removed_by = np.full(files.num_rows, -1, dtype=np.int8)
+    rows = np.arange(files.num_rows)  # where in the batch the rows of `files` are
+    for number, (_, source) in enumerate(steps):
+        left = removed_by[rows] < 0
+        if not left.any():
+            break
+        if left.sum() * _FEW < len(rows):
+            rows, files = rows[left], files.filter(pa.array(left))
+            left = left[left]
+        keeps = _may_match(predicate, source(files), files.num_rows)
+        removed_by[rows[left & ~keeps]] = number
+    return removed_by
+
+
+def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
+    return int(removed.sum()), int(sizes[removed].sum())
+
+
+def _may_match(predicate: Predicate, source: Source, count: int) -> Mask:
+    """Return False only for those of the `count` splits where no row can make the predicate true."""
     match predicate:
         case And(children):
-            return all(_may_match(child, bounds_of) for child in children)
+            mask = np.ones(count, dtype=bool)
+            for child in children:
+                if mask.any():
+                    mask &= _may_match(child, source, count)
+            return mask
         case Or(children):
-            return any(_may_match(child, bounds_of) for child in children)
+            mask = np.zeros(count, dtype=bool)
+            for child in children:
+                if not mask.all():
+                    mask |= _may_match(child, source, count)
+            return mask
         case IsNull(column, negated):
-            bounds = bounds_of(column)
-            if bounds is None or bounds.nulls is None:
-                return True
-            return bounds.nulls != bounds.rows if negated else bounds.nulls > 0
+            bounds = source(column)
+            return np.ones(count, dtype=bool) if bounds is None else _nullness_may_match(bounds, negated=negated)
         case Compare(column, comparison, value):
-            bounds = bounds_of(column)
-            return bounds is None or _compare_may_match(bounds, comparison, value)
+            bounds = source(column)
+            wanted = None if bounds is None else interval(value, bounds.type)
+            if bounds is None:
+                return np.ones(count, dtype=bool)
+            # A comparison with null is never true, whatever it compares with.
+            some = _nullness_may_match(bounds, negated=True)
+            return some if wanted is None else some & _compare_may_match(bounds, comparison, wanted)
         case Opaque(_):
-            return True
+            return np.ones(count, dtype=bool)
         case _:
             assert_never(predicate)
 
 
-def _compare_may_match(bounds: _Bounds, comparison: Comparison, value: Scalar) -> bool:
-    if bounds.nulls is not None and bounds.nulls == bounds.rows:
-        return False  # every value is null, and a comparison with null is never true
-    wanted = _keys(value, bounds.type)
-    if wanted is None:
-        return True
-    least, greatest = wanted
-    low = None if bounds.low is None else _keys(bounds.low, bounds.type)
-    high = None if bounds.high is None else _keys(bounds.high, bounds.type)
+def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:
+    """Whether some row may be null, or with `negated` may not be."""
+    some = pc.not_equal(bounds.nulls, bounds.rows) if negated else pc.greater(bounds.nulls, 0)
+    return unless_false(some)
+
+
+def _compare_may_match(bounds: ColumnBounds, comparison: Comparison, wanted: Interval) -> Mask:
     match comparison:
         case Comparison.EQ:
-            return (low is None or low[0] <= greatest) and (high is None or high[1] >= least)
+            return at_most(bounds.low(), wanted.greatest) & at_least(bounds.high(), wanted.least)
         case Comparison.LT:
-            return low is None or low[0] < greatest
+            return at_most(bounds.low(), wanted.greatest, strictly=True)
         case Comparison.LE:
-            return low is None or low[0] <= greatest
+            return at_most(bounds.low(), wanted.greatest)
         case Comparison.GT:
-            return high is None or high[1] > least
+            return at_least(bounds.high(), wanted.least, strictly=True)
         case Comparison.GE:
-            return high is None or high[1] >= least
+            return at_least(bounds.high(), wanted.least)
         case Comparison.NE:
-            exact = low is not None and high is not None and low == high == wanted and least == greatest
-            return not exact
+            return ~_is_everywhere(bounds, wanted)
         case _:
             assert_never(comparison)
 
 
-def _keys(value: object, column_type: pa.DataType) -> tuple[Key, Key] | None:
-    """Return the least and greatest comparable key that `value` can stand for in a column of this type.
-
-    The two differ where DuckDB may compare in a narrower or wider float than the literal: both roundings are
-    considered, so a split is kept when either could match. None when the literal is of another family.
-    """
-    if pa.types.is_boolean(column_type):
-        return _exactly(int(value)) if isinstance(value, bool) else None
-    if pa.types.is_integer(column_type) or pa.types.is_decimal(column_type):
-        if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-            return None
-        if isinstance(value, float):
-            return _around(value) if math.isfinite(value) else _float_keys(value)
-        return _exactly(Decimal(value))
-    if pa.types.is_floating(column_type):
-        if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-            return None
-        return _float_keys(float(value))
-    if pa.types.is_string(column_type):
-        return _exactly(value) if isinstance(value, str) else None
-    if pa.types.is_date(column_type) or pa.types.is_timestamp(column_type):
-        return _moment(value, whole_days=pa.types.is_date(column_type))
-    return None
-
-
-def _exactly(value: object) -> tuple[Key, Key]:
-    return (0, value), (0, value)
-
-
-def _around(value: float) -> tuple[Key, Key]:
-    """An exact column against a double: DuckDB rounds the column to a double first, so neighbours may be equal."""
-    low, high = np.nextafter(value, -np.inf), np.nextafter(value, np.inf)
-    return (0, Decimal(float(low))), (0, Decimal(float(high)))
-
-
-def _float_keys(value: float) -> tuple[Key, Key]:
-    if math.isnan(value):
-        return (1, 0.0), (1, 0.0)  # NaN sorts above every number
-    with np.errstate(over="ignore"):
-        narrow = float(np.float32(value))
-    return (0, min(value, narrow)), (0, max(value, narrow))
-
-
-def _moment(value: object, *, whole_days: bool) -> tuple[Key, Key] | None:
-    """A literal as a UTC instant. Text that DuckDB would round on its way to the column's type is not understood."""
-    if isinstance(value, str):
-        if (whole_days and len(value) != len("2015-05-17")) or _FINER_THAN_MICROSECONDS.search(value):
-            return None
-        try:
-            value = dt.datetime.fromisoformat(value)
-        except ValueError:
-            return None
-    if isinstance(value, dt.datetime):
-        return _exactly(value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC))
-    if isinstance(value, dt.date):
-        return _exactly(dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC))
-    return None
+def _is_everywhere(bounds: ColumnBounds, wanted: Interval) -> Mask:
+    """Whether every value of the split is certainly the literal's."""
+    low, high = bounds.low(), bounds.high()
+    if wanted.least != wanted.greatest:
+        return np.zeros(len(low), dtype=bool)
+    known: Mask = pc.and_(low.is_valid(), high.is_valid()).to_numpy(zero_copy_only=False)
+    return known & at_least(low, wanted.least) & at_most(high, wanted.least)

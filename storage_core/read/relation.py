@@ -6,6 +6,7 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from storage_core.split.read import conform_split, read_split
 TABLE = "t"
 _OUT_OF_REACH = ("Out of Memory Error:", "IO Error:")
 _HASH_BLOCK_BYTES = 4 * 2**20
+# Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
+# sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
+_SPLITS = "FROM read_parquet(getvariable('tidemark_paths'), union_by_name = true, can_have_nan = true)"
 
 
 class Verified:
@@ -36,7 +40,7 @@ class Verified:
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""
-        if add.deletionVector is not None:
+        if add.deletionVector is not None and add.deletionVector.cardinality:
             raise Unsupported(
                 f"{add.path}: has a deletion vector, which this release cannot apply; upgrade", key=add.path
             )
@@ -82,9 +86,9 @@ def splits_relation(
     if not splits:
         relation = template
     elif len(paths) == len(splits):
-        files = connection.read_parquet([str(path) for path in paths], union_by_name=True)
         template.create_view("tidemark_template")
-        files.create_view("tidemark_splits")
+        connection.execute("SET VARIABLE tidemark_paths = ?", [[_literally(path) for path in paths]])
+        connection.sql(_SPLITS).create_view("tidemark_splits")
         relation = connection.sql("FROM tidemark_template UNION ALL BY NAME FROM tidemark_splits")
     else:
         rows = [conform_split(read_split(store, add), schema) for add in splits]
@@ -134,7 +138,12 @@ def _require_sound(path: Path, add: Add) -> None:
         raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}; {SEE_CORRUPT}", key=add.path)
 
 
+def _literally(path: Path) -> str:
+    """The path as a pattern that matches nothing else: DuckDB expands `*`, `?` and `[` in file names."""
+    return re.sub(r"[*?[]", r"[\g<0>]", str(path))
+
+
 def _confine(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:
-    connection.execute("SET allowed_paths = ?", [[str(path) for path in paths]])
+    connection.execute("SET allowed_paths = ?", [[text for path in paths for text in {str(path), _literally(path)}]])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

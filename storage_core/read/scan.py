@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
+from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.predicate import Filter
+from storage_core.read import pruning
+from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
 from storage_core.read.relation import Verified, query_errors, rows_relation, session, splits_relation
+from storage_core.read.sql_predicate import from_sql
 from storage_core.rows import fold
 from storage_core.split.read import conform_split, read_split
 
@@ -49,37 +52,28 @@ class Scan:
     verified: Verified = field(default_factory=Verified)
 
     def explain(self) -> Pruned:
-        """Return the splits this scan reads and what each pruning step left out. No request."""
-        config = self.snapshot.config
-        predicate = None if self.filter is None or self.records is not None else self.filter.predicate
-        splits = self.snapshot.splits.values()
-        return prune(splits, predicate, schema=self.snapshot.schema, time_column=config.time_column)
+        """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""
+        return pruning.explain(self.snapshot, self._predicate)
 
     def to_duckdb(self) -> duckdb.DuckDBPyRelation:
         """Return the rows as a DuckDB relation; it streams from the splits of a local store."""
-        relation, splits = self._relation()
-        with query_errors("scan", splits):
-            if self.filter is not None:
-                relation = relation.filter(self.filter.expression)
-            if self.columns is not None:
-                relation = relation.select(*(duckdb.ColumnExpression(name) for name in self.columns))
-        return relation
+        return self._answer()[0]
 
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
 
         Errors of the rows are raised while they are read: see `query_errors`.
         """
-        splits = self.explain().splits
+        relation, splits = self._answer()
         with query_errors("scan", splits):
-            reader = self.to_duckdb().to_arrow_reader(batch_rows)
+            reader = relation.to_arrow_reader(batch_rows)
         return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, splits))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
-        splits = self.explain().splits
+        relation, splits = self._answer()
         with query_errors("scan", splits):
-            rows = self.to_duckdb().to_arrow_table()
+            rows = relation.to_arrow_table()
         names = self.columns if self.columns is not None else self.snapshot.schema.names
         return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
@@ -87,12 +81,50 @@ class Scan:
         """Return all rows as a pandas data frame."""
         return self.to_arrow().to_pandas()
 
-    def _relation(self) -> tuple[duckdb.DuckDBPyRelation, Sequence[Add]]:
+    @property
+    def _predicate(self) -> Predicate | None:
+        return None if self.filter is None or self.records is not None else self.filter.predicate
+
+    def _answer(self) -> tuple[duckdb.DuckDBPyRelation, Sequence[Add]]:
+        """The rows as a relation, and the splits they come from, which errors name."""
+        splits = () if self.records is not None else prune(self.snapshot, self._predicate)
+        with query_errors("scan", splits):
+            relation = self._source(splits)
+            if self.filter is not None:
+                relation = relation.filter(self.filter.expression)
+            if self.columns is not None:
+                relation = relation.select(*(duckdb.ColumnExpression(name) for name in self.columns))
+        return relation, splits
+
+    def _source(self, splits: Sequence[Add]) -> duckdb.DuckDBPyRelation:
         connection = session()
         if self.records is not None:
-            return rows_relation(connection, merged_rows(self.store, self.snapshot, self.records)), ()
-        splits = self.explain().splits
-        return splits_relation(connection, self.store, splits, self.snapshot.schema, verified=self.verified), splits
+            return rows_relation(connection, merged_rows(self.store, self.snapshot, self.records))
+        return splits_relation(connection, self.store, splits, self.snapshot.schema, verified=self.verified)
+
+
+def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:
+    """Return the columns asked for, in order; None stands for all. Raises `InvalidInput` for any but names of them."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise InvalidInput(f"columns are a list of names of {schema.names}, found {columns!r}", columns=columns)
+    names = tuple(columns)
+    unknown = [name for name in names if name not in schema.names]
+    if unknown:
+        raise InvalidInput(f"no such column: {unknown}; the table has {schema.names}", columns=unknown)
+    if not names:
+        raise InvalidInput("a scan needs a column; for the number of rows ask `sql` for count(*)", columns=columns)
+    return names
+
+
+def wanted_filter(given: object) -> Filter | None:
+    """Return the filter given as one, as the text of a SQL condition, or None. Raises `InvalidInput` for all else."""
+    if isinstance(given, str):
+        return from_sql(given)
+    if given is None or isinstance(given, Filter):
+        return given
+    raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
 
 
 def _batches(reader: pa.RecordBatchReader, splits: Sequence[Add]) -> Iterator[pa.RecordBatch]:

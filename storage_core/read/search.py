@@ -43,7 +43,7 @@ def search(
     query: object,
     *,
     index: str,
-    limit: int = 10,
+    limit: object = 10,
     cache_dir: Path | None = None,
 ) -> pa.Table:
     """Return the best `limit` rows of the base table with their `score` (float64), best first.
@@ -59,8 +59,8 @@ def search(
     """
     definition = segments.definition_of(snapshot, index)
     parsed = _parse(query, definition, snapshot)
-    if limit < 1:
-        raise InvalidInput(f"limit is {limit}; ask for at least one row")
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise InvalidInput(f"limit is {limit!r}; ask for at least one row")
     with open_cache(cache_dir) as cache:
         sources = _Sources(store, snapshot, segments.coverage(snapshot, definition), cache)
         match parsed:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.read import pruning
 from storage_core.read.pruning import Pruned, prune
 from storage_core.read.relation import TABLE, Verified, query_errors, rows_relation, session, splits_relation
 from storage_core.read.scan import merged_rows
@@ -22,7 +23,7 @@ def query(
     splits and nothing else. With `records`, they are folded over the base first and nothing is pruned.
     """
     connection = session()
-    splits = () if records is not None else explain(snapshot, text).splits
+    splits = () if records is not None else prune(snapshot, where_of(parse_select(text), TABLE))
     with query_errors(text, splits):
         if records is not None:
             parse_select(text)
@@ -33,10 +34,8 @@ def query(
 
 
 def explain(snapshot: Snapshot, text: str) -> Pruned:
-    """Return the splits the query reads and what each pruning step left out. No request."""
-    predicate = where_of(parse_select(text), TABLE)
-    time_column = snapshot.config.time_column
-    return prune(snapshot.splits.values(), predicate, schema=snapshot.schema, time_column=time_column)
+    """Return the splits the query reads and what each pruning step left out. Reads every manifest not read yet."""
+    return pruning.explain(snapshot, where_of(parse_select(text), TABLE))
 
 
 def _run(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Table:

@@ -43,6 +43,8 @@ _TEMPORAL_CASTS = {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE
 
 def parse_select(query: str) -> Node:
     """Return DuckDB's tree of one SELECT statement. Raises `InvalidInput` for anything else."""
+    if not isinstance(query, str):
+        raise InvalidInput(f"a query is text, found {query!r}", query=query)
     with duckdb.connect() as connection:
         row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchone()
     tree: dict[str, Any] = json.loads(row[0] if row else '{"error": true, "error_message": "no answer"}')
@@ -65,7 +67,7 @@ def from_sql(text: str) -> Filter:
     shape = node.get("type") == "SELECT_NODE" and _is_plain_table(node.get("from_table"), "t")
     if not shape or extra or node.get("where_clause") is None or _has_subquery(node["where_clause"]):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(_predicate(node["where_clause"]), duckdb.SQLExpression(text))
+    return Filter(_predicate(_unqualified(node["where_clause"], "t")), duckdb.SQLExpression(text))
 
 
 def where_of(query: Node, table: str) -> Predicate | None:
@@ -76,7 +78,17 @@ def where_of(query: Node, table: str) -> Predicate | None:
     where = query.get("where_clause")
     if shadowed or where is None or _reads(query, table) > 1:
         return None
-    return _predicate(where)
+    return _predicate(_unqualified(where, str(query["from_table"].get("alias") or table)))
+
+
+def _unqualified(node: Any, table: str) -> Any:
+    """Drop the table's name before its columns; what is left with two names is a field of a struct column."""
+    if isinstance(node, Mapping):
+        if node.get("class") == "COLUMN_REF":
+            first, *rest = node["column_names"]
+            return {**node, "column_names": rest if rest and first.lower() == table.lower() else [first, *rest]}
+        return {key: _unqualified(child, table) for key, child in node.items()}
+    return [_unqualified(child, table) for child in node] if isinstance(node, list) else node
 
 
 def _reads(node: object, table: str) -> int:
@@ -145,7 +157,7 @@ def _column(node: Node) -> str | None:
     if node["class"] != "COLUMN_REF":
         return None
     names = node["column_names"]
-    return str(names[-1]) if len(names) <= 2 else None
+    return str(names[0]) if len(names) == 1 else None
 
 
 def _constant(node: Node) -> Scalar | None:

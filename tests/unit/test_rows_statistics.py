@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt
-from storage_core.rows.statistics import compute, decode
+from storage_core.rows.statistics import compute, decode, decode_column
 
 LAST_BEFORE_EPOCH = datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC).replace(tzinfo=None)
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -138,3 +138,38 @@ def test_only_dictionary_values_that_occur_count_and_null_values_are_nulls() -> 
 def test_text_that_the_type_never_produces_is_corrupt(text: str, type_: pa.DataType) -> None:
     with pytest.raises(Corrupt, match="statistic"):
         decode(text, type_)
+
+
+@pytest.mark.parametrize(("type_", "low", "high"), [case[1:] for case in CASES])
+def test_many_bounds_decode_to_what_each_decodes_to(type_: pa.DataType, low: str, high: str) -> None:
+    decoded = decode_column(pa.array([low, None, high]), type_).to_pylist()
+    expected = [decode(low, type_), None, None if high == str(2**64 - 1) else decode(high, type_)]
+    assert repr(decoded) == repr(expected) if "NaN" in (low, high) else decoded == expected
+
+
+@pytest.mark.parametrize(
+    ("type_", "good", "text"),
+    [
+        *((pa.int64(), "-1", text) for text in ("", "1.5", " ", "9223372036854775808", "---")),
+        *((pa.float64(), "1e300", text) for text in ("", "one", "1,5")),
+        *((pa.decimal128(9, 2), "1.05", text) for text in ("", "NaN", "Infinity", "1" * 39, "1e-39", "1e999999999")),
+        *((pa.date32(), "1969-12-31", text) for text in ("2015-02-29", "17 May 2015", "")),
+        *((INSTANT, "2015-05-17T10:05:03.000000Z", text) for text in ("2015-05-17T10:05:03.000000", "16572", "Z")),
+        *((pa.timestamp("us"), "2015-05-17T10:05:03.000000", text) for text in ("2015-05-17T10:05:03.000000Z", "")),
+        *((pa.bool_(), "true", text) for text in ("", "yes")),
+    ],
+)
+def test_a_bound_that_is_no_value_is_null_and_its_neighbours_are_not(type_: pa.DataType, good: str, text: str) -> None:
+    decoded = decode_column(pa.array([good, text, None, good]), type_).to_pylist()
+    assert decoded == [decode(good, type_), None, None, decode(good, type_)]
+
+
+@pytest.mark.parametrize(
+    "text", ["1.0050", "-0.00000000000000000000000000000000000001", "9" * 38, "1e3", "1." + "9" * 38]
+)
+def test_decimals_of_another_scale_or_width_decode_exactly(text: str) -> None:
+    assert decode_column(pa.array(["0.10", text]), pa.decimal128(9, 2)).to_pylist() == [Decimal("0.10"), Decimal(text)]
+
+
+def test_types_without_bounds_decode_to_nothing() -> None:
+    assert decode_column(pa.array(["a", None]), pa.binary()).to_pylist() == [None, None]

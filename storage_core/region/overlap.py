@@ -1,0 +1,56 @@
+"""Which base splits may hold a key of a generation, by bounds alone: on columns of the state, never split by split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.log.map_columns import map_column
+from storage_core.region.generation import Generation
+from storage_core.rows.sortable import Mask, bound_keys, unless_false
+
+Bounds = Mapping[str, tuple[pa.Array, pa.Array]]
+
+
+def may_overlap(
+    files: pa.Table, generations: Sequence[Generation], *, key: Sequence[str], schema: pa.Schema
+) -> pa.BooleanArray:
+    """Tell per row of a table of splits (`FILES_SCHEMA`) whether its split may hold a key of a generation.
+
+    False only when for every generation some key column leaves no room for a common value; a bound that is missing or
+    is no value of its column rules nothing out. No request is made.
+    """
+    types = {name: schema.field(name).type for name in key}
+    touched = [_bounds_of(each, types) for each in generations]
+    masks = [_overlaps(batch, touched, types) for batch in files.select(["minValues", "maxValues"]).to_batches()]
+    return pa.array(np.concatenate([np.empty(0, dtype=bool), *masks]))
+
+
+def _bounds_of(generation: Generation, types: Mapping[str, pa.DataType]) -> Bounds:
+    return {
+        name: (
+            bound_keys(pa.array([generation.min_key.get(name)], pa.string()), type_),
+            bound_keys(pa.array([generation.max_key.get(name)], pa.string()), type_),
+        )
+        for name, type_ in types.items()
+    }
+
+
+def _overlaps(files: pa.RecordBatch, touched: Sequence[Bounds], types: Mapping[str, pa.DataType]) -> Mask:
+    lows, highs = map_column(files.column("minValues")), map_column(files.column("maxValues"))
+    held = {
+        name: (bound_keys(lows.lookup(name), kind), bound_keys(highs.lookup(name), kind))
+        for name, kind in types.items()
+    }
+    mask = np.zeros(files.num_rows, dtype=bool)
+    for bounds in touched:
+        common = np.ones(files.num_rows, dtype=bool)
+        for name, (low, high) in held.items():
+            least, greatest = bounds[name]
+            # Bounds are inclusive: values may be common where one range ends as the other begins.
+            common &= unless_false(pc.less_equal(low, greatest[0])) & unless_false(pc.greater_equal(high, least[0]))
+        mask |= common
+    return mask

@@ -1,0 +1,97 @@
+"""Splits that may hold a key of a generation: bounds rule out only what certainly has nothing in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.log.actions import Add
+from storage_core.log.file_columns import table_of
+from storage_core.region.generation import Generation
+from storage_core.region.overlap import may_overlap
+from storage_core.rows.statistics import compute
+
+SCHEMA = pa.schema({"n": pa.int64(), "s": pa.string(), "f": pa.float64(), "d": pa.decimal128(9, 2)})
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "n": st.sampled_from([-1, 0, 9, 10, 2**53, 2**53 + 1]),
+    "s": st.sampled_from(["", "10", "9", "a" * 33, "\uffff", "\U00010000", "\U0010ffff" * 33]),
+    "f": st.sampled_from([-math.inf, -0.0, 0.0, 1.5, math.inf, math.nan]),
+    "d": st.sampled_from([Decimal("-0.01"), Decimal("0.00"), Decimal("9.99")]),
+}
+KEYS = st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=3)
+
+
+def split(low: dict[str, str] | None, high: dict[str, str] | None) -> Add:
+    return Add(path="x", size=1, modificationTime=0, minValues=low, maxValues=high)
+
+
+def generation(low: dict[str, str], high: dict[str, str]) -> Generation:
+    return Generation(region="r", generation=1, path="g", entries=(1,), records=1, min_key=low, max_key=high)
+
+
+def answers(splits: Sequence[Add], *generations: Generation, key: Sequence[str] = ("n",)) -> list[bool]:
+    answer: list[bool] = may_overlap(table_of(splits), generations, key=key, schema=SCHEMA).to_pylist()
+    return answer
+
+
+def test_ranges_overlap_where_one_ends_as_the_other_begins_and_not_beyond() -> None:
+    splits = [split({"n": str(low)}, {"n": str(low + 2)}) for low in range(8)]
+    assert answers(splits, generation({"n": "5"}, {"n": "5"})) == [False] * 3 + [True] * 3 + [False] * 2
+
+
+def test_numbers_compare_as_numbers() -> None:
+    assert answers([split({"n": "9"}, {"n": "10"})], generation({"n": "100"}, {"n": "200"})) == [False]
+    assert answers([split({"n": "9"}, {"n": "10"})], generation({"n": "2"}, {"n": "9"})) == [True]
+
+
+def test_any_generation_and_every_key_column_must_leave_room() -> None:
+    base = [split({"n": "1", "s": "a"}, {"n": "2", "s": "b"})]
+    near, far = generation({"n": "1", "s": "b"}, {"n": "1", "s": "c"}), generation({"n": "1", "s": "c"}, {"n": "1"})
+    assert answers(base, near, key=("n", "s")) == [True]
+    assert answers(base, far, key=("n", "s")) == [False]
+    assert answers(base, far, near, key=("n", "s")) == [True]
+    assert answers(base) == [False]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(None, None), ({}, {}), ({"s": "a"}, {"s": "b"}), ({"n": "many"}, {"n": "1.5"}), ({"n": "1"}, {})]
+)
+def test_a_bound_that_is_missing_or_no_value_rules_nothing_out(
+    low: dict[str, str] | None, high: dict[str, str] | None
+) -> None:
+    assert answers([split(low, high)], generation({"n": "7"}, {"n": "8"})) == [True]
+    assert answers([split({"n": "7"}, {"n": "8"})], generation(low or {}, high or {})) == [True]
+
+
+def test_no_splits_give_no_answers() -> None:
+    assert answers([], generation({"n": "7"}, {"n": "8"})) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(KEYS, max_size=4), st.lists(KEYS, min_size=1, max_size=2), st.permutations(SCHEMA.names))
+def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
+    base: list[list[dict[str, Any]]], touched: list[list[dict[str, Any]]], order: list[str]
+) -> None:
+    key = order[:2]
+    figures = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in base]
+    bounds = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in touched]
+    found = answers(
+        [split(each.min_values, each.max_values) for each in figures],
+        *(generation(each.min_values, each.max_values) for each in bounds),
+        key=key,
+    )
+    wanted = {identity(row, key) for rows in touched for row in rows}
+    for may, rows in zip(found, base, strict=True):
+        assert may or not wanted & {identity(row, key) for row in rows}
+
+
+def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
+    """Equal for equal keys: NaN is one value, and so is zero."""
+    return tuple(str(row[name] + 0.0) if name == "f" else str(row[name]) for name in key)
