@@ -36,7 +36,8 @@ class Generation:
     """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
 
     `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
-    `rows.statistics`; a missing column is not bounded.
+    `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
+    another generation would deny rows. None where the release that wrote it did not say.
     """
 
     region: str
@@ -46,6 +47,7 @@ class Generation:
     records: int
     min_key: Mapping[str, str]
     max_key: Mapping[str, str]
+    bloom: str | None = None
 
 
 def write(
@@ -57,6 +59,7 @@ def write(
     """
     records = memtable.records()
     bounds = statistics.compute(records.select(memtable.key))
+    guard = bloom.build(key_hashes(records, memtable.key)).to_bytes()
     written = Generation(
         region=region,
         generation=generation,
@@ -65,9 +68,9 @@ def write(
         records=records.num_rows,
         min_key=bounds.min_values,
         max_key=bounds.max_values,
+        bloom=xxhash.xxh3_64_hexdigest(guard),
     )
-    guard = bloom.build(key_hashes(records, memtable.key))
-    _create(store, _key(written, BLOOM_FILE), guard.to_bytes(), clock)
+    _create(store, _key(written, BLOOM_FILE), guard, clock)
     _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
     return written
 
@@ -126,9 +129,18 @@ def admits(generation: Generation, key: pa.Table) -> bool:
 
 def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: Sequence[str]) -> list[bool]:
     """Return, per row of `wanted`, False when the generation certainly has no record of that key. One GET."""
-    where = _key(generation, BLOOM_FILE)
-    answers = bloom.from_bytes(store.get(where).data, where).may_contain(key_hashes(wanted, key))
+    answers = read_filter(store, generation).may_contain(key_hashes(wanted, key))
     return [bool(each) for each in answers]
+
+
+def read_filter(store: ObjectStore, generation: Generation) -> bloom.BloomFilter:
+    """Return the bloom filter of the generation. One GET. Raises `NotFound`, `Corrupt` also for another's filter."""
+    where = _key(generation, BLOOM_FILE)
+    data = store.get(where).data
+    found = xxhash.xxh3_64_hexdigest(data)
+    if generation.bloom not in (None, found):
+        raise Corrupt(f"{where}: expected xxh3-64 {generation.bloom}, found {found}", key=where)
+    return bloom.from_bytes(data, where)
 
 
 def _key(generation: Generation, name: str) -> str:
@@ -150,7 +162,7 @@ def _encode(generation: Generation) -> bytes:
         "records": generation.records,
         "minKey": dict(generation.min_key),
         "maxKey": dict(generation.max_key),
-    }
+    } | ({} if generation.bloom is None else {"bloom": generation.bloom})
     return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
 
 
@@ -158,7 +170,7 @@ def _decode(data: bytes, where: str) -> Generation:
     try:
         body: dict[str, Any] = json.loads(data)
         digest = body.pop("xxh3")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
     if digest != _digest(body):
         raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
@@ -174,6 +186,7 @@ def _decode(data: bytes, where: str) -> Generation:
         records=body["records"],
         min_key=body["minKey"],
         max_key=body["maxKey"],
+        bloom=body.get("bloom"),
     )
 
 

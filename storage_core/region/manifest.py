@@ -119,7 +119,7 @@ def _read_hint(store: ObjectStore, region: str) -> _Hint:
         return _Hint(0, None)
     try:
         body: object = json.loads(blob.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _Hint(0, blob.etag)
     version = body.get("version") if isinstance(body, Mapping) else None
     return _Hint(version if isinstance(version, int) and 0 < version < 2**63 else 0, blob.etag)

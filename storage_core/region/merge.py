@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,18 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove, to_json_object
+from storage_core.log.file_columns import adds_of
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.generation import Generation
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.rows import fold, statistics
+from storage_core.region.overlap import may_overlap
+from storage_core.rows import fold
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
+from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import SplitContext, context_of, sort_and_write
 
@@ -153,7 +156,7 @@ def plan(store: ObjectStore, snapshot: Snapshot, *, max_records: int = MAX_RECOR
         after=after,
         generations=tuple(waiting[: len(taken)]),
         primary_key=key,
-        base=tuple(add for add in snapshot.splits.values() if _may_overlap(add, taken, key, snapshot.schema)),
+        base=_touched(snapshot, taken, key),
         context=context_of(snapshot),
     )
     return [work]
@@ -163,14 +166,14 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
     """Fold the generations, rewrite the splits that hold a touched key, and write the rows that are new.
 
     Commits nothing: pass `actions` with `work.requirements` to the log. Each rewritten split is read and written on its
-    own, so memory holds the folded records and one split. A delete of what does not exist writes nothing (lesson 28).
+    own, so memory holds the folded records and two splits. A delete of what does not exist writes nothing (lesson 28).
     Raises `Corrupt` for a damaged generation or split; what was written until then are orphans.
     """
     key = work.primary_key
     parts = list(_records(store, work))
     records = pa.concat_tables(parts)
     pending = fold.fold(records, key)
-    adds: list[Add] = []
+    output = _Output(store, work, ids=ids, now_ms=now_ms)
     removes: list[Remove] = []
     rows_in = records.num_rows
     for split in work.base:
@@ -180,11 +183,10 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         # The file does not know which columns are required, the table does.
         base = conform(conform_split(read_split(store, split), work.context.schema), work.context.schema)
         rows_in += base.num_rows
-        rows = fold.apply(base, touched, key)
-        adds += sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms)
+        output.take(fold.apply(base, touched, key), {split.path: base.num_rows})
         removes.append(_remove(split, now_ms))
-    new_rows = fold.apply(work.context.schema.empty_table(), pending, key)
-    adds += sort_and_write(store, new_rows, context=work.context, ids=ids, now_ms=now_ms)
+    output.take(fold.apply(work.context.schema.empty_table(), pending, key), {})
+    adds = output.finish()
     result = MergeResult(
         adds=tuple(adds),
         removes=tuple(removes),
@@ -204,6 +206,48 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         len(adds),
     )
     return result
+
+
+class _Output:
+    """What a merge writes, one step behind what it takes.
+
+    A split whose last row was deleted leaves no file that could say that it was replaced. So the rows taken last wait
+    for the next ones, and each file names, beside its own base split, those that have vanished since the file before.
+    """
+
+    def __init__(self, store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> None:
+        self._store, self._work, self._ids, self._now_ms = store, work, ids, now_ms
+        generation = work.generations[-1].generation
+        merged = MergedRange(region=work.region, after=work.after, generation=generation)
+        self._lineage = Lineage(operation="merge", operation_id=ids.uuid(), merged=merged)
+        self._adds: list[Add] = []
+        self._rows: pa.Table | None = None
+        self._replaces: dict[str, int] = {}
+
+    def take(self, rows: pa.Table, replaces: Mapping[str, int]) -> None:
+        """Take rows that stand in place of the splits that `replaces` names with their rows."""
+        if rows.num_rows and self._rows is not None:
+            self._write(self._rows)
+        self._replaces |= replaces
+        if rows.num_rows:
+            self._rows = rows
+
+    def finish(self) -> list[Add]:
+        """Write what waits and return every split that was written."""
+        if self._rows is not None:
+            self._write(self._rows)
+        return self._adds
+
+    def _write(self, rows: pa.Table) -> None:
+        self._adds += sort_and_write(
+            self._store,
+            rows,
+            context=self._work.context,
+            ids=self._ids,
+            now_ms=self._now_ms,
+            lineage=replace(self._lineage, replaces=self._replaces),
+        )
+        self._replaces = {}
 
 
 def _number(flushed: FlushedGeneration) -> int:
@@ -233,23 +277,10 @@ def _take(store: ObjectStore, region: str, waiting: Sequence[FlushedGeneration],
     return taken
 
 
-def _may_overlap(add: Add, generations: Iterable[Generation], key: Sequence[str], schema: pa.Schema) -> bool:
-    return any(all(_column_overlaps(add, each, name, schema.field(name).type) for name in key) for each in generations)
-
-
-def _column_overlaps(add: Add, touched: Generation, name: str, kind: pa.DataType) -> bool:
-    """Whether the bounds leave room for a common value; a missing bound never rules anything out."""
-    return not (
-        _below((add.maxValues or {}).get(name), touched.min_key.get(name), kind)
-        or _below(touched.max_key.get(name), (add.minValues or {}).get(name), kind)
-    )
-
-
-def _below(high: str | None, low: str | None, kind: pa.DataType) -> bool:
-    if high is None or low is None:
-        return False
-    # Strictly below: bounds are inclusive. A bound that is NaN compares false and rules nothing out.
-    return bool(statistics.decode(high, kind) < statistics.decode(low, kind))  # type: ignore[operator]  # one kind, ordered
+def _touched(snapshot: Snapshot, generations: Sequence[Generation], key: Sequence[str]) -> tuple[Add, ...]:
+    """The splits of the base that may hold a key of the generations."""
+    files = snapshot.splits.table()
+    return adds_of(files.filter(may_overlap(files, generations, key=key, schema=snapshot.schema)))
 
 
 def _records(store: ObjectStore, work: MergeWork) -> Iterable[pa.Table]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.calendar import within_calendar
 from storage_core.rows.fold import FIELDS, Operation, record_schema
 from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.schema import conform
@@ -41,6 +42,7 @@ class RecordBuilder:
 
         A patch may be the first record of its key and then makes the row, so it has to give every required column.
         """
+        rows = rows if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) else [*rows]  # read twice below
         table = table_of(rows, self.schema)
         self._require_key(table, "patch")
         missing = [each.name for each in self.schema if not each.nullable and each.name not in table.column_names]
@@ -70,7 +72,8 @@ class RecordBuilder:
                     f"the key column {name!r} has rows without a value; every row needs its key", column=name
                 )
         operations = pa.array(np.full(table.num_rows, operation, dtype=np.int8))
-        return pa.Table.from_arrays([operations, fields, *table.columns], schema=record_schema(self.schema))
+        columns = within_calendar(table).columns
+        return pa.Table.from_arrays([operations, fields, *columns], schema=record_schema(self.schema))
 
     def _require_key(self, table: pa.Table, verb: str) -> None:
         missing = [name for name in self.key if name not in table.column_names]

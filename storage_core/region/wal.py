@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -65,8 +65,10 @@ class WalAppender:
             seq=self.seq,
             records=records,
         )
-        data = wal_entry.encode(entry)
-        while not create_numbered(self.store, keys.wal_entry_key(self.region, self.next_id), data, clock=self.clock):
+        while True:
+            data = wal_entry.encode(replace(entry, number=self.next_id))
+            if create_numbered(self.store, keys.wal_entry_key(self.region, self.next_id), data, clock=self.clock):
+                break
             # Somebody else's entry. While the epoch is still ours it can only be the sentinel of a claim that came too
             # late to count; behind it the log is ours.
             check_epoch(self.store, self.region, self.epoch)
@@ -93,7 +95,10 @@ def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
 def read(store: ObjectStore, region: str, entry: int) -> Logged:
     """Return one entry. One GET. Raises `NotFound`, or `Corrupt` naming the key when the bytes do not verify."""
     key = keys.wal_entry_key(region, entry)
-    return Logged(entry, wal_entry.decode(store.get(key).data, key))
+    found = wal_entry.decode(store.get(key).data, key)
+    if found.number not in (None, entry):
+        raise Corrupt(f"{key}: expected WAL entry {entry} of region {region}, found entry {found.number}", key=key)
+    return Logged(entry, found)
 
 
 def read_known(store: ObjectStore, region: str, entry: int) -> Logged:
@@ -116,9 +121,9 @@ def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Itera
 
 
 def read_tail(store: ObjectStore, region: str, *, after: int) -> Iterator[Logged]:
-    """Yield the entries with rows behind `after`, in order, until the first absent number. One GET each, and one more.
+    """Yield the entries with rows behind `after`, in order, to the last one. One GET each, then a GET and a HEAD more.
 
-    Raises `Corrupt` that names a torn or damaged entry, the last one included.
+    Raises `Corrupt` that names a torn or damaged entry, the last one included, or one that is missing before another.
     """
     return _with_rows(_until_absent(store, region, after))
 
@@ -128,10 +133,12 @@ def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logge
     while True:
         entry += 1
         try:
-            logged = read(store, region, entry)
+            yield read(store, region, entry)
         except NotFound:
-            return
-        yield logged
+            # Numbers have no gaps, so one behind it tells a hole from the end; unless both were put just now.
+            if not exists(store, keys.wal_entry_key(region, entry + 1)):
+                return
+            yield read_known(store, region, entry)
 
 
 def _with_rows(entries: Iterator[Logged]) -> Iterator[Logged]:

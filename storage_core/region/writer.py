@@ -17,7 +17,7 @@ from typing import Self
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError, WriterFenced
+from storage_core.errors import SEE_CORRUPT, CommitUnknown, Corrupt, InvalidInput, TidemarkError, WriterFenced
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
@@ -74,6 +74,14 @@ class RegionWriter:
             )
         region = region_of(snapshot.table_id)
         claimed = claim(store, region, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
+        merged = snapshot.merged_generations.get(region, 0)
+        if claimed.manifest.current_generation <= merged:
+            # Only a manifest that was lost can leave this behind; what is written into it would never be seen.
+            raise Corrupt(
+                f"region {region}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
+                f"{merged} is merged; {SEE_CORRUPT}",
+                region=region,
+            )
         return cls(claimed, key=key, schema=snapshot.schema, ids=ids)
 
     @property

@@ -6,12 +6,13 @@ per column is a decision of its own (design page 04, "Encodings are chosen").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage_core.rows.order import ranks
@@ -34,9 +35,11 @@ def encode(rows: pa.Table, order: SortOrder, metadata: Mapping[str, str]) -> pa.
     """Return the complete bytes of a Parquet file that holds `rows` as they come, which must be sorted by `order`.
 
     Dictionary columns are written as columns of their values, without being decoded. Every page carries a checksum.
+    A float column that holds NaN has no statistics: Parquet's bounds leave NaN out, and readers would miss its rows.
     """
     sink = pa.BufferOutputStream()
     plain = pa.schema([_plain(field) for field in rows.schema])
+    holds_nan = {field.name for field in plain if _may_hold_nan(rows.column(field.name))}
     writer = pq.ParquetWriter(
         sink,
         rows.schema.remove_metadata(),
@@ -44,6 +47,7 @@ def encode(rows: pa.Table, order: SortOrder, metadata: Mapping[str, str]) -> pa.
         compression_level=ZSTD_LEVEL,
         # the Arrow schema would bring dictionary types back on reading; the native types say everything
         store_schema=False,
+        write_statistics=_leaves(plain, but=holds_nan) if holds_nan else True,
         write_page_index=True,
         write_page_checksum=True,
         max_rows_per_page=ROWS_PER_PAGE,
@@ -85,6 +89,31 @@ def _plain(field: pa.Field) -> pa.Field:
     if pa.types.is_dictionary(field.type):
         return pa.field(field.name, field.type.value_type, field.nullable)
     return pa.field(field.name, field.type, field.nullable)
+
+
+def _may_hold_nan(column: pa.ChunkedArray) -> bool:
+    """Whether NaN occurs; of floats inside nested columns nobody asks, so there it is assumed."""
+    if pa.types.is_nested(column.type):
+        return _has_float(column.type)
+    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
+
+
+def _has_float(type_: pa.DataType) -> bool:
+    inner = [type_.field(index).type for index in range(type_.num_fields)]
+    return bool(pa.types.is_floating(type_)) or any(_has_float(each) for each in inner)
+
+
+def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
+    """The leaf columns of a Parquet file of this schema, as paths, without those of the columns `but`."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    leaves = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    owners = [name for field in schema for name in [field.name] * _leaf_count(field.type)]
+    return [leaves.column(index).path for index, owner in enumerate(owners) if owner not in but]
+
+
+def _leaf_count(type_: pa.DataType) -> int:
+    return sum(_leaf_count(type_.field(index).type) for index in range(type_.num_fields)) or 1
 
 
 def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColumn] | None:

@@ -65,7 +65,7 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file, `Unsupported` for a
     split with a deletion vector, which this release cannot apply.
     """
-    if add.deletionVector is not None:
+    if add.deletionVector is not None and add.deletionVector.cardinality:
         raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +29,8 @@ from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import OrderColumn, SortOrder, bind
 from storage_core.rows.windows import split_by_window, window_starts
 from storage_core.split.encode import cut, decoded, encode, present_order
-from storage_core.split.metadata import describe
+from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
+from storage_core.split.metadata import describe, sealed
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class SplitContext:
 
     `window_seconds` None means a table without windows. `source_id` and `partition_id` are empty where there is none.
     `schema_ref` names the family of union-compatible schemas (`add.docMappingRef`); None is the table's first family.
+    `configuration` and `planned_version` are those of the snapshot that the work was planned on: files carry them, so
+    that a lost log can be made again.
     """
 
     table_id: str
@@ -53,6 +56,8 @@ class SplitContext:
     source_id: str = ""
     partition_id: str = ""
     schema_ref: str | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    planned_version: int = 0
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal context."""
@@ -67,6 +72,8 @@ class SplitContext:
             "sourceId": self.source_id,
             "partitionId": self.partition_id,
             "schemaRef": self.schema_ref,
+            "configuration": dict(self.configuration),
+            "plannedVersion": self.planned_version,
         }
         return json.dumps(body, sort_keys=True)
 
@@ -85,6 +92,8 @@ class SplitContext:
             source_id=body["sourceId"],
             partition_id=body["partitionId"],
             schema_ref=body["schemaRef"],
+            configuration=body["configuration"],
+            planned_version=body["plannedVersion"],
         )
 
 
@@ -98,10 +107,20 @@ def context_of(snapshot: Snapshot) -> SplitContext:
         time_column=config.time_column,
         window_seconds=config.window_seconds,
         target_bytes=config.target_split_bytes,
+        configuration=snapshot.metadata.configuration,
+        planned_version=snapshot.version,
     )
 
 
-def sort_and_write(store: ObjectStore, rows: pa.Table, *, context: SplitContext, ids: Ids, now_ms: int) -> list[Add]:
+def sort_and_write(
+    store: ObjectStore,
+    rows: pa.Table,
+    *,
+    context: SplitContext,
+    ids: Ids,
+    now_ms: int,
+    lineage: Lineage = APPENDED,
+) -> list[Add]:
     """Write rows in any order as sorted splits: one window each, about the target size each, ids fresh.
 
     A batch that straddles window boundaries is split before anything is written. No rows, no splits. One PUT per split;
@@ -114,7 +133,14 @@ def sort_and_write(store: ObjectStore, rows: pa.Table, *, context: SplitContext,
             split_id = ids.uuid()
             adds.append(
                 write_split(
-                    store, piece, context=context, window=window, num_merge_ops=0, split_id=split_id, now_ms=now_ms
+                    store,
+                    piece,
+                    context=context,
+                    window=window,
+                    num_merge_ops=0,
+                    split_id=split_id,
+                    now_ms=now_ms,
+                    lineage=lineage,
                 )
             )
     return adds
@@ -129,6 +155,7 @@ def write_split(
     num_merge_ops: int,
     split_id: str,
     now_ms: int,
+    lineage: Lineage = APPENDED,
 ) -> Add:
     """Write sorted `rows` as one split and return the action that adds it; the file is durable when this returns.
 
@@ -145,10 +172,10 @@ def write_split(
     described = _describe_rows(rows, context, bare)
     schema_string = to_schema_string(decoded(rows.slice(0, 0)).schema)
     metadata = describe(described, table_id=context.table_id, schema_string=schema_string)
-    data = encode(rows, context.order, metadata)
+    data = encode(rows, context.order, sealed(metadata | write_origin(_origin(context, lineage))))
     _create(store, key, data)
     log.info("wrote split %s: %d rows, %d bytes", key, rows.num_rows, data.size)
-    return _with_file_figures(described, data)
+    return with_file_figures(described, data)
 
 
 def row_key(rows: pa.Table, order: SortOrder, position: int) -> str:
@@ -157,6 +184,16 @@ def row_key(rows: pa.Table, order: SortOrder, position: int) -> str:
     present = [name for name in names if name in rows.column_names]
     values = statistics.compute(decoded(rows.select(present).slice(position, 1)), _UNCUT).min_values
     return json.dumps([values.get(name) for name in names], ensure_ascii=False, separators=(",", ":"))
+
+
+def _origin(context: SplitContext, lineage: Lineage) -> Origin:
+    return Origin(
+        table_id=context.table_id,
+        table_schema=to_schema_string(context.schema),
+        configuration=context.configuration,
+        planned_version=context.planned_version,
+        lineage=lineage,
+    )
 
 
 def _by_window(rows: pa.Table, context: SplitContext) -> list[tuple[int | None, pa.Table]]:
@@ -203,8 +240,11 @@ def _describe_rows(rows: pa.Table, context: SplitContext, add: Add) -> Add:
     )
 
 
-def _with_file_figures(add: Add, data: pa.Buffer) -> Add:
-    """The footer of a Parquet file is its last 8 bytes (length, magic) and as many bytes before them as they say."""
+def with_file_figures(add: Add, data: pa.Buffer) -> Add:
+    """Return the action completed with what only the whole file tells: size, checksum, footer, uncompressed bytes.
+
+    The footer of a Parquet file is its last 8 bytes (length, magic) and as many bytes before them as they say.
+    """
     view = _bytes_view(data)
     footer_start = len(view) - 8 - int.from_bytes(view[-8:-4], "little")
     metadata = pq.read_metadata(pa.BufferReader(data))

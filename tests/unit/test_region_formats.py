@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import struct
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import region_manifest, wal_entry
@@ -22,10 +25,15 @@ ENTRY = WalEntry(
 )
 
 
+def _checksum(body: bytes) -> bytes:
+    """Field 101, fixed64."""
+    return bytes.fromhex("a906") + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+
+
 def test_a_fresh_claim_has_the_golden_bytes() -> None:
     manifest = RegionManifest(region_id=REGION, version=1, writer_epoch=1, current_generation=1, region_spec_id=1)
     expected = bytes.fromhex("0801 1001 3001 5001 5a12 0a10") + bytes.fromhex(REGION.replace("-", ""))
-    assert region_manifest.encode(manifest) == expected
+    assert region_manifest.encode(manifest) == expected + _checksum(expected)
 
 
 def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
@@ -46,8 +54,23 @@ def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
         + bytes.fromhex("5a12 0a10" + REGION.replace("-", "") + "a20601")
         + b"w"
     )
-    assert region_manifest.encode(manifest) == expected
-    assert region_manifest.decode(expected, "here") == manifest
+    assert region_manifest.encode(manifest) == expected + _checksum(expected)
+    assert region_manifest.decode(expected, "here") == manifest  # as releases before 0.2 wrote it
+
+
+def test_every_flipped_bit_of_a_region_manifest_is_noticed_or_changes_nothing() -> None:
+    flushed = (FlushedGeneration(generation=3, path="a1b2c3d4_gen_3"),)
+    manifest = RegionManifest(
+        region_id=REGION, version=9, writer_epoch=2, replay_after_wal_id=5, flushed_generations=flushed, writer_id="w"
+    )
+    data = region_manifest.encode(manifest)
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        found = None
+        with suppress(Corrupt):
+            found = region_manifest.decode(bytes(damaged), "here")
+        assert found in (None, manifest)
 
 
 def test_fields_of_a_newer_release_are_kept_out_of_the_way() -> None:

@@ -10,6 +10,7 @@ import pytest
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, Unsupported
 from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
+from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -136,7 +137,7 @@ def test_a_vanished_split_is_an_expired_snapshot_that_names_its_key(store: Memor
 
 def test_a_deletion_vector_is_never_ignored(store: MemoryStore, add: Add) -> None:
     with pytest.raises(Unsupported, match="deletion vector"):
-        read_split(store, replace(add, deletionVector={"cardinality": 1}))
+        read_split(store, replace(add, deletionVector=inline([0])))
 
 
 def test_the_whole_file_costs_one_get_and_some_columns_cost_ranges(store: MemoryStore, add: Add) -> None:

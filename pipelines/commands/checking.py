@@ -1,0 +1,137 @@
+"""What is wrong with a table, and what is left of it: `fsck`, `repair`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import DryRun, Json, Uri
+from pipelines.commands.target import resolve
+
+if TYPE_CHECKING:
+    from storage_core.fsck.outcome import Outcome
+    from storage_core.fsck.report import Report
+
+_CORRUPT = 4
+
+
+def fsck(
+    uri: Uri,
+    *,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read and hash every object; else splits and segments by size only.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what is wrong with the files of a table.
+
+    Each line ends with what to do. Writes nothing. Ends with 0 when nothing is damaged, also beside notes, else with 4.
+    """
+    from storage_core.clock import SystemClock
+    from storage_core.fsck.check import fsck as check
+    from storage_core.objectstore.resolve import open_store
+
+    report = check(open_store(resolve(uri).uri), clock=SystemClock(), deep=deep)
+    _show_report(report, as_json=as_json)
+    raise typer.Exit(report.exit_code)
+
+
+def repair(
+    uri: Uri,
+    *,
+    into: Annotated[str, typer.Option(metavar="URI", help="Where the repaired table goes: an empty place of its own.")],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Make a sound table of what can still be read.
+
+    The damaged table is only read. What could not be brought over is listed with its rows, where somebody counted them.
+    """
+    from storage_core.clock import SystemClock
+    from storage_core.fsck.repair import repair as run
+    from storage_core.ids import SystemIds
+    from storage_core.objectstore.resolve import open_store
+
+    source, target = open_store(resolve(uri).uri), open_store(into)
+    outcome = run(source, target, clock=SystemClock(), ids=SystemIds(), dry_run=dry_run)
+    _show_outcome(outcome, as_json=as_json)
+    if outcome.check is not None and not outcome.check.clean:
+        raise typer.Exit(_CORRUPT)
+
+
+def _show_report(report: Report, *, as_json: bool) -> None:
+    from storage_core.fsck.report import Severity
+
+    found = [
+        {
+            "severity": each.severity,
+            "kind": each.kind,
+            "key": each.key,
+            "expected": each.expected,
+            "found": each.found,
+            "advice": each.advice,
+        }
+        for each in report.findings
+    ]
+    counts = {f"{severity}s": report.count(severity) for severity in Severity}
+    if as_json:
+        for each in found:
+            output.json_line(each)
+        about = {"status": "clean" if report.clean else "damaged", "uri": report.uri, "version": report.version}
+        figures = {"deep": report.deep, "objects": report.objects, "bytes": report.bytes, **counts}
+        output.json_line({"summary": {**about, **figures, "requests": dict(report.requests)}})
+        return
+    shown = dict.fromkeys(("severity", "kind", "key", "expected", "found", "advice"), output.cell)
+    output.records(found, shown, as_json=False, nothing="nothing is wrong")
+    opens = "does not open" if report.version is None else f"opens at version {report.version}"
+    looked = "every object read" if report.deep else "splits and segments by size only; --deep reads them"
+    tally = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    output.line(f"{report.uri} {opens}: {report.objects:,} objects, {report.bytes:,} bytes ({looked}); {tally}")
+
+
+def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
+    recovered: list[output.Record] = [{"recovered": each.key, "how": each.how} for each in outcome.recovered]
+    lost: list[output.Record] = [{"lost": each.key, "reason": each.reason, "rows": each.rows} for each in outcome.lost]
+    unproven: list[output.Record] = [
+        {"unproven": key, "reason": "nothing but the file says that it was committed"} for key in outcome.unproven
+    ]
+    if as_json:
+        for each in [*recovered, *lost, *unproven]:
+            output.json_line(each)
+        output.json_line({"summary": _summary(outcome)})
+        return
+    if recovered:
+        output.records(recovered, {"recovered": output.cell, "how": output.cell}, as_json=False, nothing="")
+    shown = {"lost": output.cell, "reason": output.cell, "rows": output.figure}
+    output.records(lost, shown, as_json=False, nothing="nothing is lost")
+    if unproven:
+        output.records(unproven, {"unproven": output.cell, "reason": output.cell}, as_json=False, nothing="")
+    verb = "repaired" if outcome.status == "repaired" else "would be repaired"
+    output.line(
+        f"{outcome.source} {verb} into {outcome.target}: versions {outcome.first_version} to {outcome.version}, "
+        f"{outcome.splits:,} splits, {outcome.rows:,} rows, {outcome.records:,} records not merged, "
+        f"{outcome.rows_lost:,} rows known to be lost"
+    )
+    if outcome.check is not None:
+        output.line(
+            "a deep check of it found nothing wrong" if outcome.check.clean else "it is NOT clean: tidemark fsck"
+        )
+
+
+def _summary(outcome: Outcome) -> dict[str, object]:
+    figures = (
+        "source",
+        "target",
+        "status",
+        "first_version",
+        "version",
+        "splits",
+        "rows",
+        "bytes",
+        "records",
+        "rows_lost",
+    )
+    clean = None if outcome.check is None else outcome.check.clean
+    return {**{name: getattr(outcome, name) for name in figures}, "lost": len(outcome.lost), "clean": clean}

@@ -1,0 +1,89 @@
+"""Are the live splits and segments there and what was written: by their sizes, or, deep, by content (page 04)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from storage_core.compaction.invariants import audit_split
+from storage_core.errors import TidemarkError
+from storage_core.fsck.inventory import Inventory
+from storage_core.fsck.report import Finding, Kind, damage_of
+from storage_core.index import segments
+from storage_core.log.actions import Add, IndexSegment
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.split.read import open_split
+
+
+def check_splits(store: ObjectStore, inventory: Inventory, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the live splits. No request; deep: one GET per split, one in memory at a time."""
+    for add in snapshot.splits.values():
+        found = _presence(add, inventory)
+        if found is not None:
+            yield found
+        elif deep:
+            yield from _split_content(store, add, snapshot)
+
+
+def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable[Add]) -> Iterator[Finding]:
+    """Yield what is wrong with splits that only older versions name. One GET per split."""
+    for add in older:
+        if add.path not in inventory.objects:
+            expected = f"{add.size} bytes{_rows(add)}"
+            yield Finding(kind=Kind.OLDER_SPLIT_MISSING, key=add.path, expected=expected, found="nothing")
+            continue
+        try:
+            open_split(store, replace(add, deletionVector=None))
+        except TidemarkError as error:
+            yield damage_of(Kind.OLDER_SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
+
+
+def check_segments(store: ObjectStore, inventory: Inventory, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
+    """Yield what is wrong with the live segments. No request; deep: one GET per segment."""
+    for segment in snapshot.segments.values():
+        found = _presence(segment, inventory)
+        if found is not None:
+            yield found
+        elif deep:
+            yield from _segment_content(store, segment)
+        if not all(split in snapshot.splits for split in segment.covers):
+            gone = [split for split in segment.covers if split not in snapshot.splits]
+            yield Finding(
+                kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=f"{gone[0]} is not"
+            )
+
+
+def _presence(named: Add | IndexSegment, inventory: Inventory) -> Finding | None:
+    is_split = isinstance(named, Add)
+    info = inventory.objects.get(named.path)
+    expected = f"{named.size} bytes"
+    if info is None:
+        kind = Kind.SPLIT_MISSING if is_split else Kind.SEGMENT_MISSING
+        return Finding(kind=kind, key=named.path, expected=expected + _rows(named), found="nothing")
+    if info.size != named.size:
+        kind = Kind.SPLIT_SIZE if is_split else Kind.SEGMENT_DAMAGED
+        return Finding(kind=kind, key=named.path, expected=expected + _rows(named), found=f"{info.size} bytes")
+    return None
+
+
+def _rows(named: Add | IndexSegment) -> str:
+    return f", {named.numRecords} rows" if isinstance(named, Add) and named.numRecords is not None else ""
+
+
+def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator[Finding]:
+    try:
+        # Of the file as it was written: which of its rows are deleted is no part of it.
+        violations = audit_split(store, replace(add, deletionVector=None), snapshot)
+    except TidemarkError as error:
+        yield damage_of(Kind.SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
+        return
+    for each in violations:
+        yield Finding(kind=Kind.SPLIT_BREAKS_INVARIANT, key=add.path, expected=each.invariant, found=each.message)
+
+
+def _segment_content(store: ObjectStore, segment: IndexSegment) -> Iterator[Finding]:
+    try:
+        segments.load(store, segment)
+    except TidemarkError as error:
+        yield damage_of(Kind.SEGMENT_DAMAGED, error, segment.path, f"the bytes with xxh3-64 {segment.xxh3}")

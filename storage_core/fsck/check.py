@@ -1,0 +1,57 @@
+"""`fsck`: everything that can be said about the bytes of a table, without changing one (design page 02, "History")."""
+
+from __future__ import annotations
+
+from storage_core.clock import Clock
+from storage_core.errors import NotFound
+from storage_core.fsck.base_check import check_older_splits, check_segments, check_splits
+from storage_core.fsck.inventory import take_inventory
+from storage_core.fsck.log_check import check_log
+from storage_core.fsck.region_check import check_regions
+from storage_core.fsck.report import Finding, Report
+from storage_core.fsck.rest_check import check_rest, check_unreferenced
+from storage_core.fsck.salvage import older_splits
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.meter import MeteredStore
+
+
+def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
+    """Return what is wrong with the table in `store`, as data: damage is a finding, never an error. Writes nothing.
+
+    Reads the whole log, what is not merged yet, and of splits and segments the sizes; `deep` reads and hashes each of
+    them and every other object of a known kind. Requests: one LIST per 1,000 objects, one or two GETs per file of the
+    log and per unmerged WAL entry, those of the collector's mark; deep one GET per object more. Memory: a key and its
+    figures per object, two snapshots and one split.
+
+    What cannot be seen: a hint, plan, boundary or lock whose damage reads as another legal value, and the loss of
+    what nothing needs. Raises `NotFound` when nothing lies there, `Unavailable` when the store cannot be reached.
+    """
+    metered = MeteredStore(store)
+    inventory = take_inventory(metered)
+    if not inventory.parsed:
+        raise NotFound(f"{store.uri}: there is no table here, nor anything of one", uri=store.uri)
+    log = check_log(metered, inventory)
+    findings: list[Finding] = list(log.findings)
+    if log.head is not None:
+        findings += check_splits(metered, inventory, log.head, deep=deep)
+        findings += check_segments(metered, inventory, log.head, deep=deep)
+        if deep:
+            findings += check_older_splits(metered, inventory, older_splits(metered, log))
+    merged = {} if log.head is None else dict(log.head.merged_generations)
+    findings += check_regions(metered, inventory, merged, deep=deep)
+    findings += check_rest(metered, inventory, log.head)
+    findings += check_unreferenced(metered, clock=clock)
+    return Report(
+        uri=store.uri,
+        version=None if log.head is None else log.head.version,
+        deep=deep,
+        findings=tuple(_distinct(findings)),
+        objects=len(inventory.objects),
+        bytes=sum(info.size for info in inventory.objects.values()),
+        requests=metered.requests,
+    )
+
+
+def _distinct(findings: list[Finding]) -> list[Finding]:
+    """Each finding once: one object may be met on several ways."""
+    return list(dict.fromkeys(findings))

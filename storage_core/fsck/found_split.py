@@ -1,0 +1,61 @@
+"""Splits without a log: what a file says about itself, believed only as far as its rows and checksums bear it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_core.errors import Corrupt
+from storage_core.fsck.inventory import Inventory
+from storage_core.log.actions import Add
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows import statistics
+from storage_core.split.lineage import Lineage, Origin, read_origin
+from storage_core.split.metadata import add_of, require_sealed
+from storage_core.split.read import open_split
+from storage_core.split.write import with_file_figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSplit:
+    """A sound split that no readable part of the log speaks of: the action that it would have, and where it is from."""
+
+    add: Add
+    origin: Origin
+
+    @property
+    def path(self) -> str:
+        """Its key."""
+        return self.add.path
+
+    @property
+    def lineage(self) -> Lineage:
+        """What made it."""
+        return self.origin.lineage
+
+
+def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSplit:
+    """Return the split at `path` as it describes itself. Two GETs of the whole file, which is in memory meanwhile.
+
+    Every page is read by its checksum, the metadata by its seal, and rows and statistics must agree. Raises `Corrupt`
+    naming the path when they do not, or when the file was written before splits described their table (release 0.2).
+    """
+    data = pa.py_buffer(store.get(path).data)
+    try:
+        raw = pq.read_metadata(pa.BufferReader(data)).metadata or {}
+        metadata = {key.decode(): value.decode() for key, value in raw.items()}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error
+    require_sealed(metadata, path)
+    origin = read_origin(metadata, path)
+    if origin is None:
+        raise Corrupt(f"{path}: written by a release whose splits do not describe their table", key=path)
+    modified_ms = inventory.objects[path].last_modified_ms
+    add = with_file_figures(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
+    rows = open_split(store, add).read()
+    figures = statistics.compute(rows)
+    if (add.minValues, add.maxValues, add.nullCounts) != (figures.min_values, figures.max_values, figures.null_counts):
+        raise Corrupt(f"{path}: its rows are not those that it describes", key=path)
+    return FoundSplit(add=add, origin=origin)

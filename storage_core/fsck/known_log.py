@@ -1,0 +1,151 @@
+"""A log with holes, read as far as it goes: what it names, what is live after it, and how far merges had come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storage_core.fsck.lineage_replay import Evidence
+from storage_core.log.actions import (
+    Action,
+    Add,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    Metadata,
+    Remove,
+    RemoveIndexSegment,
+    Txn,
+)
+from storage_core.log.snapshot import Snapshot
+from storage_core.split.lineage import MergedRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The part of the log that stays as it is: version files, checkpoints (root keys), the snapshots they lead to."""
+
+    versions: tuple[int, ...]
+    checkpoints: tuple[str, ...]
+    oldest: Snapshot
+    snapshot: Snapshot
+
+    @property
+    def first(self) -> int:
+        """The oldest version that still opens."""
+        return self.oldest.version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """What one compaction commit put in the place of what, within one window: the same rows on both sides."""
+
+    outputs: frozenset[str]
+    inputs: tuple[Add, ...]
+
+
+class KnownLog:
+    """The kept part of the log, and every readable action behind it, whatever is missing in between.
+
+    `live`, `gone` and `named` are splits: live after all of it, removed, and named by any of it. The progress is that
+    of the later versions only (`txns`, `fences`), or of all (`merged`).
+    """
+
+    def __init__(self, kept: Kept | None) -> None:
+        base = None if kept is None else kept.snapshot
+        self.metadata = None if base is None else base.metadata
+        self.live: dict[str, Add] = dict(base.splits) if base else {}
+        self.named: dict[str, Add] = self.live | (dict(kept.oldest.splits) if kept else {})
+        self.gone: set[str] = set()
+        self.segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
+        self.txns: dict[str, int] = {}
+        self.fences: dict[str, int] = {}
+        self.merged: dict[str, int] = dict(base.merged_generations) if base else {}
+        self.named_segments = self.segments | (dict(kept.oldest.segments) if kept else {})
+        self.rewrites: list[Rewrite] = []
+        self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
+        # Version 0 makes the table and merges nothing, so that it is missing makes nothing uncertain.
+        self._read_up_to = 0 if base is None else base.version
+        self._certain = True
+
+    def read(self, version: int, actions: list[Action], *, later: bool) -> None:
+        """Take a version file; of one that is not `later` than the kept head only what it names."""
+        self._read_rewrites(actions)
+        if later:
+            self._certain = self._certain and version == self._read_up_to + 1
+            self._read_up_to = version
+        for action in actions:
+            match action:
+                case Add():
+                    self.named.setdefault(action.path, action)
+                    if later:
+                        self.live[action.path] = action
+                        self.gone.discard(action.path)
+                case Remove():
+                    if later:
+                        self.live.pop(action.path, None)
+                    if action.path not in self.live:
+                        self.gone.add(action.path)
+                case IndexSegment() if not later:
+                    self.named_segments.setdefault(action.path, action)
+                case _ if later:
+                    self._read_progress(action)
+                case _:
+                    pass
+
+    def _read_rewrites(self, actions: list[Action]) -> None:
+        added: dict[str, list[Add]] = {}
+        removed: dict[str, list[str]] = {}
+        for action in actions:
+            if isinstance(action, Add) and not action.dataChange:
+                added.setdefault(_folder(action.path), []).append(action)
+            elif isinstance(action, Remove):
+                removed.setdefault(_folder(action.path), []).append(action.path)
+        for folder, adds in added.items():
+            inputs = [self.named[path] for path in removed.get(folder, ()) if path in self.named]
+            whole = len(inputs) == len(removed.get(folder, ())) and all(each.deletionVector is None for each in inputs)
+            if whole and inputs and _rows(adds) == _rows(inputs):
+                self.rewrites.append(Rewrite(outputs=frozenset(each.path for each in adds), inputs=tuple(inputs)))
+
+    def _read_progress(self, action: Action) -> None:
+        match action:
+            case Metadata():
+                self.metadata = action
+            case Txn():
+                self.txns[action.appId] = max(action.version, self.txns.get(action.appId, action.version))
+            case Fence():
+                self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
+            case MergedGenerations():
+                self._read_merge(action)
+            case IndexSegment():
+                self.segments[action.path] = action
+            case RemoveIndexSegment():
+                self.segments.pop(action.path, None)
+            case _:
+                pass
+
+    def _read_merge(self, action: MergedGenerations) -> None:
+        """Behind a gap in the versions only the last generation of the range is certain to be of this commit."""
+        before = self.merged.get(action.region, 0) if self._certain else action.generation - 1
+        self._ranges.append(MergedRange(region=action.region, after=before, generation=action.generation))
+        self.merged[action.region] = max(action.generation, self.merged.get(action.region, 0))
+        self._certain = True
+
+    @property
+    def older(self) -> dict[str, Add]:
+        """Splits that are named and not live."""
+        return {path: add for path, add in self.named.items() if path not in self.live}
+
+    def evidence(self, collected: Iterable[str], generations: Mapping[str, frozenset[int]]) -> Evidence:
+        """Return what the found splits are judged by; `collected` are splits that the collector saw removed."""
+        live = frozenset(self.live)
+        gone = frozenset({*self.gone, *collected} - live)
+        return Evidence(live=live, gone=gone, merged=self.merged, ranges=tuple(self._ranges), generations=generations)
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _rows(adds: Iterable[Add]) -> int:
+    return sum(add.numRecords or 0 for add in adds)

@@ -1,0 +1,222 @@
+"""Regions in a new place: every acknowledged record that is not merged, in order, under fresh numbers (design page 03).
+
+A region is written anew, not copied. Its records are what counts: entries get the next free numbers, so that a lost one
+leaves no hole, and generations continue behind the merged one, so that the next writer's rows are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+
+import pyarrow as pa
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitConflict, TidemarkError, Unavailable
+from storage_core.formats import keys, wal_entry
+from storage_core.formats.keys import KeyKind
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.formats.wal_entry import WalEntry
+from storage_core.fsck.inventory import Inventory
+from storage_core.ids import Ids
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_numbered
+from storage_core.region import generation
+from storage_core.region.claim import WHOLE_TABLE_SPEC
+from storage_core.region.manifest import commit, read_version
+from storage_core.region.memtable import Memtable
+from storage_core.rows.fold import record_schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """A WAL entry whose rows count: where it lies, its true number, and the generation that it belongs to."""
+
+    key: str
+    number: int
+    generation: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSalvage:
+    """What a region holds: its acknowledged entries in order, and the generation that its writer was filling.
+
+    `complete` are the flushed generations all of whose entries are there.
+    """
+
+    region: str
+    entries: tuple[Acknowledged, ...]
+    current_generation: int
+    complete: frozenset[int]
+
+    def above(self, merged: int) -> tuple[Acknowledged, ...]:
+        """Return the entries of generations that are not merged."""
+        return tuple(each for each in self.entries if each.generation > merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseTable:
+    """What the regions of a table need to know of its base: schema, primary key, merge progress per region."""
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    merged: Mapping[str, int]
+
+
+def read_regions(store: ObjectStore, inventory: Inventory) -> dict[str, RegionSalvage]:
+    """Return what every region holds. One GET per WAL entry, and per manifest down to the first that is sound.
+
+    Entries say their own number, so one that lies under another's key counts where it belongs.
+    """
+    regions = {each.region for each in inventory.parsed.values() if each.region is not None}
+    return {region: _read_region(store, inventory, region) for region in sorted(regions)}
+
+
+def write_region(
+    source: ObjectStore,
+    target: ObjectStore,
+    found: RegionSalvage,
+    base: BaseTable,
+    *,
+    clock: Clock,
+    ids: Ids,
+) -> None:
+    """Write the unmerged records of a region into `target`, which must not have the region.
+
+    One GET and one PUT per entry, two PUTs per generation, two for the manifest and its hint. Memory: one generation.
+    """
+    merged = base.merged.get(found.region, 0)
+    schema, key = record_schema(base.schema), base.key
+    writing = _Writing(
+        source, target, region=found.region, schema=schema, key=key, clock=clock, ids=ids, writer_id=ids.uuid()
+    )
+    waiting = found.above(merged)
+    numbers = sorted({each.generation for each in waiting if each.generation < found.current_generation})
+    flushed: list[FlushedGeneration] = []
+    for number in numbers:
+        members = [each for each in waiting if each.generation == number]
+        flushed.append(writing.generation(members, merged + 1 + len(flushed)))
+    current = merged + 1 + len(flushed)
+    replay_after = writing.last
+    writing.tail([each for each in waiting if each.generation not in numbers], current)
+    manifest = RegionManifest(
+        region_id=found.region,
+        version=1,
+        writer_epoch=1,
+        current_generation=current,
+        replay_after_wal_id=replay_after,
+        wal_id_last_seen=writing.last,
+        flushed_generations=tuple(flushed),
+        region_spec_id=WHOLE_TABLE_SPEC,
+        writer_id=writing.writer_id,
+    )
+    if not commit(target, manifest, clock=clock):
+        raise _taken(keys.region_manifest_key(found.region, 1))
+
+
+@dataclass(slots=True)
+class _Writing:
+    """One region in its new place, entry after entry."""
+
+    _source: ObjectStore
+    _target: ObjectStore
+    _: KW_ONLY
+    region: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    clock: Clock
+    ids: Ids
+    writer_id: str
+    last: int = 0
+
+    def generation(self, entries: list[Acknowledged], number: int) -> FlushedGeneration:
+        memtable = Memtable(self.schema, self.key)
+        for each in entries:
+            written = self._entry(each, number)
+            memtable.add(self.last, written.records)
+        flushed = generation.write(
+            self._target, memtable, region=self.region, generation=number, clock=self.clock, ids=self.ids
+        )
+        return FlushedGeneration(generation=number, path=flushed.path)
+
+    def tail(self, entries: list[Acknowledged], number: int) -> None:
+        for each in entries:
+            self._entry(each, number)
+
+    def _entry(self, each: Acknowledged, number: int) -> WalEntry:
+        found = wal_entry.decode(self._source.get(each.key).data, each.key)
+        self.last += 1
+        written = replace(
+            found, writer_epoch=1, generation=number, writer_id=self.writer_id, seq=self.last, number=self.last
+        )
+        key = keys.wal_entry_key(self.region, self.last)
+        if not create_numbered(self._target, key, wal_entry.encode(written), clock=self.clock):
+            raise _taken(key)
+        return written
+
+
+def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> RegionSalvage:
+    entries = sorted(_entries(store, inventory, region), key=lambda pair: pair[0].number)
+    highest, acknowledged = 0, []
+    for each, epoch in entries:
+        # Behind the first entry of a later epoch the earlier writer was told nothing (see `region.wal`).
+        highest = max(highest, epoch)
+        if epoch == highest and each.rows:
+            acknowledged.append(each)
+    return RegionSalvage(
+        region=region,
+        entries=tuple(acknowledged),
+        current_generation=_current_generation(store, inventory, region),
+        complete=_complete(store, inventory, region, {each.number for each in acknowledged}),
+    )
+
+
+def _entries(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[tuple[Acknowledged, int]]:
+    for parsed in inventory.of(KeyKind.WAL_ENTRY):
+        if parsed.region != region or parsed.entry is None:
+            continue
+        try:
+            found = wal_entry.decode(store.get(parsed.key).data, parsed.key)
+        except Unavailable:
+            raise
+        except TidemarkError:
+            continue  # a finding of the check already
+        number = parsed.entry if found.number is None else found.number
+        rows: int = found.records.num_rows
+        yield Acknowledged(key=parsed.key, number=number, generation=found.generation, rows=rows), found.writer_epoch
+
+
+def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: set[int]) -> frozenset[int]:
+    """A generation of several flush attempts is complete when what any of them names is there."""
+    complete: set[int] = set()
+    wanting: set[int] = set()
+    for parsed in inventory.of(KeyKind.GENERATION_FILE):
+        if parsed.region != region or parsed.name != generation.MANIFEST_FILE:
+            continue
+        number, directory = parsed.generation or 0, parsed.directory or ""
+        try:
+            entries = generation.read(store, region, FlushedGeneration(generation=number, path=directory)).entries
+        except Unavailable:
+            raise
+        except TidemarkError:
+            continue  # a finding of the check already
+        (complete if numbers.issuperset(entries) else wanting).add(number)
+    return frozenset(complete - wanting)
+
+
+def _current_generation(store: ObjectStore, inventory: Inventory, region: str) -> int:
+    """By the newest sound manifest; without one every record counts as not flushed."""
+    versions = [each.version for each in inventory.of(KeyKind.REGION_MANIFEST) if each.region == region]
+    for version in sorted((each for each in versions if each is not None), reverse=True):
+        try:
+            return read_version(store, region, version).current_generation
+        except Unavailable:
+            raise
+        except TidemarkError:
+            continue  # a finding of the check already
+    return 1
+
+
+def _taken(key: str) -> CommitConflict:
+    return CommitConflict(f"{key}: somebody else writes into the new location; repair into another one", key=key)

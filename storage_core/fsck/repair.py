@@ -1,0 +1,297 @@
+"""`repair`: what is left of a damaged table, as a sound table in a new place (design page 02, "History").
+
+The damaged table is only read. What is written is written in an order that makes the new place a table last: objects,
+regions, then the log, so that a repair that was killed leaves a folder that no reader takes for a table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+
+from storage_core.clock import Clock
+from storage_core.config import TableConfig
+from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
+from storage_core.formats.keys import KeyKind, parse, state_key, tags_key, version_key
+from storage_core.fsck.check import fsck
+from storage_core.fsck.inventory import Inventory, take_inventory
+from storage_core.fsck.known_log import Kept, Rewrite
+from storage_core.fsck.log_check import check_log, part_of_log
+from storage_core.fsck.outcome import Lost, Outcome, Recovered
+from storage_core.fsck.region_check import check_regions
+from storage_core.fsck.region_salvage import BaseTable, RegionSalvage, read_regions, write_region
+from storage_core.fsck.report import Kind, Severity
+from storage_core.fsck.salvage import Salvage, salvage
+from storage_core.fsck.transfer import Transfer
+from storage_core.gc.boundary import advance_boundary
+from storage_core.gc.protection import doomed
+from storage_core.ids import Ids
+from storage_core.ingest.quarantine import read_entry
+from storage_core.log.actions import Action, Add, Fence, MergedGenerations, Remove, RemoveIndexSegment, Txn
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.json_checkpoint import part_keys
+from storage_core.log.log import TransactionLog
+from storage_core.log.replay import list_log
+from storage_core.log.requirements import MergeProgress
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.tags import Tag, read_tags, set_tag
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.schema import from_schema_string
+
+OPERATION = "REPAIR"
+
+# Findings of a region that stand for acknowledged records; what else is wrong with it is written anew.
+_RECORDS = frozenset({Kind.WAL_ENTRY_DAMAGED, Kind.WAL_ENTRY_MISSING})
+
+log = logging.getLogger(__name__)
+
+
+def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, dry_run: bool = False) -> Outcome:
+    """Make a sound table in `target` of everything that can be read in `source`, and say what was lost.
+
+    `target` must be empty; `source` is never written. With `dry_run` nothing is written at all. Kept as they are: the
+    longest stretch of versions that opens, every split and segment that is what the log says, quarantine, tags. Made
+    again: states and hint, regions (every acknowledged record that is not merged), and, where the log is lost, the log.
+    Raises `InvalidInput` for a target that is not empty or that overlaps the source, `NotFound` when there is nothing
+    to repair, `Corrupt` when nothing says what the table is, `Unsupported` beside files of a newer release,
+    `Unavailable`. Requests: those of a check, one GET and one PUT per object. Memory: two snapshots, one object.
+    """
+    _require_apart(source, target)
+    inventory = take_inventory(source)
+    if not inventory.parsed:
+        raise NotFound(f"{source.uri}: there is nothing of a table here to repair", uri=source.uri)
+    written = None if dry_run else target
+    work = _Repair(source, written, inventory, Transfer(source, written, inventory), clock=clock, ids=ids)
+    outcome = work.run(target.uri)
+    if dry_run:
+        return outcome
+    log.info("repaired %s into %s: version %d", source.uri, target.uri, outcome.version)
+    return replace(outcome, check=fsck(target, clock=clock, deep=True))
+
+
+def _require_apart(source: ObjectStore, target: ObjectStore) -> None:
+    ours, theirs = source.uri + "/", target.uri + "/"
+    if ours.startswith(theirs) or theirs.startswith(ours):
+        raise InvalidInput(
+            f"{target.uri}: a repair writes into a new location, apart from {source.uri}", uri=target.uri
+        )
+    found = next(iter(target.list("")), None)
+    if found is not None:
+        raise InvalidInput(
+            f"{target.uri}: not empty ({found.key}); a repair writes into an empty location only", uri=target.uri
+        )
+
+
+@dataclass(slots=True)
+class _Repair:
+    """One repair: what is found, what is brought over, what is written anew. `target` None writes nothing."""
+
+    source: ObjectStore
+    target: ObjectStore | None
+    inventory: Inventory
+    transfer: Transfer
+    _: KW_ONLY
+    clock: Clock
+    ids: Ids
+
+    def run(self, target_uri: str) -> Outcome:
+        check = check_log(self.source, self.inventory)
+        regions = read_regions(self.source, self.inventory)
+        found = salvage(self.source, self.inventory, check, regions)
+        tags = self._tags()
+        tagged = self._tagged_roots(tags, found, check.checkpoints)
+        base = self._base(found, tagged)
+        records = self._regions(found, regions)
+        for parsed in self.inventory.of(KeyKind.QUARANTINE):
+            self.transfer.copy_if(parsed.key, partial(read_entry, self.source, parsed.key))
+        version = self._log(found, base, tagged)
+        self._set_tags(tags)
+        return Outcome(
+            source=self.source.uri,
+            target=target_uri,
+            status="planned" if self.target is None else "repaired",
+            first_version=0 if found.kept is None else found.kept.first,
+            version=version,
+            splits=len(base),
+            rows=sum(add.numRecords or 0 for add in base.values()),
+            bytes=sum(add.size for add in base.values()),
+            records=records,
+            recovered=tuple(self.transfer.recovered),
+            lost=tuple(self.transfer.lost),
+            unproven=tuple(path for path in found.unproven if path in base),
+            check=None,
+        )
+
+    # --- the base
+
+    def _base(self, found: Salvage, tagged: list[str]) -> dict[str, Add]:
+        """Bring the splits and segments over and return the live ones; what older versions name comes where it can."""
+        base = {path: add for path, add in found.splits.items() if self.transfer.place(add)}
+        missing = {path: add for path, add in found.splits.items() if path not in base}
+        for rewrite in found.rewrites:
+            if self._undo(rewrite, base, missing):
+                base = {path: add for path, add in base.items() if path not in rewrite.outputs}
+                base |= {add.path: add for add in rewrite.inputs}
+                missing = {path: add for path, add in missing.items() if path not in rewrite.outputs}
+        for path, add in missing.items():
+            why = "it is not what was written" if path in self.inventory.objects else "it is gone"
+            self.transfer.lost.append(Lost(key=path, reason=why, rows=add.numRecords))
+        self._note_found(found)
+        for add in [*found.older.values(), *self._splits_of(tagged)]:
+            self.transfer.place(add)
+        for segment in found.named_segments.values():
+            self.transfer.place(segment)
+        return base
+
+    def _undo(self, rewrite: Rewrite, base: dict[str, Add], missing: dict[str, Add]) -> bool:
+        """Whether a compaction whose output is lost can be taken back: nothing of it was replaced, its inputs are."""
+        lost = rewrite.outputs & missing.keys()
+        if not lost or not rewrite.outputs <= base.keys() | missing.keys():
+            return False
+        if not all(self.transfer.place(add) for add in rewrite.inputs):
+            return False
+        inputs = ", ".join(add.path for add in rewrite.inputs)
+        self.transfer.recovered += [Recovered(key=path, how=f"its rows are in {inputs}") for path in sorted(lost)]
+        return True
+
+    def _note_found(self, found: Salvage) -> None:
+        self.transfer.lost += [
+            Lost(key=path, reason=f"cannot be judged: {reason}") for path, reason in sorted(found.unreadable.items())
+        ]
+        self.transfer.lost += [
+            Lost(key=add.path, reason="a merge whose version is lost has replaced it") for add in found.overtaken
+        ]
+        if found.lost_versions:
+            self.transfer.lost += [
+                Lost(key=version_key(version), reason="the version does not open any more")
+                for version in found.lost_versions
+            ]
+
+    def _splits_of(self, roots: list[str]) -> Iterator[Add]:
+        for root in roots:
+            view = part_of_log(self.source, versions=(), checkpoints=(root,))
+            yield from TransactionLog(view).snapshot().splits.values()
+
+    # --- the regions
+
+    def _regions(self, found: Salvage, regions: dict[str, RegionSalvage]) -> int:
+        """Write what is not merged into the base, and return how many records that is."""
+        config = TableConfig.from_configuration(found.metadata.configuration)
+        if config.kind != "keyed":
+            return 0
+        schema = from_schema_string(found.metadata.schemaString)
+        table = BaseTable(schema=schema, key=config.primary_key, merged=found.merged)
+        for each in check_regions(self.source, self.inventory, dict(found.merged), deep=False):
+            if each.severity is Severity.ERROR and each.kind in _RECORDS:
+                self.transfer.lost.append(Lost(key=each.key, reason=f"{each.expected}; found: {each.found}"))
+        records = 0
+        for name in sorted({*regions, *found.merged}):
+            region = regions.get(name) or RegionSalvage(
+                region=name, entries=(), current_generation=1, complete=frozenset()
+            )
+            records += sum(each.rows for each in region.above(found.merged.get(name, 0)))
+            if self.target is not None:
+                write_region(self.source, self.target, region, table, clock=self.clock, ids=self.ids)
+        return records
+
+    # --- the log
+
+    def _log(self, found: Salvage, base: dict[str, Add], tagged: list[str]) -> int:
+        """Write the log: what is kept, then one commit that makes the base what it is. Return the newest version."""
+        kept = found.kept
+        if kept is not None:
+            self._copy_log(kept, tagged)
+        if self.target is None:
+            changed = kept is None or bool(self._actions(found, base, kept.snapshot))
+            return (0 if kept is None else kept.snapshot.version) + int(changed)
+        table = TransactionLog(self.target, clock=self.clock, ids=self.ids)
+        head = table.create(found.metadata, operation=OPERATION) if kept is None else table.snapshot()
+        actions = self._actions(found, base, head)
+        if actions:
+            metrics = {"splits_out": len(base), "splits_lost": len(found.splits) - len(base)}
+            regions = [each.region for each in actions if isinstance(each, MergedGenerations)]
+            starts = [MergeProgress(region, head.merged_generations.get(region, 0)) for region in regions]
+            head = table.commit(head, actions, operation=OPERATION, metrics=metrics, requirements=starts).snapshot
+        table.checkpoint(head)
+        versions = list_log(self.target).versions
+        first = versions[0] if versions else head.version
+        if first > 0:
+            advance_boundary(self.target, first, nonce=self.ids.uuid())
+        return head.version
+
+    def _copy_log(self, kept: Kept, tagged: list[str]) -> None:
+        for root in [*kept.checkpoints, *tagged]:
+            for key in self._parts_of(root):
+                self.transfer.copy(key)
+            self.transfer.copy(root)
+        for version in kept.versions:
+            self.transfer.copy(version_key(version))
+
+    def _parts_of(self, root: str) -> tuple[str, ...]:
+        parsed = parse(root)
+        version = 0 if parsed is None or parsed.version is None else parsed.version
+        if root == state_key(version):
+            return manifest_keys(read_state(self.source, version))
+        return part_keys(self.source.get(root).data, root) or ()
+
+    def _actions(self, found: Salvage, base: dict[str, Add], head: Snapshot) -> list[Action]:
+        now_ms = self.clock.now_ms()
+        before = dict(head.splits)
+        gone = [add for path, add in before.items() if path not in base]
+        actions: list[Action] = [found.metadata] if found.metadata != head.metadata and found.kept is not None else []
+        actions += [Remove(path=add.path, deletionTimestamp=now_ms, size=add.size) for add in gone]
+        actions += [add for path, add in sorted(base.items()) if before.get(path) != add]
+        dropped = [each for each in head.segments.values() if not self.transfer.place(each)]
+        actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
+        actions += [
+            Txn(appId=app, version=version)
+            for app, version in sorted(found.txns.items())
+            if head.txns.get(app, version - 1) < version
+        ]
+        actions += [
+            Fence(resource=name, token=token)
+            for name, token in sorted(found.fences.items())
+            if head.fences.get(name, token - 1) < token
+        ]
+        actions += [
+            MergedGenerations(region=region, generation=generation)
+            for region, generation in sorted(found.merged.items())
+            if head.merged_generations.get(region, 0) < generation
+        ]
+        return actions
+
+    # --- the tags
+
+    def _tags(self) -> list[Tag]:
+        if tags_key() not in self.inventory.objects:
+            return []
+        try:
+            return read_tags(self.source).live(self.clock.now_ms())
+        except Unavailable:
+            raise
+        except TidemarkError as error:
+            self.transfer.lost.append(Lost(key=tags_key(), reason=str(error)))
+            return []
+
+    def _tagged_roots(self, tags: list[Tag], found: Salvage, sound: frozenset[str]) -> list[str]:
+        """The checkpoints that tags keep below the kept versions: each opens its own version and nothing else."""
+        if found.kept is None:
+            return []
+        versions = {each.version for each in tags if each.version < found.kept.first}
+        parsed = {root: parse(root) for root in sound}
+        return sorted(root for root, each in parsed.items() if each is not None and each.version in versions)
+
+    def _set_tags(self, tags: list[Tag]) -> None:
+        if self.target is None:
+            return
+        table = TransactionLog(self.target, clock=self.clock, ids=self.ids)
+        for tag in tags:
+            try:
+                snapshot = table.snapshot(version=tag.version)
+                set_tag(table, tag.name, snapshot, doomed=partial(doomed, self.target), expires_at_ms=tag.expires_at_ms)
+            except Unavailable:
+                raise
+            except TidemarkError as error:
+                self.transfer.lost.append(Lost(key=tags_key(), reason=f"the tag {tag.name!r}: {error}"))

@@ -1,0 +1,241 @@
+"""What of a damaged log can be kept as it is, and which splits are live where it cannot (design page 02, "History").
+
+The longest stretch of sound version files that something opens is kept. What lies behind a hole in it is read action
+by action, and where that says nothing the splits speak for themselves (`lineage_replay`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from storage_core.errors import Corrupt, TidemarkError, Unavailable, Unsupported
+from storage_core.formats.keys import KeyKind, gc_candidates_key, parse, version_key
+from storage_core.fsck.found_split import FoundSplit, read_found
+from storage_core.fsck.inventory import Inventory
+from storage_core.fsck.known_log import Kept, KnownLog, Rewrite
+from storage_core.fsck.lineage_replay import Choice, choose
+from storage_core.fsck.log_check import LogCheck, checkpoint_roots, part_of_log
+from storage_core.fsck.overtaken import overtaken
+from storage_core.fsck.region_salvage import RegionSalvage
+from storage_core.fsck.report import Kind
+from storage_core.gc.mark import Reason
+from storage_core.gc.plan import parse_plan
+from storage_core.log.actions import Action, Add, IndexSegment, Metadata
+from storage_core.log.codec import decode_version
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+
+
+@dataclass(slots=True, kw_only=True)
+class Salvage:
+    """What the repaired table consists of, before its objects are looked at.
+
+    `kept` is None when no part of the log opens. `splits` and `segments` are live; `older` are splits that only older
+    kept versions name, and `named_segments` the segments that any does. `left_out` says of found splits why they are
+    not live, `unproven` are live with nothing that says so but the files, `unreadable` cannot be judged. `overtaken`
+    were live before merges whose versions are lost, and hold keys that those touched.
+    """
+
+    kept: Kept | None
+    metadata: Metadata
+    splits: dict[str, Add]
+    segments: dict[str, IndexSegment]
+    older: dict[str, Add] = field(default_factory=dict)
+    txns: dict[str, int] = field(default_factory=dict)
+    fences: dict[str, int] = field(default_factory=dict)
+    merged: dict[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unproven: tuple[str, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    overtaken: tuple[Add, ...] = ()
+    lost_versions: tuple[int, ...] = ()
+    named_segments: dict[str, IndexSegment] = field(default_factory=dict)
+    rewrites: tuple[Rewrite, ...] = ()
+
+
+def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: Mapping[str, RegionSalvage]) -> Salvage:
+    """Return what the table consists of; `regions` are its regions as they were found.
+
+    Requests: those of opening the kept part, one GET per version file, and, when a part of the log is lost, two per
+    split that no readable part names. Raises `Unsupported` beside files of a newer release, `Corrupt` when neither the
+    log nor any split says what the table is.
+    """
+    newer = next((each for each in check.findings if each.kind is Kind.NEWER_FORMAT), None)
+    if newer is not None:
+        raise Unsupported(f"{newer.found}; a repair by this release would lose it", key=newer.key)
+    kept = _kept(store, check)
+    reached = -1 if kept is None else kept.snapshot.version
+    known = KnownLog(kept)
+    for version in check.in_time:
+        known.read(version, _actions(store, version), later=version > reached)
+    lost = _lost_versions(inventory, check, kept)
+    ahead = any(each.kind is Kind.HINT_AHEAD for each in check.findings)
+    if kept is not None and not ahead and not any(version > reached for version in (*check.in_time, *lost)):
+        return _salvaged(known, kept, lost)
+    found, unreadable = _found(store, inventory, known, _table_id(known))
+    generations = {name: each.complete for name, each in regions.items()}
+    choice = choose(found, known.evidence(_collected(store, inventory), generations))
+    metadata = known.metadata or _metadata_of(store, found or _newest_readable(store, inventory, known.live))
+    result = _with_choice(_salvaged(known, kept, lost), choice, metadata, unreadable)
+    if kept is None or not kept.snapshot.config.primary_key:
+        return result
+    gone = overtaken(store, kept.snapshot, result.splits, merged=result.merged, regions=regions)
+    paths = {add.path for add in gone}
+    splits = {path: add for path, add in result.splits.items() if path not in paths}
+    return replace(result, splits=splits, overtaken=tuple(gone))
+
+
+def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
+    """Return the splits that only older versions of the log name, of those versions that still open.
+
+    The requests of opening two versions, and one GET per version file. Memory: an action per split.
+    """
+    kept = _kept(store, check)
+    if kept is None:
+        return []
+    known = KnownLog(kept)
+    for version in kept.versions:
+        known.read(version, _actions(store, version), later=False)
+    return list(known.older.values())
+
+
+def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[int, ...]) -> Salvage:
+    return Salvage(
+        kept=kept,
+        metadata=known.metadata or Metadata(id="", schemaString=""),
+        splits=dict(known.live),
+        segments=dict(known.segments),
+        older=known.older,
+        txns=known.txns,
+        fences=known.fences,
+        merged=dict(known.merged),
+        lost_versions=lost,
+        named_segments=known.named_segments,
+        rewrites=tuple(known.rewrites),
+    )
+
+
+def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable: Mapping[str, str]) -> Salvage:
+    kept = {path: add for path, add in known.splits.items() if path not in choice.replaced}
+    return replace(
+        known,
+        metadata=metadata,
+        splits=kept | {path: each.add for path, each in choice.live.items()},
+        merged=dict(choice.merged),
+        left_out=choice.left_out,
+        unproven=choice.unproven,
+        unreadable=unreadable,
+    )
+
+
+def _kept(store: ObjectStore, check: LogCheck) -> Kept | None:
+    """The stretch that reaches furthest, from as early a start as leads there."""
+    at = {root: version for root in check.checkpoints if (version := _version_of(root)) is not None}
+    starts = {base: _reach(base, check.versions) for base in (-1, *at.values())}
+    starts = {base: reach for base, reach in starts.items() if reach >= 0}
+    if not starts:
+        return None
+    furthest = max(starts.values())
+    base = min(each for each, reach in starts.items() if reach == furthest)
+    versions = tuple(version for version in sorted(check.versions) if max(base, 0) <= version <= furthest)
+    checkpoints = tuple(root for root, version in sorted(at.items()) if max(base, 0) <= version <= furthest)
+    view = part_of_log(store, versions=versions, checkpoints=checkpoints)
+    try:
+        snapshot, oldest = TransactionLog(view).snapshot(), TransactionLog(view).snapshot(version=max(base, 0))
+        _ = snapshot.schema, snapshot.config
+    except (Unavailable, Unsupported):
+        raise
+    except TidemarkError:
+        return None
+    return Kept(versions=versions, checkpoints=checkpoints, oldest=oldest, snapshot=snapshot)
+
+
+def _reach(base: int, versions: frozenset[int]) -> int:
+    while base + 1 in versions:
+        base += 1
+    return base
+
+
+def _lost_versions(inventory: Inventory, check: LogCheck, kept: Kept | None) -> tuple[int, ...]:
+    """The versions that existed as far as anybody knows, and that cannot be opened any more."""
+    bad = (Kind.VERSION_DAMAGED, Kind.VERSION_MISSING, Kind.TIME_GOES_BACK)
+    known = {_version_of(each.key) for each in check.findings if each.kind in bad}
+    known |= {*inventory.versions(KeyKind.VERSION), *map(_version_of, checkpoint_roots(inventory))}
+    known -= {_version_of(root) for root in check.checkpoints}
+    if kept is not None:
+        known -= set(range(kept.first, kept.snapshot.version + 1))
+    return tuple(sorted(version for version in known if version is not None))
+
+
+def _found(
+    store: ObjectStore, inventory: Inventory, known: KnownLog, table_id: str | None
+) -> tuple[list[FoundSplit], dict[str, str]]:
+    """Read every split that no readable version adds; those of another table say so and are not judged further."""
+    found: list[FoundSplit] = []
+    unreadable: dict[str, str] = {}
+    for parsed in inventory.of(KeyKind.SPLIT):
+        if parsed.key in known.named:
+            continue
+        try:
+            found.append(read_found(store, inventory, parsed.key))
+        except Unavailable:
+            raise
+        except TidemarkError as error:
+            unreadable[parsed.key] = str(error)
+    ids = Counter(each.origin.table_id for each in found)
+    owner = table_id or next((name for name, _ in ids.most_common(1)), None)
+    foreign = {each.path: f"it is of table {each.origin.table_id}" for each in found if each.origin.table_id != owner}
+    return [each for each in found if each.path not in foreign], unreadable | foreign
+
+
+def _table_id(known: KnownLog) -> str | None:
+    return None if known.metadata is None else known.metadata.id
+
+
+def _newest_readable(store: ObjectStore, inventory: Inventory, paths: Iterable[str]) -> list[FoundSplit]:
+    """The newest of the splits that says what table it belongs to: the log names it and forgot the table."""
+    there = [path for path in paths if path in inventory.objects]
+    for path in sorted(there, key=lambda each: (-inventory.objects[each].last_modified_ms, each)):
+        try:
+            return [read_found(store, inventory, path)]
+        except Unavailable:
+            raise
+        except TidemarkError:
+            continue  # it is not brought over either, which says so
+    return []
+
+
+def _metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
+    newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
+    if newest is None:
+        raise Corrupt(
+            f"{store.uri}: neither a readable part of the log nor a split says what the table is; restore a copy, or "
+            "write the data into a new table",
+            uri=store.uri,
+        )
+    origin = newest.origin
+    return Metadata(id=origin.table_id, schemaString=origin.table_schema, configuration=origin.configuration)
+
+
+def _collected(store: ObjectStore, inventory: Inventory) -> list[str]:
+    """The splits that the collector's plan says a commit removed. An orphan of then may be committed by now."""
+    if gc_candidates_key() not in inventory.objects:
+        return []
+    try:
+        plan = parse_plan(store.get(gc_candidates_key()).data)
+    except Unavailable:
+        raise
+    except TidemarkError:
+        return []
+    return [each.key for each in plan.candidates.values() if each.reason is Reason.REMOVED_SPLIT]
+
+
+def _actions(store: ObjectStore, version: int) -> list[Action]:
+    return decode_version(store.get(version_key(version)).data, version_key(version))
+
+
+def _version_of(key: str) -> int | None:
+    parsed = parse(key)
+    return None if parsed is None else parsed.version

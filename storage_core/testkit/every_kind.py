@@ -1,0 +1,154 @@
+"""One table that holds every kind of object, damaged copies of it, and the answers of its readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from storage_core.compaction import execute as compaction
+from storage_core.compaction.planner import plan as plan_compaction
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.errors import TidemarkError
+from storage_core.formats.keys import lock_key, probe_key
+from storage_core.gc.collect import collect
+from storage_core.gc.protection import doomed
+from storage_core.index import catch_up
+from storage_core.ingest.quarantine import write_quarantine
+from storage_core.ingest.rejection import RejectedLine
+from storage_core.log.json_checkpoint import write_json_checkpoint
+from storage_core.log.log import TransactionLog
+from storage_core.log.tags import set_tag
+from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.table import Table
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.keyed_table import KeyedTable
+
+SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), ("status", pa.int32()), ("text", pa.string())])
+INDEX = IndexDefinition("by_status", "bitmap", ("status",))
+CONFIG = TableConfig(
+    primary_key=("id",), checkpoint_interval=3, indexes=(INDEX,), version_retention_ms=1_000, gc_horizon_ms=1_000
+)
+FOREIGN = "notes.txt"
+
+Answer = object
+Ask = Callable[[Table], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class EveryKind:
+    """The store of the table, its clock, and a version from before its last compaction that can be read."""
+
+    store: MemoryStore
+    clock: ManualClock
+    older: int
+
+
+def every_kind() -> EveryKind:
+    """Return a table with collected, merged, compacted, indexed, tagged, flushed and unflushed parts, and the rest."""
+    clock = ManualClock(step_ms=1)
+    store = MemoryStore("every-kind", clock=clock)
+    table = KeyedTable(store, clock=clock).create(SCHEMA, CONFIG)
+    for number in range(6):
+        _write(table, f"old-{number}")
+        table.merge()
+    for _ in range(2):  # noted, then deleted
+        clock.now += 10_000
+        collect(store, table.log, clock=clock)
+    for number in range(2):
+        _write(table, f"new-{number}")
+        table.merge()
+    older = table.snapshot
+    _compact(table)
+    _catch_up(table)
+    _write(table, "last")
+    table.merge()
+    _catch_up(table)
+    for snapshot in (older, table.snapshot):
+        write_json_checkpoint(store, snapshot, in_parts=True)
+    set_tag(table.log, "before", older, doomed=partial(doomed, store))
+    _write(table, "more")
+    table.merge()
+    for number in range(2):
+        _write(table, f"flushed-{number}")
+    with table.writer() as writer:
+        writer.put([{"id": "tail-0", "status": 9, "text": "not flushed"}])
+        writer.put([{"id": "tail-1", "status": 9, "text": "not flushed"}])
+        writer.delete(["old-0-0"])
+    for number in range(2):
+        write_quarantine(store, f"file-{number}", 10, [RejectedLine(f"file-{number}", 1, "no row", "x")])
+        store.put(lock_key(f"resource {number}"), b'{"holder": %d}' % number, IfAbsent())
+        store.put(probe_key(table.ids.uuid()), b'{"probe": %d}' % number, IfAbsent())
+    store.put(FOREIGN, b"not ours", IfAbsent())
+    collect(store, table.log, clock=clock)
+    return EveryKind(store, clock, older.version)
+
+
+def copy_of(store: ObjectStore, name: str, clock: ManualClock) -> MemoryStore:
+    """Return a store with the same objects; their bytes are shared, so a copy costs no more than its keys."""
+    copied = MemoryStore(name, clock=clock)
+    for info in store.list(""):
+        copied.put(info.key, store.get(info.key).data, Overwrite())
+    return copied
+
+
+def open_copy(store: ObjectStore, clock: ManualClock) -> Table:
+    """Open the table in a store that no URI names. Raises what opening raises."""
+    metered = MeteredStore(store)
+    log = TransactionLog(metered, clock=clock)
+    return Table(metered, log, log.snapshot())
+
+
+def questions(older: int) -> Mapping[str, Ask]:
+    """Return what a reader may want of the table, by name; equal tables give equal answers."""
+    return {
+        "scan": lambda table: _rows(table.scan().to_arrow()),
+        "latest": lambda table: _rows(table.scan(consistency="latest").to_arrow()),
+        "get": lambda table: [
+            table.get(key) for key in ("old-0-0", "old-3-1", "new-1-0", "flushed-1-1", "tail-0", "no")
+        ],
+        "search": lambda table: _rows(table.search("1", index=INDEX.name, limit=100)),
+        "older": lambda table: _rows(table.scan(at=older).to_arrow()),
+        "tag": lambda table: _rows(table.scan(at="before").to_arrow()),
+    }
+
+
+def answers(store: ObjectStore, clock: ManualClock, older: int) -> dict[str, Answer]:
+    """Return every answer, or in its place the typed error that came instead; any other exception is raised."""
+    found: dict[str, Answer] = {}
+    for name, ask in questions(older).items():
+        try:
+            found[name] = ask(open_copy(store, clock))
+        except TidemarkError as error:
+            found[name] = error
+    return found
+
+
+def _rows(table: pa.Table) -> list[tuple[object, ...]]:
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def _write(table: KeyedTable, name: str) -> None:
+    """Two WAL entries and a flush: an insert of three rows, and a change of one row that every batch changes."""
+    with table.writer() as writer:
+        writer.put([{"id": f"{name}-{each}", "status": each, "text": name} for each in range(3)])
+        writer.put([{"id": "shared", "status": 1, "text": name}])
+        writer.flush()
+
+
+def _compact(table: KeyedTable) -> None:
+    snapshot = table.snapshot
+    (operation,) = plan_compaction(snapshot)
+    done = compaction.execute(table.store, operation, ids=table.ids, now_ms=table.clock.now_ms())
+    table.log.commit(snapshot, done.actions, operation="COMPACT")
+
+
+def _catch_up(table: KeyedTable) -> None:
+    snapshot = table.snapshot
+    planned = catch_up.plan(snapshot, INDEX.name)
+    built = [catch_up.execute(table.store, work, ids=table.ids) for work in planned.work]
+    table.log.commit(snapshot, planned.actions(built), operation="CATCH UP")

@@ -1,0 +1,217 @@
+"""Every kind of object × every kind of damage (design page 10, rows 60 and 61; lessons 30 to 32, 41, 46, 47).
+
+For each case four things hold. A reader gets its answer, or a typed error that names the object; never other rows.
+`fsck` finds the damage and says what to do. `repair` gives back everything else, in a new place. That place is clean.
+Where one of them cannot hold, the case stands below with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+
+from storage_core.errors import TidemarkError
+from storage_core.formats.keys import KeyKind, ParsedKey, parse
+from storage_core.fsck.check import fsck
+from storage_core.fsck.outcome import Outcome
+from storage_core.fsck.repair import repair
+from storage_core.fsck.report import Report
+from storage_core.ids import SeededIds
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region.generation import BLOOM_FILE, MANIFEST_FILE
+from storage_core.testkit.damage import Damage, damage
+from storage_core.testkit.every_kind import EveryKind, answers, copy_of, every_kind
+
+RESERVED = "nothing reads it in this release"
+GONE_WITHOUT_TRACE = "nothing that is left tells that it was ever there"
+UNSEALED = "plain JSON that may be replaced at any time: a flip in a nonce or a figure reads as another legal value"
+NOT_NEEDED = "only what is merged or superseded needed it"
+
+# What no check can see, with the reason. Readers give the same answer, but in the cases of `UNSEEN_ANSWERS`.
+INVISIBLE: Mapping[tuple[str, Damage], str] = {
+    **{("lock", each): RESERVED for each in Damage},
+    **{("probe", each): RESERVED for each in Damage},
+    ("gc_candidates", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("quarantine", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("tags", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("region_hint", Damage.MISSING): "it is written as best effort",
+    ("json_checkpoint", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("state of an older version", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("newest version", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("last WAL entry", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("merged WAL entry", Damage.MISSING): NOT_NEEDED,
+    ("merged generation", Damage.MISSING): NOT_NEEDED,
+    ("older region manifest", Damage.MISSING): NOT_NEEDED,
+}
+# Where it depends on the bit whether a check can see it.
+SOMETIMES_INVISIBLE: Mapping[tuple[str, Damage], str] = {
+    (name, Damage.BIT_FLIP): UNSEALED
+    for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary", "json_checkpoint")
+}
+# Answers that differ without an error, which only the absence of any trace can cause.
+UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {
+    ("newest version", Damage.MISSING): frozenset({"scan", "search"}),
+    ("last WAL entry", Damage.MISSING): frozenset({"latest", "get"}),
+}
+# Typed errors that cannot name the object, because it is not known to be missing.
+UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
+    ("tags", Damage.MISSING): frozenset({"tag"}),
+}
+# Answers that a repair cannot give back, by what was damaged; everything else is the same again.
+UNRECOVERABLE: Mapping[str, frozenset[str]] = {
+    "live split": frozenset({"scan", "latest", "get", "search"}),
+    "split of older versions": frozenset({"older", "tag"}),
+    "newest version": frozenset({"scan", "search"}),  # what it merged is merged again, later
+    "version before a state": frozenset({"older", "tag"}),
+    "unmerged WAL entry": frozenset({"latest", "get"}),
+    "tail WAL entry": frozenset({"latest", "get"}),
+    "last WAL entry": frozenset({"latest", "get"}),
+    "tags": frozenset({"tag"}),
+    "state of an older version": frozenset({"older", "tag"}),
+}
+
+
+@cache
+def table() -> EveryKind:
+    return every_kind()
+
+
+@cache
+def expected() -> dict[str, object]:
+    found = answers(table().store, table().clock, table().older)
+    assert not [each for each in found.values() if isinstance(each, TidemarkError)]
+    return found
+
+
+@cache
+def noted() -> frozenset[tuple[object, str]]:
+    """What a check says about the sound table: what is unreferenced, and a foreign object."""
+    report = fsck(table().store, clock=table().clock, deep=True)
+    assert report.clean
+    return frozenset((each.kind, each.key) for each in report.findings)
+
+
+@cache
+def victims() -> dict[str, str]:
+    """One object for each kind, and more for the kinds whose objects are needed to different degrees."""
+    store = table().store
+    found = [parsed for info in store.list("") if (parsed := parse(info.key)) is not None]
+    by_kind = {kind: [each for each in found if each.kind is kind] for kind in KeyKind}
+    head = TransactionLog(store).snapshot()
+    chosen = {str(kind): by_kind[kind][0].key for kind in KeyKind if by_kind[kind]}
+    versions = _numbers(by_kind[KeyKind.VERSION])
+    states = _numbers(by_kind[KeyKind.STATE])
+    entries = {each.entry or 0: each.key for each in by_kind[KeyKind.WAL_ENTRY]}
+    last = max(entries)
+    newest_version, newest_state = max(versions), max(states)
+    del chosen["version"], chosen["state"], chosen["split"], chosen["wal_entry"], chosen["generation_file"]
+    del chosen["region_manifest"]
+    manifests = _numbers(by_kind[KeyKind.REGION_MANIFEST])
+    flushed = {(each.generation or 0, each.name): each.key for each in by_kind[KeyKind.GENERATION_FILE]}
+    newest = max(number for number, _ in flushed)
+    merged = max(head.merged_generations.values())
+    older = TransactionLog(store).snapshot(version=table().older)
+    return {
+        **chosen,
+        "segment": next(iter(head.segments)),
+        "version before a state": versions[newest_state - 1],
+        "newest version": versions[newest_version],
+        "newest state": states[newest_state],
+        "state of an older version": states[min(states)],
+        "live split": next(iter(head.splits)),
+        "split of older versions": min(set(older.splits) - set(head.splits)),
+        "newest region manifest": manifests[max(manifests)],
+        "older region manifest": manifests[min(manifests)],
+        "generation": flushed[newest, MANIFEST_FILE],
+        "bloom filter": flushed[newest, BLOOM_FILE],
+        "merged generation": flushed[merged, MANIFEST_FILE],
+        "last WAL entry": entries[last],
+        "tail WAL entry": entries[last - 1],
+        "unmerged WAL entry": entries[last - 4],
+        "merged WAL entry": entries[min(entries)],
+    }
+
+
+def _numbers(parsed: list[ParsedKey]) -> dict[int, str]:
+    return {each.version or 0: each.key for each in parsed}
+
+
+def _partner(key: str) -> str | None:
+    """Another object of the kind (of a generation: of the same file) with other bytes."""
+    own = parse(key)
+    assert own is not None
+    store = table().store
+    for info in store.list(""):
+        other = parse(info.key)
+        same = other is not None and (other.kind, other.name) == (own.kind, own.name) and info.key != key
+        if same and store.get(info.key).data != store.get(key).data:
+            return info.key
+    return None
+
+
+CASES = [(name, kind) for name in sorted(victims()) for kind in Damage]
+
+
+def test_every_kind_of_object_has_a_victim() -> None:
+    kinds = {parsed.kind for key in victims().values() if (parsed := parse(key)) is not None}
+    assert kinds == set(KeyKind)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES, ids=[f"{name}-{kind.name.lower()}" for name, kind in CASES])
+def test_damage_is_an_error_or_no_matter_and_is_found_and_repaired(name: str, kind: Damage) -> None:
+    key = victims()[name]
+    other = _partner(key) if kind is Damage.SWAP else None
+    if kind is Damage.SWAP and other is None:
+        assert len([each for each in table().store.list("") if _kind(each.key) is _kind(key)]) == 1
+        return  # the only one of its kind changes places with nobody
+    damaged = copy_of(table().store, "damaged", table().clock)
+    damage(damaged, key, kind, seed=1, other=other)
+    named = {each for each in (key, other) if each is not None}
+    case = (name, kind)
+    _check_answers(answers(damaged, table().clock, table().older), case, named)
+    report = fsck(damaged, clock=table().clock, deep=True)
+    _check_report(report, case, named)
+    target = MemoryStore("repaired", clock=table().clock)
+    outcome = repair(damaged, target, clock=table().clock, ids=SeededIds(2))
+    _check_outcome(outcome, answers(target, table().clock, table().older), case)
+
+
+def _check_answers(found: dict[str, object], case: tuple[str, Damage], named: set[str]) -> None:
+    for question, answer in found.items():
+        if isinstance(answer, TidemarkError):
+            assert question in UNNAMED.get(case, ()) or any(key in str(answer) for key in named), answer
+        elif question not in UNSEEN_ANSWERS.get(case, ()):
+            assert answer == expected()[question], question
+
+
+def _check_report(report: Report, case: tuple[str, Damage], named: set[str]) -> None:
+    new = [each for each in report.findings if (each.kind, each.key) not in noted()]
+    named = named | _told_by(case[0])
+    about = [each for each in new if each.key in named or any(key in each.found + each.expected for key in named)]
+    assert all(each.advice and each.expected and each.found for each in new)
+    if case in INVISIBLE:
+        assert [each for each in about if each.kind != "unreferenced"] == []
+    elif case not in SOMETIMES_INVISIBLE:
+        assert about, [(each.kind, each.key) for each in new]
+
+
+def _told_by(name: str) -> set[str]:
+    """A part of a checkpoint that is sound and another one's is told by the checkpoint as a whole."""
+    if name != "json_checkpoint_part":
+        return set()
+    return {info.key for info in table().store.list("") if _kind(info.key) is KeyKind.JSON_CHECKPOINT}
+
+
+def _check_outcome(outcome: Outcome, found: dict[str, object], case: tuple[str, Damage]) -> None:
+    assert outcome.check is not None
+    assert outcome.check.clean, outcome.check.findings
+    differing = {question for question, answer in found.items() if answer != expected()[question]}
+    assert differing <= UNRECOVERABLE.get(case[0], frozenset())
+
+
+def _kind(key: str) -> KeyKind | None:
+    parsed = parse(key)
+    return None if parsed is None else parsed.kind

@@ -1,0 +1,64 @@
+"""Tables that earlier releases wrote keep opening, byte for byte, and answer what they answered then."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_core.formats import avro_state, region_manifest
+from storage_core.formats.keys import KeyKind, parse
+from storage_core.log.codec import decode_version, encode_version
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.every_kind import answers
+
+FOLDER = Path(__file__).parents[1] / "golden"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.zip"))
+
+
+def _objects(name: str) -> dict[str, bytes]:
+    with zipfile.ZipFile(FOLDER / f"{name}.zip") as archive:
+        return {key: archive.read(key) for key in archive.namelist()}
+
+
+def _same_state(data: bytes, key: str) -> bytes:
+    return avro_state.encode_state(avro_state.decode_state(data, key))
+
+
+REENCODED: Mapping[KeyKind, Callable[[bytes, str], bytes]] = {
+    KeyKind.VERSION: lambda data, key: encode_version(decode_version(data, key)),
+    KeyKind.STATE: _same_state,
+    KeyKind.REGION_MANIFEST: lambda data, key: region_manifest.encode(region_manifest.decode(data, key)),
+}
+
+
+def test_there_is_a_golden_table_and_it_holds_every_kind_of_object() -> None:
+    assert NAMES
+    kinds = {parsed.kind for key in _objects(NAMES[-1]) if (parsed := parse(key))}
+    assert kinds == set(KeyKind)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_old_table_opens_and_answers_as_it_did(name: str) -> None:
+    expected: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    clock = ManualClock()
+    clock.now = expected["now_ms"]
+    store = MemoryStore(name, clock=clock)
+    for key, data in _objects(name).items():
+        store.put(key, data, Overwrite())
+    found = answers(store, clock, expected["older"])
+    assert json.loads(json.dumps(found)) == expected["answers"]
+
+
+@pytest.mark.parametrize("kind", REENCODED)
+def test_what_this_release_writes_is_what_the_newest_golden_table_holds(kind: KeyKind) -> None:
+    objects = {key: data for key, data in _objects(NAMES[-1]).items() if (parsed := parse(key)) and parsed.kind is kind}
+    assert objects
+    for key, data in objects.items():
+        assert REENCODED[kind](data, key) == data, key

@@ -1,0 +1,403 @@
+"""Repair: a sound table in a new place with everything that still reads, whatever part of the old one is lost."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from storage_core.compaction import execute as compaction
+from storage_core.compaction.planner import plan as plan_compaction
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.formats.keys import KeyKind, parse, version_key
+from storage_core.fsck.check import fsck
+from storage_core.fsck.outcome import Outcome
+from storage_core.fsck.repair import repair
+from storage_core.fsck.report import Kind
+from storage_core.ids import SeededIds
+from storage_core.log import deletion_vector
+from storage_core.log.actions import Add, Metadata
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore, Overwrite
+from storage_core.objectstore.local import LocalStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import merge
+from storage_core.rows.schema import to_schema_string
+from storage_core.split.read import read_split
+from storage_core.split.write import context_of, sort_and_write
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
+from storage_core.testkit.every_kind import EveryKind, answers, copy_of, every_kind
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.keyed_table import KeyedTable
+
+
+@cache
+def original() -> EveryKind:
+    return every_kind()
+
+
+@pytest.fixture
+def whole() -> EveryKind:
+    table = original()
+    return EveryKind(copy_of(table.store, "damaged", table.clock), table.clock, table.older)
+
+
+def repaired(table: EveryKind) -> tuple[MemoryStore, Outcome]:
+    target = MemoryStore("repaired", clock=table.clock)
+    before = contents(table.store)
+    outcome = repair(table.store, target, clock=table.clock, ids=SeededIds(7))
+    assert contents(table.store) == before, "the damaged table is only read"
+    assert outcome.check is not None
+    assert outcome.check.clean, outcome.check.findings
+    return target, outcome
+
+
+def contents(store: ObjectStore) -> dict[str, bytes]:
+    return {info.key: store.get(info.key).data for info in store.list("")}
+
+
+def lose(store: ObjectStore, *kinds: KeyKind) -> list[str]:
+    gone = [key for key in contents(store) if (parsed := parse(key)) is not None and parsed.kind in kinds]
+    store.delete(gone)
+    return gone
+
+
+def answered(store: ObjectStore, *names: str) -> dict[str, object]:
+    table = original()
+    found = answers(store, table.clock, table.older)
+    return {name: found[name] for name in names or found}
+
+
+LOG = (KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT, KeyKind.LAST_CHECKPOINT)
+
+
+# --- how much of the log is left
+
+
+def test_a_sound_table_is_the_same_table_afterwards(whole: EveryKind) -> None:
+    target, outcome = repaired(whole)
+    assert answered(target) == answered(whole.store)
+    assert outcome.lost == ()
+
+
+def test_lost_states_and_hint_are_written_again(whole: EveryKind) -> None:
+    store = MemoryStore("young", clock=whole.clock)
+    table = KeyedTable(store, clock=whole.clock).create()
+    for name in ("a", "b", "c"):
+        with table.writer() as writer:
+            writer.put({"tailnum": name, "seats": 1})
+            writer.flush()
+        table.merge()
+        table.log.checkpoint(table.snapshot)
+    lose(table.store, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.LAST_CHECKPOINT)
+    target, outcome = repaired(EveryKind(store, whole.clock, 0))
+    assert (outcome.first_version, outcome.version) == (0, table.snapshot.version)
+    assert KeyedTable(target, clock=whole.clock).rows() == table.rows()
+
+
+def test_a_lost_version_before_a_sound_state_costs_history_only(whole: EveryKind) -> None:
+    versions = sorted(_number(key) for key in contents(whole.store) if _is_version(key))
+    whole.store.put(version_key(versions[1]), b"", Overwrite())
+    target, outcome = repaired(whole)
+    assert answered(target, "scan", "latest", "get", "search") == answered(
+        original().store, "scan", "latest", "get", "search"
+    )
+    assert outcome.first_version > versions[1]
+    assert version_key(versions[1]) in {each.key for each in outcome.lost}
+
+
+def test_any_one_version_may_be_lost_and_every_row_is_there(whole: EveryKind) -> None:
+    expected = answered(whole.store, "scan", "latest", "get")
+    for key in [key for key in contents(whole.store) if _is_version(key)]:
+        damaged = EveryKind(copy_of(whole.store, "one version less", whole.clock), whole.clock, whole.older)
+        damaged.store.put(key, b"\x1f\x8bnot any more", Overwrite())
+        target, outcome = repaired(damaged)
+        # A merge whose version is lost and whose records are there is merged again: `latest` sees the same rows.
+        assert answered(target, "latest", "get") == {name: expected[name] for name in ("latest", "get")}, key
+        number = _number(key)
+        # A version whose own state is sound opens without its file.
+        assert (key in {each.key for each in outcome.lost}) != (outcome.first_version == number)
+
+
+def test_without_any_log_the_splits_and_the_region_say_what_the_table_is(whole: EveryKind) -> None:
+    expected = answered(whole.store, "latest", "get")
+    lose(whole.store, *LOG, KeyKind.JSON_CHECKPOINT_PART)
+    target, outcome = repaired(whole)
+    assert answered(target, "latest", "get") == expected
+    assert (outcome.first_version, outcome.version) == (0, 1)
+    before, after = original().store, target
+    for name in ("schema", "config", "table_id"):
+        assert getattr(_snapshot(after), name) == getattr(_snapshot(before), name)
+
+
+def test_two_version_files_that_changed_places_are_told_by_their_times(whole: EveryKind) -> None:
+    *_, first, second = sorted(key for key in contents(whole.store) if _is_version(key))
+    data = contents(whole.store)
+    whole.store.put(first, data[second], Overwrite())
+    whole.store.put(second, data[first], Overwrite())
+    kinds = {each.kind for each in fsck(whole.store, clock=whole.clock).findings}
+    assert Kind.TIME_GOES_BACK in kinds
+    target, _ = repaired(whole)
+    assert answered(target, "latest", "get") == answered(original().store, "latest", "get")
+
+
+# --- what is not in the log
+
+
+def test_after_a_repair_the_next_writer_and_the_next_merge_go_on(whole: EveryKind) -> None:
+    lose(whole.store, *LOG, KeyKind.JSON_CHECKPOINT_PART)
+    target, _ = repaired(whole)
+    table = KeyedTable(target, clock=whole.clock)
+    before = table.rows()
+    with table.writer() as writer:
+        writer.put({"id": "after", "status": 1, "text": "repaired"})
+        writer.flush()
+    while table.merge() is not None:
+        pass
+    assert table.rows() == {**before, "after": {"id": "after", "status": 1, "text": "repaired"}}
+    assert len(table.base_rows()) == len(table.rows())
+
+
+def test_every_lost_region_manifest_leaves_every_acknowledged_row(whole: EveryKind) -> None:
+    lose(whole.store, KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT, KeyKind.GENERATION_FILE)
+    target, _ = repaired(whole)
+    assert answered(target, "scan", "latest", "get") == answered(original().store, "scan", "latest", "get")
+
+
+def test_a_split_that_nothing_can_replace_is_listed_with_its_rows(whole: EveryKind) -> None:
+    (last,) = [add for add in _snapshot(whole.store).splits.values() if "last-2" in str(add.maxValues)]
+    whole.store.delete([last.path])
+    target, outcome = repaired(whole)
+    assert [(each.key, each.rows) for each in outcome.lost] == [(last.path, last.numRecords)]
+    expected, found = answered(original().store, "scan")["scan"], answered(target, "scan")["scan"]
+    assert isinstance(expected, list)
+    assert isinstance(found, list)
+    assert set(found) < set(expected)
+    assert len(expected) - len(found) == last.numRecords
+
+
+# --- splits of a lost log
+
+
+@pytest.fixture
+def windowed() -> tuple[MemoryStore, TransactionLog]:
+    clock = ManualClock(step_ms=1)
+    store = MemoryStore("windowed", clock=clock)
+    log = TransactionLog(store, clock=clock, ids=SeededIds(3))
+    log.create(Metadata(id=TABLE_ID, schemaString=to_schema_string(SCHEMA), configuration=CONFIG.to_configuration()))
+    return store, log
+
+
+def _append(log: TransactionLog, *counts: int) -> list[Add]:
+    snapshot = log.snapshot()
+    rows = events({"at": 7200 + count, "service": "s", "host": "h", "count": count, "value": 1.0} for count in counts)
+    adds = sort_and_write(log.store, rows, context=context_of(snapshot), ids=log.ids, now_ms=1)
+    log.commit(snapshot, adds, operation="APPEND")
+    return adds
+
+
+def _counts(store: ObjectStore) -> list[int]:
+    splits = _snapshot(store).splits.values()
+    return sorted(count for add in splits for count in read_split(store, add).column("count").to_pylist())
+
+
+def _rebuilt(store: MemoryStore) -> tuple[MemoryStore, Outcome]:
+    lose(store, *LOG)
+    return repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+
+
+def test_inputs_of_a_compaction_do_not_come_back_as_doubles(windowed: tuple[MemoryStore, TransactionLog]) -> None:
+    store, log = windowed
+    _append(log, 1, 2)
+    _append(log, 3)
+    snapshot = log.snapshot()
+    (operation,) = plan_compaction(snapshot)
+    killed = compaction.execute(store, operation, ids=log.ids, now_ms=1)
+    done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
+    log.commit(snapshot, done.actions, operation="COMPACT")
+    _append(log, 4)
+    assert len(killed.adds) == 1
+    target, outcome = _rebuilt(store)
+    assert _counts(target) == [1, 2, 3, 4]
+    assert outcome.splits == 2
+
+
+def test_deletion_vectors_of_a_log_that_reads_are_kept(windowed: tuple[MemoryStore, TransactionLog]) -> None:
+    store, log = windowed
+    (add,) = _append(log, 1, 2)
+    (other,) = _append(log, 3)
+    vector = deletion_vector.inline([0])
+    log.commit(log.snapshot(), [replace(add, deletionVector=vector)], operation="DELETE")
+    store.delete([other.path])
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert {path: each.deletionVector for path, each in _snapshot(target).splits.items()} == {add.path: vector}
+    assert [each.key for each in outcome.lost] == [other.path]
+
+
+def test_an_append_that_was_never_committed_is_kept_and_called_unproven(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
+    (orphan,) = sort_and_write(store, rows, context=context_of(log.snapshot()), ids=log.ids, now_ms=1)
+    (committed,) = _append(log, 1)
+    target, outcome = _rebuilt(store)
+    assert _counts(target) == [1, 9]
+    assert set(outcome.unproven) == {orphan.path, committed.path}
+
+
+def test_while_the_log_reads_an_orphan_stays_outside(windowed: tuple[MemoryStore, TransactionLog]) -> None:
+    store, log = windowed
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
+    sort_and_write(store, rows, context=context_of(log.snapshot()), ids=log.ids, now_ms=1)
+    _append(log, 1)
+    target, _ = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert _counts(target) == [1]
+
+
+def test_a_flipped_bit_anywhere_in_a_split_never_gives_wrong_rows(windowed: tuple[MemoryStore, TransactionLog]) -> None:
+    """Without a log nothing but the file itself speaks against its bytes."""
+    store, log = windowed
+    (add,) = _append(log, *range(20))
+    lose(store, *LOG)
+    data = store.get(add.path).data
+    for bit in range(0, len(data) * 8, 97):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        store.put(add.path, bytes(damaged), Overwrite())
+        target = MemoryStore("target")
+        with suppress(Corrupt, Unsupported):
+            repair(store, target, clock=ManualClock(), ids=SeededIds(1))
+            assert _counts(target) == list(range(20))
+
+
+def test_a_merge_and_its_deletes_survive_the_loss_of_the_log() -> None:
+    store = MemoryStore("deletes", clock=ManualClock(step_ms=1))
+    table = KeyedTable(store).create()
+    with table.writer() as writer:
+        writer.put([{"tailnum": name, "seats": 1} for name in ("a", "b")])
+        writer.flush()
+    table.merge()
+    with table.writer() as writer:
+        writer.delete(["a", "b"])
+        writer.put({"tailnum": "c", "seats": 2})
+        writer.flush()
+    table.merge()
+    rows = table.rows()
+    lose(table.store, *LOG, KeyKind.WAL_ENTRY, KeyKind.GENERATION_FILE)
+    target, _ = repaired(EveryKind(store, table.clock, 0))
+    assert KeyedTable(target, clock=table.clock).rows() == rows == {"c": {"tailnum": "c", "seats": 2, "model": None}}
+
+
+def test_a_merge_that_was_never_committed_is_not_counted_beside_the_one_that_was() -> None:
+    store = MemoryStore("twice", clock=ManualClock(step_ms=1))
+    table = KeyedTable(store).create()
+    with table.writer() as writer:
+        writer.put([{"tailnum": name, "seats": 1} for name in ("a", "b")])
+        writer.flush()
+    snapshot = table.snapshot
+    (work,) = merge.plan(table.store, snapshot)
+    table.execute(work)
+    table.commit(snapshot, work, table.execute(work))
+    rows = table.rows()
+    lose(table.store, *LOG)
+    target, _ = repaired(EveryKind(store, table.clock, 0))
+    assert KeyedTable(target, clock=table.clock).rows() == rows
+
+
+def test_a_split_that_a_compaction_wrote_comes_back_from_what_it_replaced(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    _append(log, 1, 2)
+    _append(log, 3)
+    snapshot = log.snapshot()
+    (operation,) = plan_compaction(snapshot)
+    done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
+    log.commit(snapshot, done.actions, operation="COMPACT")
+    _append(log, 4)
+    store.delete([done.adds[0].path])
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert _counts(target) == [1, 2, 3, 4]
+    assert [each.key for each in outcome.recovered] == [done.adds[0].path]
+    assert (outcome.lost, outcome.rows_lost) == ((), 0)
+
+
+# --- where it writes
+
+
+def test_a_location_that_is_not_empty_is_refused(whole: EveryKind) -> None:
+    target = MemoryStore("taken")
+    target.put("anything", b"x", Overwrite())
+    with pytest.raises(InvalidInput, match="not empty"):
+        repair(whole.store, target, clock=whole.clock, ids=SeededIds(1))
+    assert contents(target) == {"anything": b"x"}
+
+
+def test_a_location_within_the_damaged_table_is_refused(tmp_path: Path, whole: EveryKind) -> None:
+    source = LocalStore(tmp_path / "table")
+    for key, data in contents(whole.store).items():
+        source.put(key, data, Overwrite())
+    for place in (tmp_path / "table", tmp_path / "table" / "repaired", tmp_path):
+        with pytest.raises(InvalidInput, match="apart from"):
+            repair(source, LocalStore(place), clock=whole.clock, ids=SeededIds(1))
+    assert contents(source) == contents(whole.store)
+
+
+def test_nothing_is_repaired_into_nothing() -> None:
+    with pytest.raises(NotFound, match="nothing of a table"):
+        repair(MemoryStore("empty"), MemoryStore("target"), clock=ManualClock(), ids=SeededIds(1))
+
+
+def test_a_dry_run_writes_nothing_and_says_the_same(whole: EveryKind) -> None:
+    lose(whole.store, KeyKind.LAST_CHECKPOINT, KeyKind.SEGMENT)
+    target = MemoryStore("dry")
+    planned = repair(whole.store, target, clock=whole.clock, ids=SeededIds(1), dry_run=True)
+    assert contents(target) == {}
+    _, done = repaired(whole)
+    assert (planned.status, planned.check) == ("planned", None)
+    for name in ("version", "first_version", "splits", "rows", "bytes", "records", "lost", "recovered"):
+        assert getattr(planned, name) == getattr(done, name), name
+
+
+def test_a_repair_that_is_killed_leaves_no_table(whole: EveryKind) -> None:
+    target = MemoryStore("killed", clock=whole.clock)
+    dying = FaultStore(target)
+    dying.on("put", "_transaction_log/0", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        repair(whole.store, dying, clock=whole.clock, ids=SeededIds(1))
+    versions = [key for key in contents(target) if _is_version(key)]
+    assert versions == []
+
+
+def test_files_of_a_newer_release_are_not_taken_for_damage(whole: EveryKind) -> None:
+    newest = max(key for key in contents(whole.store) if _is_version(key))
+    whole.store.put(newest, b'{"newAction":{}}\n', Overwrite())
+    assert Kind.NEWER_FORMAT in {each.kind for each in fsck(whole.store, clock=whole.clock).findings}
+    with pytest.raises(Unsupported, match="newAction"):
+        repair(whole.store, MemoryStore("target"), clock=whole.clock, ids=SeededIds(1))
+
+
+def _killed() -> None:
+    raise KeyboardInterrupt
+
+
+def _is_version(key: str) -> bool:
+    parsed = parse(key)
+    return parsed is not None and parsed.kind is KeyKind.VERSION
+
+
+def _number(key: str) -> int:
+    parsed = parse(key)
+    assert parsed is not None
+    assert parsed.version is not None
+    return parsed.version
+
+
+def _snapshot(store: ObjectStore) -> Snapshot:
+    return TransactionLog(store).snapshot()

@@ -1,0 +1,200 @@
+"""`fsck`: whatever is wrong with a table is found, named and told what to do about, and nothing is raised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from storage_core.clock import Clock
+from storage_core.config import TableConfig
+from storage_core.errors import NotFound, Unavailable
+from storage_core.formats.avro_state import decode_state, encode_state
+from storage_core.formats.keys import last_checkpoint_key, split_key, state_key, version_key
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import RULES, Kind, Report, Severity
+from storage_core.log.actions import Action, Add, CommitInfo
+from storage_core.log.codec import decode_version, encode_version
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.log_tables import INDEX
+from storage_core.testkit.sample_table import SampleTable
+
+
+@pytest.fixture
+def table() -> SampleTable:
+    clock = ManualClock()
+    made = SampleTable(MemoryStore("fsck", clock=clock), clock, TableConfig(indexes=(INDEX,), checkpoint_interval=0))
+    for _ in range(4):
+        made.append()
+    made.checkpoint()
+    return made
+
+
+def check(table: SampleTable, *, deep: bool = False) -> Report:
+    return fsck(table.store, clock=table.clock, deep=deep)
+
+
+def kinds(report: Report) -> set[tuple[Kind, str]]:
+    return {(each.kind, each.key) for each in report.findings}
+
+
+def rewrite(table: SampleTable, version: int, *actions: Action, keep: bool = True) -> None:
+    """Replace a version file by the same with these actions behind, or by these actions only."""
+    key = version_key(version)
+    before = decode_version(table.store.get(key).data, key) if keep else []
+    table.store.put(key, encode_version([*before, *actions]), Overwrite())
+
+
+def test_a_sound_table_is_clean(table: SampleTable) -> None:
+    report = check(table)
+    assert report.findings == ()
+    assert (report.clean, report.exit_code, report.version) == (True, 0, 4)
+    assert report.objects == len(table.objects())
+
+
+def test_a_check_by_size_reads_no_split(table: SampleTable) -> None:
+    watched: list[str] = []
+    fsck(FaultStore(table.store, watch=lambda kind, key: watched.append(f"{kind} {key}")), clock=table.clock)
+    assert not [each for each in watched if each.startswith("get splits/")]
+    assert not [each for each in watched if each.startswith(("put", "delete"))]
+
+
+def test_requests_are_counted(table: SampleTable) -> None:
+    requests = check(table).requests
+    assert requests["put"] == requests["delete"] == 0
+    assert requests["get"] >= 5
+
+
+def test_every_kind_of_finding_says_what_to_do() -> None:
+    assert RULES.keys() == set(Kind)
+    assert all(advice for _, advice in RULES.values())
+
+
+def test_a_gap_in_the_versions_is_named(table: SampleTable) -> None:
+    table.store.delete([version_key(2)])
+    report = check(table)
+    assert (Kind.VERSION_MISSING, version_key(2)) in kinds(report)
+    assert (report.clean, report.exit_code) == (False, 4)
+    assert report.version == 4, "the state behind the gap opens"
+
+
+def test_versions_that_lead_nowhere_are_named(table: SampleTable) -> None:
+    table.store.delete([version_key(0), state_key(4)])
+    found = kinds(check(table))
+    assert (Kind.VERSION_MISSING, version_key(0)) in found
+    assert (Kind.HINT_AHEAD, last_checkpoint_key()) in found
+    assert Kind.TABLE_UNREADABLE in {kind for kind, _ in found}
+
+
+def test_a_commit_that_landed_twice_is_named(table: SampleTable) -> None:
+    (info, *_) = decode_version(table.store.get(version_key(2)).data, "two")
+    assert isinstance(info, CommitInfo)
+    later = replace(info, timestamp=info.timestamp + 1)
+    rewrite(table, 3, later, table.add(table.upload_split()), keep=False)
+    assert (Kind.COMMIT_TWICE, version_key(3)) in kinds(check(table))
+
+
+def test_a_path_that_is_added_while_it_is_live_is_named(table: SampleTable) -> None:
+    live = next(iter(table.log.snapshot().splits))
+    rewrite(table, 4, table.add(live))
+    assert (Kind.PATH_LIVE_TWICE, version_key(4)) in kinds(check(table))
+
+
+@pytest.mark.parametrize("path", ["../other/a.parquet", "/etc/passwd", "splits//a.parquet", "splits/\u0007.parquet"])
+def test_a_path_that_leaves_the_table_is_named_with_its_version(table: SampleTable, path: str) -> None:
+    rewrite(table, 4, Add(path=path, size=1, modificationTime=1))
+    report = check(table)
+    assert (Kind.VERSION_DAMAGED, version_key(4)) in kinds(report)
+
+
+def test_a_state_that_says_other_things_than_the_versions_is_named(table: SampleTable) -> None:
+    key = state_key(4)
+    state = decode_state(table.store.get(key).data, key)
+    actions = [*state.actions, '{"txn":{"appId":"forged","version":9}}']
+    table.store.put(key, encode_state(replace(state, actions=tuple(actions))), Overwrite())
+    report = check(table)
+    assert (Kind.STATE_DISAGREES, key) in kinds(report)
+    assert "txns" in next(each.found for each in report.findings if each.kind is Kind.STATE_DISAGREES)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"version":"four"}', b'{"format":"avro-state","version":-1}'])
+def test_a_hint_that_is_none_is_named(table: SampleTable, body: bytes) -> None:
+    table.store.put(last_checkpoint_key(), body, Overwrite())
+    assert kinds(check(table)) == {(Kind.HINT_DAMAGED, last_checkpoint_key())}
+
+
+def test_a_hint_that_lags_or_is_missing_is_a_note(table: SampleTable) -> None:
+    older = table.store.get(last_checkpoint_key()).data
+    table.append()
+    table.checkpoint()
+    table.store.put(last_checkpoint_key(), older, Overwrite())
+    report = check(table)
+    assert (kinds(report), report.clean) == ({(Kind.HINT_STALE, last_checkpoint_key())}, True)
+    table.store.delete([last_checkpoint_key()])
+    assert check(table).clean
+
+
+def test_a_split_of_another_size_and_one_that_is_gone_are_named_with_their_rows(table: SampleTable) -> None:
+    first, second, *_ = sorted(table.log.snapshot().splits)
+    table.store.put(first, b"longer than it was", Overwrite())
+    table.store.delete([second])
+    found = {each.key: each for each in check(table).findings}
+    assert (found[first].kind, found[first].expected, found[first].found) == (
+        Kind.SPLIT_SIZE,
+        "7 bytes, 1 rows",
+        "18 bytes",
+    )
+    assert (found[second].kind, found[second].found) == (Kind.SPLIT_MISSING, "nothing")
+
+
+def test_a_split_that_is_no_parquet_is_found_deep(table: SampleTable) -> None:
+    """The splits of this table are placeholders, so a deep look finds every one of them."""
+    found = kinds(check(table, deep=True))
+    assert found == {(Kind.SPLIT_DAMAGED, path) for path in table.log.snapshot().splits}
+
+
+def test_a_segment_over_a_split_that_is_gone_is_a_note(table: SampleTable) -> None:
+    live, *_ = sorted(table.log.snapshot().splits)
+    segment = table.upload_segment()
+    table.commit([table.segment(segment, [live])])
+    table.replace([live])
+    report = check(table)
+    assert (Kind.SEGMENT_STALE, segment) in kinds(report)
+    assert report.clean
+
+
+def test_a_segment_that_is_gone_is_a_warning(table: SampleTable) -> None:
+    live, *_ = sorted(table.log.snapshot().splits)
+    segment = table.upload_segment()
+    table.commit([table.segment(segment, [live])])
+    table.store.delete([segment])
+    report = check(table)
+    assert kinds(report) == {(Kind.SEGMENT_MISSING, segment)}
+    assert report.findings[0].severity is Severity.WARNING
+
+
+def test_foreign_and_unreferenced_objects_are_notes_and_stay(table: SampleTable) -> None:
+    orphan = table.upload_split()
+    foreign = split_key(None, windowed=False, split_id="a").replace(".parquet", ".tmp")
+    table.store.put(foreign, b"x", Overwrite())
+    report = check(table)
+    assert kinds(report) == {(Kind.UNKNOWN_KEY, foreign), (Kind.UNREFERENCED, orphan)}
+    assert "orphan_split" in report.findings[1].found
+    assert report.clean
+    assert {orphan, foreign} <= table.objects()
+
+
+def test_where_nothing_lies_nothing_is_checked() -> None:
+    clock: Clock = ManualClock()
+    with pytest.raises(NotFound, match="no table here"):
+        fsck(MemoryStore("empty"), clock=clock)
+
+
+def test_a_store_out_of_reach_is_no_damage(table: SampleTable) -> None:
+    store = FaultStore(table.store)
+    store.on("get", version_key(2), Unavailable("the network is down"))
+    with pytest.raises(Unavailable, match="network"):
+        fsck(store, clock=table.clock)
