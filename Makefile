@@ -5,6 +5,7 @@ PYTHON ?= python3
 LOCK ?= dev
 PORT ?= 3000
 PYTEST_ARGS ?=
+SEEDS ?= 100000
 
 VENV := .venv/bin
 CODE := storage_core jobs assets pipelines examples benchmarks scripts tests
@@ -18,7 +19,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser check lint format types bench ui lock clean
+.PHONY: help setup demo test test-browser simulate check lint format types bench ui lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -38,6 +39,9 @@ test: setup ## Run all tests but those that need a browser
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
 	$(WITH_JAVA) $(VENV)/python -m pytest -m browser $(PYTEST_ARGS)
+
+simulate: setup ## Run the seeded simulations for longer: SEEDS=100000 of them, or one with TIDEMARK_SEED=1234
+	@TIDEMARK_SEEDS="$(SEEDS)" $(VENV)/python -m pytest --timeout=0 tests/simulation $(PYTEST_ARGS)
 
 check: lint types test test-browser demo ## Everything that CI runs
 

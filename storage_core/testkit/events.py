@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip, Metadata, Protocol
+from storage_core.log.files import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind
@@ -38,6 +39,7 @@ def context(schema: pa.Schema = SCHEMA, config: TableConfig = CONFIG) -> SplitCo
         time_column=config.time_column,
         window_seconds=config.window_seconds,
         target_bytes=config.target_split_bytes,
+        configuration=config.to_configuration(),
     )
 
 
@@ -70,7 +72,6 @@ def snapshot(
         timestamp=timestamp,
         protocol=Protocol(),
         metadata=metadata,
-        splits={add.path: add for add in adds},
-        added_at={add.path: (position + 1, position + 1) for position, add in enumerate(adds)},
+        splits=LiveFiles(added={add.path: Added(add, number, number) for number, add in enumerate(adds, start=1)}),
         mergeskips={skip.path: skip for skip in mergeskips},
     )

@@ -79,6 +79,11 @@ class SampleTable:
         """Return the keys that exist."""
         return {info.key for info in self.store.list(prefix)}
 
+    def log_versions(self, kind: keys.KeyKind) -> set[int]:
+        """Return the versions that have an object of this kind in the log: a version file, or a state."""
+        parsed = map(keys.parse, self.objects("_transaction_log/"))
+        return {each.version for each in parsed if each and each.kind is kind and each.version is not None}
+
     def _upload(self, key: str, data: bytes) -> str:
         result = self.store.put(key, data, IfAbsent())
         assert isinstance(result, Committed), f"{key}: {result}"

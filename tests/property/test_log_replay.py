@@ -65,10 +65,11 @@ class LogMachine(RuleBasedStateMachine):
     def _progress(self, kinds: set[str], version: int, gone: list[str]) -> list[Action]:
         kept = [name for name in self.live if name not in gone]
         segments = sorted(self.returned[-1].segments)
+        region, merged = f"g{version % 2}", self.returned[-1].merged_generations
         possible: dict[str, list[Action]] = {
             "txn": [Txn(appId=f"job{version % 3}", version=version)],
             "fence": [Fence(resource=f"r{version % 2}", token=version)],
-            "generation": [MergedGenerations(region=f"g{version % 2}", generation=version)],
+            "generation": [MergedGenerations(region=region, generation=merged.get(region, 0) + 1)],
             "skip": [
                 MergeSkip(path=split(name).path, skipTimestamp=version, reason="r", operation="o") for name in kept[:1]
             ],
@@ -90,10 +91,10 @@ class LogMachine(RuleBasedStateMachine):
         data = {"empty": b"", "torn": body[: at % len(body)]}.get(kind, body)
         self.store.put(last_checkpoint_key(), data, Overwrite())
 
-    @precondition(lambda self: bool(list_log(self.store).states))
+    @precondition(lambda self: bool(list_log(self.store).checkpoints))
     @rule(pick=st.integers(0, 100), manifests=st.booleans())
     def lose_a_state(self, pick: int, manifests: bool) -> None:
-        states = list_log(self.store).states
+        states = [each.version for each in list_log(self.store).checkpoints]
         version = states[pick % len(states)]
         keys = manifest_keys(read_state(self.store, version)) if manifests else (state_key(version),)
         self.store.delete(keys)
@@ -111,7 +112,7 @@ class LogMachine(RuleBasedStateMachine):
         found = self.log.snapshot()
         assert found == self.returned[-1]
         assert found == self._replayed()
-        assert {path: version for path, (version, _) in found.added_at.items()} == {
+        assert {path: found.splits.added_at(path)[0] for path in found.splits} == {
             split(name).path: version for name, version in self.live.items()
         }
 

@@ -1,0 +1,51 @@
+"""Answers that differ from what is stored: content and listings as a bad cable, cache or gateway hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import assert_never
+
+from storage_core.objectstore.contract import ObjectInfo
+from storage_core.testkit.damage import flip_bit, truncate
+from storage_core.testkit.fault_store.faults import GetFault, ListFault
+
+
+def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Callable[[], bytes]) -> bytes:
+    """Return what a get answers instead of `data`; what has no byte to lose or to change stays as it is.
+
+    `swapped` gets the bytes of another object. Refusals are no answers: they change nothing here.
+    """
+    match fault:
+        case GetFault.TORN:
+            return truncate(data, random) if len(data) > 1 else b""
+        case GetFault.EMPTY:
+            return b""
+        case GetFault.FLIPPED:
+            return flip_bit(data, random) if data else data
+        case GetFault.SWAPPED:
+            return swapped()
+        case GetFault.REFUSED | GetFault.TIMED_OUT:
+            return data
+        case unreachable:
+            assert_never(unreachable)
+
+
+def changed_listing(
+    fault: ListFault, found: Sequence[ObjectInfo], random: Random, page_keys: int
+) -> Sequence[ObjectInfo]:
+    """Return what a list answers instead of `found`, which comes in pages of `page_keys`."""
+    pages = [list(found[start : start + page_keys]) for start in range(0, len(found), page_keys)]
+    match fault:
+        case ListFault.REORDERED:
+            return random.sample(found, len(found))
+        case ListFault.DOUBLED:
+            repeated = random.randrange(len(pages)) if pages else 0
+            pages.insert(repeated, pages[repeated] if pages else [])
+        case ListFault.CUT:
+            pages = pages[: random.randrange(1, len(pages))] if len(pages) > 1 else pages
+        case ListFault.START_INCLUDED | ListFault.REFUSED | ListFault.TIMED_OUT:
+            pass
+        case unreachable:
+            assert_never(unreachable)
+    return [info for page in pages for info in page]

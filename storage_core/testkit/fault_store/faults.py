@@ -1,0 +1,82 @@
+"""What can go wrong with one request, a closed set per kind of request (design page 10, lessons 01 to 05, 41, 49, 61).
+
+No two members have one text: enumerations of text are equal when their texts are, whatever class they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from storage_core.objectstore.meter import RequestKind
+
+
+class PutFault(StrEnum):
+    """What happens to one put. As S3 would say it: a conflict is 409 or 412, refused is 503, unknown is a time-out."""
+
+    APPLIED_THEN_CONFLICT = "applied, the client library retried, the retry met our own object"
+    APPLIED_THEN_UNKNOWN = "applied, the reply was lost"
+    APPLIED_THEN_UNAVAILABLE = "applied, the connection broke"
+    DROPPED_THEN_UNKNOWN = "never applied, the reply was lost"
+    DELAYED_THEN_UNKNOWN = "applied only when `deliver` is called"
+    CONFLICT_WITH_NOTHING = "never applied, a transient conflict"
+    REFUSED = "never applied, the store cannot be reached"
+
+
+class GetFault(StrEnum):
+    """What happens to one get or ranged get. The object at rest stays as it is."""
+
+    REFUSED = "the get did not reach the store"
+    TIMED_OUT = "no answer to the get came in time"
+    TORN = "the end of the content is missing"
+    EMPTY = "the content is missing"
+    FLIPPED = "one bit of the content is another"
+    SWAPPED = "the content is that of another object of the same folder"
+
+
+class HeadFault(StrEnum):
+    """What happens to one head."""
+
+    REFUSED = "the head did not reach the store"
+    TIMED_OUT = "no answer to the head came in time"
+
+
+class ListFault(StrEnum):
+    """What happens to one listing."""
+
+    REFUSED = "the list did not reach the store"
+    TIMED_OUT = "no answer to the list came in time"
+    REORDERED = "the keys come in any order"
+    DOUBLED = "one page comes twice"
+    CUT = "it ends after one of its pages, never the last; a single page comes whole"
+    START_INCLUDED = "`start_after` itself is in it when it exists"
+
+
+class DeleteFault(StrEnum):
+    """What happens to the delete of one key."""
+
+    REFUSED = "the delete did not reach the store"
+    APPLIED_THEN_UNAVAILABLE = "deleted, the connection broke"
+    KEPT = "not deleted, the store answered an internal error"
+
+
+class CrashFault(StrEnum):
+    """The process ends at one request of any kind; every later request of this process raises `Crash` too."""
+
+    BEFORE = "the process ended before the request took effect"
+    AFTER = "the process ended after the request took effect, before it heard of it"
+
+
+Fault = PutFault | GetFault | HeadFault | ListFault | DeleteFault
+
+FAULTS: Mapping[RequestKind, type[Fault]] = {
+    "put": PutFault,
+    "get": GetFault,
+    "head": HeadFault,
+    "list": ListFault,
+    "delete": DeleteFault,
+}
+
+
+class Crash(BaseException):
+    """The process is gone. No `Exception`: what handles errors must not survive it."""

@@ -1,0 +1,139 @@
+"""What happens to which request: scripted steps, and chances that follow from a seed. Both end in one `Step`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate
+from random import Random
+from threading import Lock
+
+from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.objectstore.meter import RequestKind
+from storage_core.testkit.fault_store.faults import FAULTS, CrashFault, Fault
+
+Act = Callable[[], object]
+Step = Fault | CrashFault | TidemarkError | Act
+Rates = Mapping[Fault, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: its number among all (from 0), and how many of this kind and key came before it (`repeat`)."""
+
+    number: int
+    kind: RequestKind
+    key: str
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """A request and what happened to it: a fault, the type of an error, `act`, or nothing."""
+
+    request: Request
+    step: str | None
+
+
+@dataclass(slots=True)
+class Script:
+    """What happens to the next requests that fit, a step each."""
+
+    fits: Callable[[Request], bool]
+    steps: list[Step]
+
+
+class Chances:
+    """Faults at given rates. What happens to a request follows from the seed, its kind, its key and its `repeat` alone.
+
+    So a seed replays also where requests of several keys overlap. Rates of one kind of request add up to 1 at most.
+    """
+
+    def __init__(self, seed: int, rates: Rates) -> None:
+        """Raises `InvalidInput` for rates that are no probabilities."""
+        self._seed = seed
+        self._ladder: dict[RequestKind, list[tuple[float, Fault]]] = {}
+        for kind, faults in FAULTS.items():
+            chosen = [(fault, rate) for fault, rate in rates.items() if isinstance(fault, faults)]
+            sums = list(accumulate(rate for _, rate in chosen))
+            if any(rate < 0 for _, rate in chosen) or (sums and sums[-1] > 1):
+                raise InvalidInput(f"the rates of {kind} are {chosen}: expected shares that add up to 1 at most")
+            self._ladder[kind] = list(zip(sums, (fault for fault, _ in chosen), strict=True))
+
+    def step(self, request: Request) -> Fault | None:
+        """Return what happens to the request by chance, if anything."""
+        ladder = self._ladder[request.kind]
+        if not ladder:
+            return None
+        drawn = int.from_bytes(self._digest(request, "whether")) / 2**64
+        return next((fault for limit, fault in ladder if drawn < limit), None)
+
+    def details(self, request: Request) -> Random:
+        """Return the randomness of how exactly it happens: which bit, which order, which other object."""
+        return Random(self._digest(request, "how"))
+
+    def _digest(self, request: Request, what: str) -> bytes:
+        text = f"{self._seed} {what} {request.repeat} {request.kind} {request.key}"
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+class Fate:
+    """Numbers the requests of one process and says what happens to each: the oldest script that fits, else a chance.
+
+    `trace` keeps it all, in order. Safe for any number of threads.
+    """
+
+    def __init__(self, chances: Chances) -> None:
+        self.trace: list[Happening] = []
+        self._chances = chances
+        self._scripts: list[Script] = []
+        self._repeats: Counter[tuple[RequestKind, str]] = Counter()
+        self._lock = Lock()
+
+    def add(self, script: Script) -> None:
+        """Let this happen, after what was added before."""
+        with self._lock:
+            self._scripts.append(script)
+
+    def forget(self) -> None:
+        """Drop all steps that have not happened. The chances stay."""
+        with self._lock:
+            self._scripts.clear()
+
+    def next_step(self, kind: RequestKind, key: str) -> tuple[Request, Step | None]:
+        """Number a request and return it with what happens to it."""
+        with self._lock:
+            request = Request(len(self.trace), kind, key, self._repeats[kind, key])
+            self._repeats[kind, key] += 1
+            step = self._scripted(request)
+            if step is None:
+                step = self._chances.step(request)
+            self.trace.append(Happening(request, _name(step)))
+        if isinstance(step, Fault) and not isinstance(step, FAULTS[kind]):
+            raise InvalidInput(f"{kind} {key}: {step!r} is nothing that can happen to a {kind}", key=key)
+        return request, step
+
+    def details(self, request: Request) -> Random:
+        """Return the randomness of how exactly a fault happens to this request."""
+        return self._chances.details(request)
+
+    def _scripted(self, request: Request) -> Step | None:
+        for script in self._scripts:
+            if script.steps and script.fits(request):
+                # Used up before it happens: an act may make the same request itself.
+                return script.steps.pop(0)
+        return None
+
+
+def _name(step: Step | None) -> str | None:
+    match step:
+        case None:
+            return None
+        case TidemarkError():
+            return type(step).__name__
+        case str():
+            return f"{type(step).__name__}.{step.name}"
+        case _:
+            return "act"

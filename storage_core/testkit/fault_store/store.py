@@ -1,0 +1,264 @@
+"""The fault store: a wrapped store whose requests fail as real ones do, by script or by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import assert_never
+
+from storage_core.clock import Clock
+from storage_core.errors import NotFound, TidemarkError, Unavailable
+from storage_core.objectstore.contract import (
+    Blob,
+    Conflict,
+    ObjectInfo,
+    ObjectStore,
+    OutcomeUnknown,
+    PutMode,
+    PutResult,
+)
+from storage_core.objectstore.meter import PAGE_KEYS, RequestKind
+from storage_core.testkit.fault_store.answers import changed_content, changed_listing
+from storage_core.testkit.fault_store.faults import (
+    Crash,
+    CrashFault,
+    DeleteFault,
+    Fault,
+    GetFault,
+    HeadFault,
+    ListFault,
+    PutFault,
+)
+from storage_core.testkit.fault_store.script import Chances, Fate, Happening, Rates, Request, Script, Step
+
+TIMEOUT_MS = 60_000
+
+_REFUSALS: Mapping[Fault, int] = {
+    GetFault.REFUSED: 0,
+    GetFault.TIMED_OUT: TIMEOUT_MS,
+    HeadFault.REFUSED: 0,
+    HeadFault.TIMED_OUT: TIMEOUT_MS,
+    ListFault.REFUSED: 0,
+    ListFault.TIMED_OUT: TIMEOUT_MS,
+    DeleteFault.REFUSED: 0,
+}
+"""Faults that keep a request that is no put from having any effect, and how long it takes to notice."""
+
+Watch = Callable[[RequestKind, str], object]
+
+
+class FaultStore:
+    """The wrapped store with a script of what goes wrong, and chances of what else does.
+
+    A step of a script is a fault, an error to raise instead of the request, or an act of somebody else right before
+    the request goes through. Of several scripts that fit a request the oldest is used up; a request without a step
+    meets a fault at the given rates, which the seed decides: the same seed and the same requests give the same `trace`.
+    A delete of several keys is that many requests, so it can stop in the middle.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        watch: Watch | None = None,
+        seed: int = 0,
+        rates: Rates | None = None,
+        clock: Clock | None = None,
+        page_keys: int = PAGE_KEYS,
+    ) -> None:
+        """Wrap `store`.
+
+        `watch` is called with kind and key before every request; what it raises the request raises. A reply that never
+        comes takes a minute of `clock`. `page_keys` is the length of a page where a listing loses or repeats one.
+        """
+        self._store = store
+        self._watch = watch
+        self._fate = Fate(Chances(seed, rates or {}))
+        self._seed = seed
+        self._clock = clock
+        self._page_keys = page_keys
+        self._delayed: list[Callable[[], PutResult]] = []
+        self._crashed = False
+        self.deleted: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"FaultStore({self.uri}, seed={self._seed}, {len(self.trace)} requests)"
+
+    @property
+    def trace(self) -> Sequence[Happening]:
+        """All requests so far and what happened to each, in order."""
+        return self._fate.trace
+
+    def on_put(self, key: str, *steps: Step) -> None:
+        """Let this happen to the next puts of keys that contain `key`, in order."""
+        self.on("put", key, *steps)
+
+    def on(self, kind: RequestKind, key: str, *steps: Step) -> None:
+        """Let this happen to the next requests of a kind whose key contains `key`, in order."""
+        self._fate.add(Script(lambda request: request.kind == kind and key in request.key, list(steps)))
+
+    def at(self, number: int, step: Step) -> None:
+        """Let this happen to the request of that number, counted from 0 over all kinds since the store was wrapped."""
+        self._fate.add(Script(lambda request: request.number == number, [step]))
+
+    def forget(self) -> None:
+        """Drop all steps that have not happened. Delayed puts stay on their way."""
+        self._fate.forget()
+
+    def deliver(self, count: int | None = None) -> list[PutResult]:
+        """Apply the delayed puts, or the oldest `count` of them, and return what became of them.
+
+        Each is applied under the condition that it was sent with.
+        """
+        due = len(self._delayed) if count is None else count
+        delayed, self._delayed = self._delayed[:due], self._delayed[due:]
+        return [put() for put in delayed]
+
+    @property
+    def uri(self) -> str:
+        """The URI of the wrapped store."""
+        return self._store.uri
+
+    def get(self, key: str) -> Blob:
+        """One GET."""
+        with self._request("get", key) as (request, fault):
+            blob = self._store.get(key)
+            return Blob(self._content(request, fault, blob.data, lambda other: self._store.get(other).data), blob.etag)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """One GET."""
+        with self._request("get", key) as (request, fault):
+            data = self._store.get_range(key, start, end)
+            return self._content(request, fault, data, lambda other: self._store.get(other).data[start:end])
+
+    def head(self, key: str) -> ObjectInfo:
+        """One HEAD."""
+        with self._request("head", key):
+            return self._store.head(key)
+
+    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+        """One PUT."""
+        with self._request("put", key) as (_, fault):
+            if isinstance(fault, PutFault):
+                return self._put(fault, key, bytes(data), mode)
+            return self._store.put(key, data, mode)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """One LIST."""
+        with self._request("list", prefix) as (request, fault):
+            found = self._store.list(prefix, start_after)
+            if not isinstance(fault, ListFault):
+                return found
+            first = self._start(prefix, start_after) if fault is ListFault.START_INCLUDED else []
+            return iter(changed_listing(fault, [*first, *found], self._fate.details(request), self._page_keys))
+
+    def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
+        """One DELETE per key; the keys before one that fails are deleted. `deleted` remembers them all."""
+        passed: list[str] = []
+        kept: dict[str, str | None] = {}
+        try:
+            for key in keys:
+                with self._request("delete", key) as (_, fault):
+                    if fault is DeleteFault.KEPT:
+                        kept[key] = f"{key}: {fault}"
+                    else:
+                        passed.append(key)
+                    if fault is DeleteFault.APPLIED_THEN_UNAVAILABLE:
+                        raise Unavailable(f"{key}: {fault}", key=key)
+        finally:
+            self.deleted += passed
+            results = self._store.delete(passed)
+        return {**results, **kept}
+
+    def local_path(self, key: str) -> Path | None:
+        """No request."""
+        return self._store.local_path(key)
+
+    @contextmanager
+    def _request(self, kind: RequestKind, key: str) -> Iterator[tuple[Request, Fault | None]]:
+        """Let the next step for this request happen around it; hand out the fault that changes its effect or answer."""
+        self._require_alive(kind, key)
+        if self._watch is not None:
+            self._watch(kind, key)
+        request, step = self._fate.next_step(kind, key)
+        if step is CrashFault.AFTER:
+            try:
+                yield request, None
+            finally:
+                self._crashed = True
+                self._require_alive(kind, key)
+        else:
+            yield request, self._before(request, step)
+
+    def _before(self, request: Request, step: Step | None) -> Fault | None:
+        """Let happen what happens before a request takes effect or instead of it; return the fault that comes after."""
+        if step is CrashFault.BEFORE:
+            self._crashed = True
+            self._require_alive(request.kind, request.key)
+        if isinstance(step, TidemarkError):
+            raise step
+        if isinstance(step, Fault):
+            if step in _REFUSALS:
+                self._wait(_REFUSALS[step])
+                raise Unavailable(f"{request.key}: {step}", key=request.key)
+            return step
+        if callable(step):
+            step()
+        return None
+
+    def _put(self, fault: PutFault, key: str, data: bytes, mode: PutMode) -> PutResult:
+        match fault:
+            case PutFault.APPLIED_THEN_CONFLICT:
+                self._store.put(key, data, mode)
+                return Conflict()
+            case PutFault.APPLIED_THEN_UNKNOWN:
+                self._store.put(key, data, mode)
+                return self._unknown(fault)
+            case PutFault.APPLIED_THEN_UNAVAILABLE:
+                self._store.put(key, data, mode)
+                raise Unavailable(f"{key}: {fault}", key=key)
+            case PutFault.DROPPED_THEN_UNKNOWN:
+                return self._unknown(fault)
+            case PutFault.DELAYED_THEN_UNKNOWN:
+                self._delayed.append(lambda: self._store.put(key, data, mode))
+                return self._unknown(fault)
+            case PutFault.CONFLICT_WITH_NOTHING:
+                return Conflict()
+            case PutFault.REFUSED:
+                raise Unavailable(f"{key}: {fault}", key=key)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _content(self, request: Request, fault: Fault | None, data: bytes, read: Callable[[str], bytes]) -> bytes:
+        if not isinstance(fault, GetFault):
+            return data
+        random = self._fate.details(request)
+        return changed_content(fault, data, random, lambda: read(self._another(request.key, random)))
+
+    def _another(self, key: str, random: Random) -> str:
+        """Return the key of another object of the folder, or of the same where it is alone."""
+        folder = key.rpartition("/")[0]
+        others = sorted(info.key for info in self._store.list(f"{folder}/" if folder else "") if info.key != key)
+        return random.choice(others) if others else key
+
+    def _start(self, prefix: str, start_after: str | None) -> Sequence[ObjectInfo]:
+        if start_after is None or not start_after.startswith(prefix):
+            return []
+        try:
+            return [self._store.head(start_after)]
+        except NotFound:
+            return []
+
+    def _unknown(self, fault: PutFault) -> OutcomeUnknown:
+        self._wait(TIMEOUT_MS)
+        return OutcomeUnknown(fault)
+
+    def _wait(self, duration_ms: int) -> None:
+        if self._clock is not None and duration_ms:
+            self._clock.sleep_ms(duration_ms)
+
+    def _require_alive(self, kind: RequestKind, key: str) -> None:
+        if self._crashed:
+            raise Crash(f"the process ended at {kind} {key}")

@@ -1,0 +1,195 @@
+"""What a transaction log must answer, told by plain dictionaries that know no snapshots, states or hints.
+
+The version files are replayed here a second time, in the dullest way there is; whatever the log answers, however it was
+opened and whatever went wrong on the way, is compared with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from storage_core.errors import NotFound
+from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse, version_key
+from storage_core.log.actions import (
+    Action,
+    Add,
+    CommitInfo,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    MergeSkip,
+    Metadata,
+    Protocol,
+    Remove,
+    RemoveIndexSegment,
+    Txn,
+)
+from storage_core.log.codec import decode_version
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import IfAbsent, ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+
+State = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One version as its file tells it, and the state of the table after it."""
+
+    version: int
+    commit_id: str
+    timestamp: int
+    actions: tuple[Action, ...]
+    state: State
+
+
+@dataclass(slots=True)
+class LogOracle:
+    """The versions of a log, read from `store` without any fault, each file once: they never change."""
+
+    store: ObjectStore
+    versions: list[Committed] = field(default_factory=list)
+
+    def read(self) -> list[Committed]:
+        """Read the versions that are new and return all."""
+        while (actions := self._next()) is not None:
+            info, *others = actions
+            assert isinstance(info, CommitInfo), "the first line of a version file says who committed it"
+            state = self.versions[-1].state if self.versions else _nothing()
+            after = _applied(state, others)
+            version = len(self.versions)
+            self.versions.append(Committed(version, info.commitId, info.timestamp, tuple(others), after))
+        return self.versions
+
+    def find(self, commit_id: str) -> int | None:
+        """Return the version that a commit became."""
+        return next((each.version for each in self.read() if each.commit_id == commit_id), None)
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Assert that the snapshot is exactly the state that the version files up to its version lead to."""
+        version = self.read()[snapshot.version]
+        assert state_of(snapshot) == version.state, f"the snapshot of version {version.version} is not its state"
+        assert snapshot.timestamp == version.timestamp, f"the time of version {version.version}"
+
+    def check_versions(self) -> None:
+        """Assert that versions have no gap, commits and units of work land once, and times and progress only grow."""
+        versions = self.read()
+        parsed = [parse(info.key) for info in self.store.list(LOG_PREFIX)]
+        numbers = [each.version for each in parsed if each is not None and each.kind is KeyKind.VERSION]
+        assert sorted(number for number in numbers if number is not None) == list(range(len(versions))), "a gap"
+        assert len({each.commit_id for each in versions}) == len(versions), "a commit landed twice"
+        for before, after in pairwise(versions):
+            assert before.timestamp < after.timestamp, f"time went back at version {after.version}"
+            for action in after.actions:
+                _check_progress(before.state, action)
+
+    def check_opening(self, log: TransactionLog) -> None:
+        """Assert that the head is the same with hint, without, and without any state, and is what the files say."""
+        head = log.snapshot()
+        assert head.version == len(self.read()) - 1, "the head is not the newest version"
+        self.check_snapshot(head)
+        for copy in (without_hint(self.store), version_files(self.store)):
+            assert TransactionLog(copy, clock=log.clock, ids=log.ids).snapshot() == head, "it matters how it is opened"
+
+    def check_travel(self, log: TransactionLog, version: int) -> None:
+        """Assert that a version opens by its number and by its time, up to the moment before the next one."""
+        expected = log.snapshot(version=version)
+        self.check_snapshot(expected)
+        versions = self.read()
+        last = versions[version + 1].timestamp - 1 if version + 1 < len(versions) else versions[version].timestamp + 10
+        for moment in {versions[version].timestamp, last}:
+            assert log.snapshot(timestamp_ms=moment) == expected, f"version {version} is not what {moment} ms opens"
+
+    def _next(self) -> list[Action] | None:
+        key = version_key(len(self.versions))
+        try:
+            return decode_version(self.store.get(key).data, key)
+        except NotFound:
+            return None
+
+
+def state_of(snapshot: Snapshot) -> State:
+    """Return a snapshot as plain dictionaries."""
+    return {
+        "live": dict(snapshot.splits.items()),
+        "skips": dict(snapshot.mergeskips),
+        "txns": dict(snapshot.txns),
+        "fences": dict(snapshot.fences),
+        "generations": dict(snapshot.merged_generations),
+        "segments": dict(snapshot.segments),
+        "table": {"metadata": snapshot.metadata, "protocol": snapshot.protocol},
+    }
+
+
+def copy_of(store: ObjectStore) -> MemoryStore:
+    """Return all objects of a store in a store of their own."""
+    return _copied(store, lambda _: True)
+
+
+def without_hint(store: ObjectStore) -> MemoryStore:
+    """Return a copy of a store that has lost its checkpoint hint."""
+    return _copied(store, lambda key: key != last_checkpoint_key())
+
+
+def version_files(store: ObjectStore) -> MemoryStore:
+    """Return the version files of a table alone: no hint, no state."""
+    return _copied(store, lambda key: (found := parse(key)) is not None and found.kind is KeyKind.VERSION)
+
+
+def _copied(store: ObjectStore, chosen: Callable[[str], bool]) -> MemoryStore:
+    copy = MemoryStore("copy")
+    for info in store.list(""):
+        if chosen(info.key):
+            copy.put(info.key, store.get(info.key).data, IfAbsent())
+    return copy
+
+
+def _nothing() -> State:
+    return {name: {} for name in ("live", "skips", "txns", "fences", "generations", "segments", "table")}
+
+
+def _check_progress(before: State, action: Action) -> None:
+    match action:
+        case Txn():
+            assert action.version > before["txns"].get(action.appId, action.version - 1), f"{action} landed twice"
+        case MergedGenerations():
+            assert action.generation > before["generations"].get(action.region, 0), f"{action} landed late"
+        case Fence():
+            assert action.token >= before["fences"].get(action.resource, action.token), f"{action} is a zombie's"
+        case _:
+            pass
+
+
+def _applied(state: State, actions: list[Action]) -> State:
+    after = {name: dict(values) for name, values in state.items()}
+    for action in actions:
+        match action:
+            case Add():
+                after["live"][action.path] = action
+            case Remove():
+                del after["live"][action.path]
+                after["skips"].pop(action.path, None)
+            case MergeSkip():
+                after["skips"][action.path] = action
+            case Txn():
+                after["txns"][action.appId] = max(action.version, after["txns"].get(action.appId, action.version))
+            case Fence():
+                token = max(action.token, after["fences"].get(action.resource, action.token))
+                after["fences"][action.resource] = token
+            case MergedGenerations():
+                after["generations"][action.region] = action.generation
+            case IndexSegment():
+                after["segments"][action.path] = action
+            case RemoveIndexSegment():
+                del after["segments"][action.path]
+            case Metadata():
+                after["table"]["metadata"] = action
+            case Protocol():
+                after["table"]["protocol"] = action
+            case _:
+                pass
+    return after

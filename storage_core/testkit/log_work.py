@@ -1,0 +1,162 @@
+"""Work that a simulated writer may want to commit, of every kind that changes a log, planned on the snapshot it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from storage_core.log.actions import (
+    Action,
+    Add,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    MergeSkip,
+    Protocol,
+    Remove,
+    RemoveIndexSegment,
+    Txn,
+)
+from storage_core.log.deletion_vector import inline
+from storage_core.log.requirements import MergeProgress, Requirement
+from storage_core.log.snapshot import Snapshot
+from storage_core.testkit.clock import START_MS
+from storage_core.testkit.log_oracle import State
+from storage_core.testkit.log_tables import INDEX, segment, split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a writer wants to commit, and under which id; None leaves the id to the log."""
+
+    kind: str
+    planned: Snapshot
+    actions: tuple[Action, ...]
+    requirements: tuple[Requirement, ...] = ()
+    commit_id: str | None = None
+
+    def relies_on(self) -> list[str]:
+        """Return the live splits that the work takes away or changes."""
+        return [
+            action.path
+            for action in self.actions
+            if isinstance(action, Remove) or (isinstance(action, Add) and action.deletionVector is not None)
+        ]
+
+    def is_outdated(self, head: State) -> bool:
+        """Return whether a split that the work relies on has gone, or lost rows, since it was planned."""
+        planned = self.planned.splits
+        return any(
+            head["live"].get(path) is None or head["live"][path] != planned.get(path) for path in self.relies_on()
+        )
+
+    def check(self, actions: Sequence[Action]) -> None:
+        """Assert that a version holds the work: no segment whose splits are all gone, and the protocol it needs."""
+        found = [action for action in actions if not isinstance(action, Protocol)]
+        asked = [action for action in self.actions if not isinstance(action, IndexSegment)]
+        assert [action for action in found if not isinstance(action, IndexSegment)] == asked
+        assert all(action in self.actions for action in found)
+
+
+Planner = Callable[[Random, str, Snapshot], Work | None]
+"""Plans work with randomness, a name that nobody else uses, and a snapshot; None where there is nothing to do."""
+
+
+def append(random: Random, name: str, snapshot: Snapshot) -> Work:
+    """One to three new splits."""
+    adds = tuple(split(f"{name}-{number}") for number in range(random.randint(1, 3)))
+    return Work(kind="APPEND", planned=snapshot, actions=adds)
+
+
+def compact(random: Random, name: str, snapshot: Snapshot) -> Work | None:
+    """A new split in place of up to two."""
+    gone = _some_live(random, snapshot, 2)
+    actions: tuple[Action, ...] = (*gone, replace(split(name), dataChange=False))
+    return Work(kind="COMPACT", planned=snapshot, actions=actions) if gone else None
+
+
+def remove(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
+    """A split less."""
+    gone = _some_live(random, snapshot, 1)
+    return Work(kind="REMOVE", planned=snapshot, actions=gone) if gone else None
+
+
+def delete_rows(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
+    """A deletion vector of the one row of a split; a split that has one already is left alone."""
+    whole = sorted(path for path, add in snapshot.splits.items() if add.deletionVector is None)
+    if not whole:
+        return None
+    action = replace(snapshot.splits[random.choice(whole)], deletionVector=inline((0,)))
+    return Work(kind="DELETE", planned=snapshot, actions=(action,))
+
+
+def change(_random: Random, name: str, snapshot: Snapshot) -> Work:
+    """Other metadata."""
+    return Work(kind="CHANGE", planned=snapshot, actions=(replace(snapshot.metadata, description=name),))
+
+
+def transact(random: Random, name: str, snapshot: Snapshot) -> Work:
+    """A unit of a batch job, sometimes one that is recorded already."""
+    app = random.choice("aaab")
+    number = snapshot.txns.get(app, 0) + random.randint(0, 1)
+    return Work(kind="TRANSACT", planned=snapshot, actions=(split(name), Txn(appId=app, version=number)))
+
+
+def merge(random: Random, name: str, snapshot: Snapshot) -> Work:
+    """The next generation of a region, with its rows and the fence of who merges."""
+    region = random.choice("xy")
+    after = snapshot.merged_generations.get(region, 0)
+    actions = (
+        split(name),
+        MergedGenerations(region=region, generation=after + 1),
+        Fence(resource=region, token=snapshot.fences.get(region, 1) + random.choice((0, 0, 1, -1))),
+    )
+    return Work(kind="MERGE", planned=snapshot, actions=actions, requirements=(MergeProgress(region, after),))
+
+
+def index(random: Random, name: str, snapshot: Snapshot) -> Work | None:
+    """A segment for a split that has none."""
+    covered = {path for each in snapshot.segments.values() for path in each.covers}
+    bare = sorted(set(snapshot.splits) - covered)
+    if not bare:
+        return None
+    return Work(kind="INDEX", planned=snapshot, actions=(replace(segment(name), covers=(random.choice(bare),)),))
+
+
+def drop_segment(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
+    """A segment less."""
+    if not snapshot.segments:
+        return None
+    path = random.choice(sorted(snapshot.segments))
+    return Work(kind="DROP", planned=snapshot, actions=(RemoveIndexSegment(index=INDEX.name, path=path),))
+
+
+def skip(random: Random, name: str, snapshot: Snapshot) -> Work | None:
+    """A split that is left out of something for a while."""
+    if not snapshot.splits:
+        return None
+    path = random.choice(sorted(snapshot.splits))
+    action = MergeSkip(path=path, skipTimestamp=START_MS, reason=name, operation="COMPACT")
+    return Work(kind="SKIP", planned=snapshot, actions=(action,))
+
+
+PLANNERS: tuple[tuple[Planner, int], ...] = (
+    (append, 4),
+    (compact, 2),
+    (remove, 1),
+    (delete_rows, 1),
+    (change, 1),
+    (transact, 2),
+    (merge, 2),
+    (index, 2),
+    (drop_segment, 1),
+    (skip, 1),
+)
+"""Every kind of work, and how often it is done among the others."""
+
+
+def _some_live(random: Random, snapshot: Snapshot, count: int) -> tuple[Remove, ...]:
+    live = sorted(snapshot.splits)
+    chosen = random.sample(live, min(count, len(live)))
+    return tuple(Remove(path=path, deletionTimestamp=START_MS) for path in chosen)

@@ -1,0 +1,315 @@
+"""One process ends at every request of every operation, before and after the request takes effect; others go on.
+
+An operation counts as committed when the one put that decides it took effect: then every reader sees it, before that
+nobody does. `OPERATIONS` is the table: a further operation is one more entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+
+from storage_core.config import CheckpointFormat, TableConfig
+from storage_core.errors import NotFound
+from storage_core.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
+from storage_core.gc.protection import doomed
+from storage_core.ids import SeededIds
+from storage_core.log.actions import (
+    Action,
+    Fence,
+    MergedGenerations,
+    MergeSkip,
+    RemoveIndexSegment,
+    Txn,
+)
+from storage_core.log.deletion_vector import inline
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import MergeProgress, Requirement
+from storage_core.log.restore import restore
+from storage_core.log.tags import drop_expired, read_tags, remove_tag, set_tag
+from storage_core.objectstore.contract import IfAbsent, ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.reading import exists
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
+from storage_core.testkit.log_oracle import LogOracle, State, copy_of, state_of
+from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
+
+COMMIT_ID = SeededIds(1_000).uuid()
+REGION = "0b8cf3f4-6c0e-4f5e-9c37-1de3a3c65c4f"
+SPLITS = [f"s{number}" for number in range(12)]
+
+Run = Callable[[TransactionLog], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one process does to a table on which `before` has happened.
+
+    `decides` is the key whose put makes it visible; None for what is derived and changes nothing that a reader sees.
+    `result` is a key that is there when the operation is through.
+    """
+
+    name: str
+    run: Run
+    decides: Callable[[int], str] | None
+    before: Run = lambda _: None
+    result: Callable[[int], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that a reader can see of a table."""
+
+    version: int
+    state: State
+    tags: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A request of an operation, and the side of it on which the process ends."""
+
+    number: int
+    side: CrashFault
+
+
+def committing(*actions: Action, requirements: tuple[Requirement, ...] = ()) -> Run:
+    """A commit of a job that may be started again: it has its own id."""
+
+    def run(log: TransactionLog) -> None:
+        log.commit(log.snapshot(), actions, operation="TEST", requirements=requirements, commit_id=COMMIT_ID)
+
+    return run
+
+
+def after_commits(*commits: tuple[Action, ...]) -> Run:
+    def run(log: TransactionLog) -> None:
+        for actions in commits:
+            log.commit(log.snapshot(), actions, operation="BEFORE")
+
+    return run
+
+
+def checkpointed(log: TransactionLog) -> None:
+    log.checkpoint(log.snapshot())
+
+
+def a_state_and_many_removals(log: TransactionLog) -> None:
+    """More than a tenth of what the state holds is gone."""
+    checkpointed(log)
+    after_commits(tuple(removal(name) for name in SPLITS[:5]))(log)
+
+
+def a_state_and_a_few_additions(log: TransactionLog) -> None:
+    checkpointed(log)
+    after_commits((split("new"),), (removal(SPLITS[0]),))(log)
+
+
+def checkpoints_as(form: CheckpointFormat) -> Run:
+    def run(log: TransactionLog) -> None:
+        snapshot = log.snapshot()
+        config = replace(snapshot.config, checkpoint_format=form)
+        changed = replace(snapshot.metadata, configuration=config.to_configuration())
+        log.commit(snapshot, [changed], operation="CHANGE")
+
+    return run
+
+
+def changed_metadata(log: TransactionLog) -> None:
+    snapshot = log.snapshot()
+    changed = replace(snapshot.metadata, description="another")
+    log.commit(snapshot, [changed], operation="CHANGE", commit_id=COMMIT_ID)
+
+
+def restored(log: TransactionLog) -> None:
+    target = log.snapshot(version=1)
+    restore(log, target, doomed=partial(doomed, log.store), commit_id=COMMIT_ID)
+
+
+def tagged_with(name: str, version: int, *, expires_at_ms: int | None = None) -> Run:
+    def run(log: TransactionLog) -> None:
+        target = log.snapshot(version=version)
+        set_tag(log, name, target, doomed=partial(doomed, log.store), expires_at_ms=expires_at_ms)
+
+    return run
+
+
+def untagged(log: TransactionLog) -> None:
+    with suppress(NotFound):  # it was removed before the process ended
+        remove_tag(log, "nightly")
+
+
+def expired_tags_dropped(log: TransactionLog) -> None:
+    drop_expired(log, now_ms=START_MS + 10**9)
+
+
+def next_version(head: int) -> str:
+    return version_key(head + 1)
+
+
+def tags(_head: int) -> str:
+    return tags_key()
+
+
+OPERATIONS = (
+    Operation("append", committing(split("a"), split("b")), next_version),
+    Operation(
+        "append that a checkpoint follows",
+        committing(split("a")),
+        next_version,
+        after_commits(*[(split(f"n{n}"),) for n in range(6)]),
+    ),
+    Operation("compaction", committing(removal("s0"), removal("s1"), split("c")), next_version, checkpointed),
+    Operation(
+        "merge",
+        committing(
+            removal("s0"),
+            split("m"),
+            MergedGenerations(region=REGION, generation=1),
+            Fence(resource=REGION, token=2),
+            Txn(appId="merge", version=1),
+            requirements=(MergeProgress(REGION, 0),),
+        ),
+        next_version,
+    ),
+    Operation("deletion of rows", committing(replace(split("s0"), deletionVector=inline((0,)))), next_version),
+    Operation("index segment", committing(segment("i", "s0", "s1")), next_version),
+    Operation(
+        "removal of an index segment",
+        committing(RemoveIndexSegment(index=INDEX.name, path=segment("i").path)),
+        next_version,
+        after_commits((segment("i", "s0"),)),
+    ),
+    Operation(
+        "skip", committing(MergeSkip(path=split("s0").path, skipTimestamp=1, reason="r", operation="o")), next_version
+    ),
+    Operation("metadata change", changed_metadata, next_version),
+    Operation("first checkpoint", checkpointed, None, result=state_key),
+    Operation("later checkpoint", checkpointed, None, a_state_and_a_few_additions, result=state_key),
+    Operation("state compaction", checkpointed, None, a_state_and_many_removals, result=state_key),
+    Operation("JSON checkpoint", checkpointed, None, checkpoints_as("json"), result=json_checkpoint_key),
+    Operation(
+        "JSON checkpoint in parts", checkpointed, None, checkpoints_as("json-multipart"), result=json_checkpoint_key
+    ),
+    Operation(
+        "restore", restored, next_version, after_commits((removal("s0"), split("late")), (segment("i", "late"),))
+    ),
+    Operation("new tag", tagged_with("nightly", 1), tags, after_commits((split("late"), removal("s3")))),
+    Operation("moved tag", tagged_with("nightly", 2), tags, tagged_with("nightly", 1)),
+    Operation("removed tag", untagged, tags, tagged_with("nightly", 1)),
+    Operation(
+        "expired tags dropped", expired_tags_dropped, tags, tagged_with("nightly", 1, expires_at_ms=START_MS + 10**6)
+    ),
+)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation) -> None:
+    start = table(operation)
+    head = log_on(start).snapshot().version
+    before, after, requests = reference(operation, start)
+    decisive = [number for number, put in enumerate(requests) if operation.decides and put == operation.decides(head)]
+    assert (before == after) == (operation.decides is None)
+    assert len(decisive) == (operation.decides is not None), "exactly one put decides"
+
+    ran = 0
+    judged: list[tuple[dict[str, bytes], Seen]] = []
+    for point in points(len(requests)):
+        left = crashed(operation, start, point)
+        committed = bool(decisive) and (point.number, point.side is CrashFault.AFTER) >= (decisive[0], True)
+        case = (content(left), after if committed else before)
+        ran += 1
+        if case in judged:
+            continue  # requests that only read leave the same objects behind, and whoever goes on goes on alike
+        judged.append(case)
+        readers_see(left, case[1])
+        another_writer_goes_on(copy_of(left), case[1])
+        the_next_process_finishes(operation, left, after, head)
+    assert ran == 2 * len(requests) > 0
+    told = f"{operation.name}: {ran} points at {len(requests)} requests leave {len(judged)} different tables behind"
+    print(told)  # noqa: T201 -- shown by `pytest -rA`
+
+
+def table(operation: Operation) -> MemoryStore:
+    """A table of a dozen splits in two versions, whose objects are there, and on which `before` has happened."""
+    store = MemoryStore("table", clock=ManualClock())
+    log = log_on(store, seed=1)
+    log.create(metadata(TableConfig(checkpoint_interval=9, indexes=(INDEX,))))
+    for name in [*SPLITS, "late", "new"]:
+        store.put(split(name).path, b"rows", IfAbsent())
+    log.commit(log.snapshot(), [split(name) for name in SPLITS[:8]], operation="FIRST")
+    log.commit(log.snapshot(), [split(name) for name in SPLITS[8:]], operation="SECOND")
+    operation.before(log)
+    return store
+
+
+def reference(operation: Operation, start: MemoryStore) -> tuple[Seen, Seen, list[str]]:
+    """What is seen before and after the operation when nothing happens; and of each request the key that it puts."""
+    store = FaultStore(copy_of(start))
+    before = seen(start)
+    operation.run(log_on(store, seed=2))
+    requests = [each.request.key if each.request.kind == "put" else "" for each in store.trace]
+    return before, seen(store), requests
+
+
+def points(requests: int) -> Iterator[Point]:
+    for number in range(requests):
+        for side in CrashFault:
+            yield Point(number, side)
+
+
+def crashed(operation: Operation, start: MemoryStore, point: Point) -> MemoryStore:
+    """The objects that a process leaves behind which ends at `point`."""
+    objects = copy_of(start)
+    store = FaultStore(objects)
+    store.at(point.number, point.side)
+    with pytest.raises(Crash):
+        operation.run(log_on(store, seed=2))
+    assert len(store.trace) == point.number + 1
+    return objects
+
+
+def readers_see(store: MemoryStore, expected: Seen) -> None:
+    """However the table is opened, a reader sees `expected`, and that is what the version files say."""
+    assert seen(store) == expected
+    oracle, log = LogOracle(store), log_on(store, seed=3)
+    oracle.check_versions()
+    oracle.check_opening(log)
+    oracle.check_travel(log, expected.version)
+
+
+def another_writer_goes_on(store: MemoryStore, expected: Seen) -> None:
+    """Somebody who knows nothing of the operation commits and checkpoints."""
+    log = log_on(store, seed=4)
+    added = split("another")
+    result = log.commit(log.snapshot(), [added], operation="APPEND")
+    log.checkpoint(result.snapshot)
+    state = {**expected.state, "live": {**expected.state["live"], added.path: added}}
+    readers_see(store, replace(expected, version=expected.version + 1, state=state))
+
+
+def the_next_process_finishes(operation: Operation, store: MemoryStore, after: Seen, head: int) -> None:
+    """The same work started again is done once, and the table goes on from there."""
+    operation.run(log_on(store, seed=5))
+    readers_see(store, after)
+    if operation.result is not None:
+        assert exists(store, operation.result(head))
+    another_writer_goes_on(store, after)
+
+
+def seen(store: ObjectStore) -> Seen:
+    snapshot = log_on(store, seed=6).snapshot()
+    return Seen(
+        snapshot.version,
+        state_of(snapshot),
+        {name: tag.version for name, tag in read_tags(store).by_name.items()},
+    )
+
+
+def content(store: MemoryStore) -> dict[str, bytes]:
+    return {info.key: store.get(info.key).data for info in store.list("")}

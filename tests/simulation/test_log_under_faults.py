@@ -1,0 +1,499 @@
+"""Several writers commit to one log over stores that lose replies, refuse, delay, lie about listings and end processes.
+
+One thread plays all of them: before any request of one writer the seed may let another do a whole piece of work, or let
+a delayed put arrive. Afterwards the log is held against what the writers were told. A seed replays exactly:
+
+    TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
+    TIDEMARK_SEEDS=100000 python -m pytest tests/simulation   the first so many (`make simulate`)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, TidemarkError, Unavailable
+from storage_core.formats.keys import last_checkpoint_key
+from storage_core.gc.protection import doomed
+from storage_core.ids import SeededIds
+from storage_core.log.actions import Add, Txn
+from storage_core.log.commit import CommitResult
+from storage_core.log.log import TransactionLog
+from storage_core.log.restore import restore
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.fault_store import (
+    Crash,
+    CrashFault,
+    FaultStore,
+    GetFault,
+    HeadFault,
+    ListFault,
+    PutFault,
+    Rates,
+)
+from storage_core.testkit.log_oracle import LogOracle, State, state_of
+from storage_core.testkit.log_tables import INDEX, metadata
+from storage_core.testkit.log_work import PLANNERS, Planner, Work
+
+SEEDS = int(os.environ.get("TIDEMARK_SEEDS", "2000"))
+BLOCK = 250
+ONE = os.environ.get("TIDEMARK_SEED")
+BLOCKS = (
+    [range(int(ONE), int(ONE) + 1)]
+    if ONE is not None
+    else [range(start, min(start + BLOCK, SEEDS)) for start in range(0, SEEDS, BLOCK)]
+)
+
+WRITERS = 3
+MOVES = 16
+INTERLEAVED = 0.06
+LOOKED_AT = 0.2
+NOWHERE = -1
+RESTORE = "RESTORE"
+
+T = TypeVar("T")
+
+LOST_REPLIES: Rates = {
+    PutFault.APPLIED_THEN_CONFLICT: 0.06,
+    PutFault.APPLIED_THEN_UNKNOWN: 0.08,
+    PutFault.APPLIED_THEN_UNAVAILABLE: 0.04,
+    PutFault.DROPPED_THEN_UNKNOWN: 0.06,
+    PutFault.DELAYED_THEN_UNKNOWN: 0.08,
+    PutFault.CONFLICT_WITH_NOTHING: 0.05,
+    PutFault.REFUSED: 0.05,
+}
+STORM: Rates = {
+    PutFault.APPLIED_THEN_UNKNOWN: 0.05,
+    PutFault.DROPPED_THEN_UNKNOWN: 0.3,
+    PutFault.DELAYED_THEN_UNKNOWN: 0.3,
+    PutFault.REFUSED: 0.3,
+    GetFault.REFUSED: 0.1,
+}
+OUTAGES: Rates = {
+    **LOST_REPLIES,
+    GetFault.REFUSED: 0.02,
+    GetFault.TIMED_OUT: 0.01,
+    HeadFault.REFUSED: 0.03,
+    HeadFault.TIMED_OUT: 0.02,
+    ListFault.REFUSED: 0.05,
+    ListFault.TIMED_OUT: 0.05,
+    ListFault.REORDERED: 0.3,
+    ListFault.DOUBLED: 0.2,
+    ListFault.START_INCLUDED: 0.1,
+}
+CUT_LISTINGS: Rates = {**OUTAGES, ListFault.CUT: 0.3}
+DAMAGED_READS: Rates = {
+    **OUTAGES,
+    GetFault.TORN: 0.02,
+    GetFault.EMPTY: 0.01,
+    GetFault.SWAPPED: 0.02,
+    GetFault.FLIPPED: 0.03,
+}
+
+PROFILES = (LOST_REPLIES, STORM, OUTAGES, CUT_LISTINGS, DAMAGED_READS)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """A simulation meets more failing checkpoints than anybody wants to read about."""
+    caplog.set_level(logging.CRITICAL, logger="storage_core")
+
+
+@dataclass(slots=True)
+class World:
+    """One table, its writers, and what they were told: the version of each acknowledged commit, ids of refused ones."""
+
+    seed: int
+    random: Random = field(init=False)
+    objects: MemoryStore = field(init=False)
+    oracle: LogOracle = field(init=False)
+    writers: list[Writer] = field(default_factory=list)
+    stores: list[FaultStore] = field(default_factory=list)
+    acknowledged: dict[str, tuple[int, Work]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    moves: int = 0
+    names: int = 0
+    hinted: int = -1
+    doubts: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.objects = MemoryStore("table", clock=ManualClock())
+        self.oracle = LogOracle(self.objects)
+        interval = self.random.choice((0, 2, 5, 10))
+        log = TransactionLog(self.objects, clock=ManualClock(), ids=SeededIds(self.seed))
+        log.create(metadata(TableConfig(checkpoint_interval=interval, indexes=(INDEX,))))
+        self.writers = [Writer(self, number) for number in range(WRITERS)]
+
+    @property
+    def rates(self) -> Rates:
+        return PROFILES[self.seed % len(PROFILES)]
+
+    @property
+    def reads_are_true(self) -> bool:
+        return self.rates is not DAMAGED_READS
+
+    def run(self) -> None:
+        """Let the writers work, then let everything in flight arrive, and check."""
+        while self.moves < MOVES:
+            self.let_somebody_work()
+        for store in self.stores:
+            store.deliver()
+        self.check()
+
+    def let_somebody_work(self) -> None:
+        free = [writer for writer in self.writers if not writer.busy]
+        if free:
+            self.moves += 1
+            self.random.choice(free).work()
+            self.check_hint()
+
+    def between_requests(self) -> None:
+        """What others do before a request of somebody goes through."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # one of several reads at once, whose order is not the seed's
+        if self.moves < MOVES and self.random.random() < INTERLEAVED:
+            self.let_somebody_work()
+        if self.random.random() < INTERLEAVED:
+            self.random.choice(self.stores).deliver(1)
+
+    def connect(self, clock: ManualClock) -> FaultStore:
+        """Return the table as a fresh process sees it."""
+        store = FaultStore(
+            self.objects,
+            watch=lambda _kind, _key: self.between_requests(),
+            seed=self.seed * 1000 + len(self.stores),
+            rates=self.rates,
+            clock=clock,
+            page_keys=3,
+        )
+        self.stores.append(store)
+        return store
+
+    def plan(self, snapshot: Snapshot) -> Work | None:
+        """Return something to commit that may follow `snapshot`."""
+        self.names += 1
+        planners, weights = zip(*PLANNERS, strict=True)
+        planner: Planner = self.random.choices(planners, weights)[0]
+        return planner(self.random, f"w{self.names}", snapshot)
+
+    def write_splits(self, work: Work) -> None:
+        """Files are written before they are committed."""
+        for action in work.actions:
+            if isinstance(action, Add):
+                self.objects.put(action.path, b"rows", Overwrite())
+
+    def acknowledge(self, commit_id: str, version: int, work: Work) -> None:
+        assert commit_id not in self.refused, "a commit that was refused is there after all"
+        assert self.acknowledged.get(commit_id, (version, None))[0] == version, "a commit has two versions"
+        self.acknowledged[commit_id] = (version, work)
+
+    def refuse(self, commit_id: str) -> None:
+        assert commit_id not in self.acknowledged, "a commit that was acknowledged was refused later"
+        self.refused.add(commit_id)
+
+    def check_hint(self) -> None:
+        """The hint never goes backwards, unless what a writer read of it was damaged."""
+        try:
+            version = json.loads(self.objects.get(last_checkpoint_key()).data)["version"]
+        except NotFound:
+            self.hinted = -1
+            return
+        assert version >= self.hinted or not self.reads_are_true, f"the hint went from {self.hinted} to {version}"
+        self.hinted = version
+
+    def check(self) -> None:
+        """Hold the log against what the writers know, and every way of opening it against its version files."""
+        self.oracle.check_versions()
+        pending = {work.commit_id: work for writer in self.writers for work in writer.pending}
+        for version in self.oracle.read()[1:]:
+            work = pending.get(version.commit_id)
+            if work is not None:
+                self.acknowledge(version.commit_id, version.version, work)
+            assert version.commit_id in self.acknowledged, f"nobody was told that version {version.version} is there"
+        for commit_id, (number, work) in self.acknowledged.items():
+            assert self.oracle.find(commit_id) == number, f"the {work.kind} acknowledged at version {number} is lost"
+            if work.kind == RESTORE:
+                self.check_restored(number, work)
+            else:
+                work.check(self.oracle.read()[number].actions)
+        log = TransactionLog(self.objects, clock=ManualClock(), ids=SeededIds(0))
+        self.oracle.check_opening(log)
+        if self.random.random() < LOOKED_AT:
+            self.oracle.check_travel(log, self.random.randrange(len(self.oracle.read())))
+        for commit_id in list(self.acknowledged)[-2:]:
+            assert log.find_commit(commit_id) == self.acknowledged[commit_id][0]
+
+    def check_restored(self, version: int, work: Work) -> None:
+        """A version has the content that the restore named."""
+        versions = self.oracle.read()
+        assert rows_of(versions[version].state) == rows_of(versions[work.planned.version].state)
+        assert versions[version].state["table"]["metadata"] == versions[work.planned.version].state["table"]["metadata"]
+
+
+class Writer:
+    """A process that commits, reads and checkpoints; when it crashes the next one finishes what it left in doubt."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.random = world.random
+        self.clock = ManualClock(START_MS + world.random.choice((0, 0, -3_600_000, 5_000)), step_ms=number)
+        self.busy = False
+        self.doomed = False
+        self.pending: list[Work] = []
+        self.number = number
+        self.start()
+        self.snapshot = TransactionLog(world.objects).snapshot()
+
+    def start(self) -> None:
+        """Begin a fresh process."""
+        self.store = self.world.connect(self.clock)
+        self.log = TransactionLog(self.store, clock=self.clock, ids=SeededIds(self.random.getrandbits(64)))
+
+    def work(self) -> None:
+        """Do one piece of work, or die in the middle of it."""
+        self.busy = True
+        self.clock.now += self.random.choice((-60_000, 0, 0, 1, 700))
+        self.doomed = self.random.random() < 0.1
+        if self.doomed:
+            self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice([*CrashFault]))
+        try:
+            self.do()
+        except Crash:
+            self.start()
+        finally:
+            self.store.forget()
+            self.busy = False
+
+    def do(self) -> None:
+        """Settle a doubt, or do something new."""
+        if self.pending and self.random.random() < 0.7:
+            self.resolve(self.random.choice(self.pending))
+            return
+        chores = (self.commit, self.open, self.travel, self.checkpoint, self.restore, self.lose_the_hint)
+        self.random.choices(chores, (12, 4, 2, 2, 1, 0.5))[0]()
+
+    def commit(self) -> None:
+        """Commit something planned on a snapshot that may be old."""
+        if self.random.random() < 0.5:
+            self.open()
+        work = self.reading(lambda: self.world.plan(self.snapshot))
+        if work is None:
+            return
+        self.world.write_splits(work)
+        named = replace(work, commit_id=SeededIds(self.random.getrandbits(64)).uuid())
+        # Only by an id of one's own a commit can be found again after a crash or a read of damaged bytes.
+        anonymous = self.world.reads_are_true and not self.doomed and self.random.random() < 0.4
+        self.attempt(work if anonymous else named)
+
+    def attempt(self, work: Work) -> None:
+        """Commit, and remember what the log said about it."""
+        known = work.commit_id
+        again = known in {each.commit_id for each in self.pending}
+        if known is not None and not again:
+            self.pending.append(work)
+        try:
+            result = self.execute(work)
+        except (CommitConflict, Fenced) as error:
+            if not again:
+                self.check_refusal(work, error)
+            self.refused(known)
+        except Unavailable:
+            if not again:
+                self.refused(known)
+        except CommitUnknown as error:
+            self.world.doubts += 1
+            if known is None:
+                self.pending.append(replace(work, commit_id=str(error.context["commit_id"])))
+        except Corrupt:
+            assert not self.world.reads_are_true
+        else:
+            self.committed(work, result)
+
+    def execute(self, work: Work) -> CommitResult:
+        if work.kind != RESTORE:
+            return self.log.commit(
+                work.planned,
+                work.actions,
+                operation=work.kind,
+                requirements=work.requirements,
+                commit_id=work.commit_id,
+            )
+        done = restore(self.log, work.planned, doomed=partial(doomed, self.store), commit_id=work.commit_id)
+        return CommitResult(
+            done.snapshot.version, done.commit_id, done.snapshot, already_committed=not done.changed, attempts=0
+        )
+
+    def restore(self) -> None:
+        """Bring back an older version."""
+        version = self.random.choice(self.world.oracle.read()).version
+        target = self.seen(lambda: self.log.snapshot(version=version))
+        if target is not None:
+            commit_id = SeededIds(self.random.getrandbits(64)).uuid()
+            self.attempt(Work(kind=RESTORE, planned=target, actions=(), commit_id=commit_id))
+
+    def committed(self, work: Work, result: CommitResult) -> None:
+        """Remember a success: the version is there, or, for repeated transactions, all of them are recorded."""
+        version = self.world.oracle.find(result.commit_id)
+        if version is None:
+            assert result.already_committed, "acknowledged, but not there"
+            self.refused(work.commit_id)
+            if work.kind == RESTORE:
+                self.world.check_restored(result.version, work)
+                return
+            recorded = self.world.oracle.read()[-1].state["txns"]
+            txns = [action for action in work.actions if isinstance(action, Txn)]
+            assert txns
+            assert all(recorded[txn.appId] >= txn.version for txn in txns), "acknowledged, but not recorded"
+        else:
+            assert result.version == version or (result.already_committed and result.version > version)
+            self.settled(work.commit_id)
+            self.world.acknowledge(result.commit_id, version, work)
+        self.snapshot = result.snapshot
+        self.check_seen(result.snapshot)
+
+    def check_refusal(self, work: Work, error: TidemarkError) -> None:
+        """A conflict is true: something that the work relies on has gone, or ten races were lost."""
+        if "attempts to commit lost" not in str(error) and work.kind in {"APPEND", "COMPACT", "REMOVE", "DELETE"}:
+            assert work.is_outdated(self.world.oracle.read()[-1].state), f"a false conflict: {error}"
+
+    def refused(self, commit_id: str | None) -> None:
+        if commit_id is not None:
+            self.settled(commit_id)
+            self.world.refuse(commit_id)
+
+    def settled(self, commit_id: str | None) -> None:
+        self.pending = [each for each in self.pending if each.commit_id != commit_id]
+
+    def resolve(self, work: Work) -> None:
+        """Find out what became of a commit in doubt, and commit it again under its id when it is nowhere."""
+        known = work.commit_id
+        assert known is not None
+        found = self.reading(lambda: self.log.find_commit(known) or NOWHERE)
+        if found == NOWHERE:
+            self.open()
+            self.attempt(work if work.kind == RESTORE else replace(work, planned=self.snapshot))
+        elif found is not None:
+            self.settled(known)
+            self.world.acknowledge(known, found, work)
+
+    def open(self) -> None:
+        """Go on from the newest snapshot that can be read."""
+        self.snapshot = self.seen(self.log.snapshot) or self.snapshot
+        refreshed = self.seen(lambda: self.log.refresh(self.snapshot)) or self.snapshot
+        assert refreshed.version >= self.snapshot.version
+        self.snapshot = refreshed
+
+    def travel(self) -> None:
+        """Open an older version by number and by time."""
+        version = self.random.choice(self.world.oracle.read())
+        opened = [
+            self.seen(lambda: self.log.snapshot(version=version.version)),
+            self.seen(lambda: self.log.snapshot(timestamp_ms=version.timestamp)),
+        ]
+        assert {found.version for found in opened if found is not None} <= {version.version}
+
+    def seen(self, read: Callable[[], Snapshot]) -> Snapshot | None:
+        """Return the snapshot that a read gives, which is the truth whenever it gives one."""
+        snapshot = self.reading(read)
+        if snapshot is not None:
+            self.check_seen(snapshot)
+        return snapshot
+
+    def check_seen(self, snapshot: Snapshot) -> None:
+        """What a snapshot lists is the truth, as far as it can be read: its splits are read when they are looked at."""
+        assert snapshot.timestamp == self.world.oracle.read()[snapshot.version].timestamp
+        if self.random.random() > LOOKED_AT:
+            return
+        state = self.reading(lambda: state_of(snapshot))
+        assert state is None or state == self.world.oracle.read()[snapshot.version].state, "a snapshot lies"
+
+    def reading(self, read: Callable[[], T]) -> T | None:
+        """Return what a read gives; None when the store cannot be reached, or handed out damaged bytes."""
+        try:
+            return read()
+        except Unavailable:
+            return None
+        except Corrupt:
+            assert not self.world.reads_are_true, "the log takes good bytes for damaged ones"
+            return None
+
+    def checkpoint(self) -> None:
+        """Write the state of a version that may be old."""
+        try:
+            self.log.checkpoint(self.snapshot)
+        except (Unavailable, CommitUnknown):
+            pass
+        except Corrupt:
+            assert not self.world.reads_are_true
+
+    def lose_the_hint(self) -> None:
+        """Somebody else deletes it."""
+        self.world.objects.delete([last_checkpoint_key()])
+
+
+def simulate(seed: int) -> World:
+    """Run one seed; a failure says which."""
+    world = World(seed)
+    try:
+        world.run()
+    except BaseException as error:
+        error.add_note(f"simulation with TIDEMARK_SEED={seed}, {world.moves} moves")
+        raise
+    return world
+
+
+@pytest.mark.parametrize("seeds", BLOCKS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_what_was_acknowledged_is_there_once_and_nothing_else_whatever_the_store_does(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_seed_replays_every_request_and_every_byte(seed: int) -> None:
+    first, again = simulate(seed), simulate(seed)
+    assert [history(store) for store in first.stores] == [history(store) for store in again.stores]
+    assert content(first.objects) == content(again.objects)
+    assert (first.acknowledged.keys(), first.refused) == (again.acknowledged.keys(), again.refused)
+
+
+def test_the_seeds_meet_every_fault_and_every_kind_of_commit() -> None:
+    """A simulation that nothing happens in shows nothing."""
+    worlds = [simulate(seed) for seed in range(120)]
+    steps = {happening.step for world in worlds for store in world.stores for happening in store.trace}
+    met = {f"{type(fault).__name__}.{fault.name}" for rates in PROFILES for fault in rates}
+    crashes = {f"CrashFault.{fault.name}" for fault in CrashFault}
+    assert met | crashes == steps - {None}
+    assert {work.kind for world in worlds for _, work in world.acknowledged.values()} == {
+        "APPEND", "COMPACT", "REMOVE", "DELETE", "CHANGE", "TRANSACT", "MERGE", "INDEX", "DROP", "SKIP", "RESTORE",
+    }  # fmt: skip
+    assert any(world.refused for world in worlds)
+    assert sum(world.doubts for world in worlds) > 5
+
+
+def rows_of(state: State) -> dict[str, int]:
+    """How many rows of each live split are deleted."""
+    vectors = {path: add.deletionVector for path, add in state["live"].items()}
+    return {path: 0 if vector is None else vector.cardinality for path, vector in vectors.items()}
+
+
+def history(store: FaultStore) -> list[tuple[str, str, int, str]]:
+    """What happened to which request, without the order of reads that ran at once."""
+    return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)
+
+
+def content(store: MemoryStore) -> dict[str, bytes]:
+    return {info.key: store.get(info.key).data for info in store.list("")}
