@@ -102,4 +102,4 @@ def watermark(snapshot: Snapshot, index: str) -> int:
     covered, else one less than the version that added the oldest uncovered split.
     """
     covered = segments.coverage(snapshot, segments.definition_of(snapshot, index))
-    return min((snapshot.added_at[add.path][0] - 1 for add in covered.missing), default=snapshot.version)
+    return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)

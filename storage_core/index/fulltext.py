@@ -13,9 +13,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +25,7 @@ import tantivy
 
 from storage_core.config import IndexDefinition
 from storage_core.errors import InvalidInput
+from storage_core.index import text_syntax
 
 ROW_FIELD = "_row"
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
@@ -104,10 +105,11 @@ def compose(directories: Sequence[Path], target: Path, definition: IndexDefiniti
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """A query that parses for one index; make it with `parse`."""
+    """A query that parses for one index; make it with `parse`. `completed` is what tantivy is asked for it."""
 
     text: str
     definition: IndexDefinition
+    completed: str
 
     def hits(self, directories: Sequence[Path], limit: int, scratch: Path) -> list[Hit]:
         """Return the best `limit` documents of the composed `directories` by score, then position, then row.
@@ -136,41 +138,44 @@ class TextQuery:
 def parse(text: str, definition: IndexDefinition) -> TextQuery:
     """Return the query, parsed over all columns of the index unless it names one (`request:kibana`).
 
-    Raises `InvalidInput` when it does not parse, names a field that the index lacks, has only negative terms, or asks
-    for a prefix by `*`: tantivy drops the star after a word, and follows at most 50 endings of a phrase, so neither
-    would return every matching row.
+    `NOT` and `-` take away from the group they are in, or from all rows where the group has nothing else; what only a
+    negation found scores 0. Raises `InvalidInput` when the text does not parse, names a field that the index lacks,
+    asks whether a column has a value (`request:*`), or asks for a prefix by `*`: tantivy drops the star after a word,
+    and follows at most 50 endings of a phrase, so neither would return every matching row.
     """
-    query = TextQuery(text=text, definition=definition)
+    query = TextQuery(text=text, definition=definition, completed=text)
     if not text.strip():
         raise _unparsable(query, "it is empty")
-    _parsed(tantivy.Index(_schema(definition)), query)
-    for literal in _literals(tantivy.parse_query(text)):
-        if literal.get("prefix") or (literal.get("delimiter") == "none" and str(literal["phrase"]).endswith("*")):
-            column = definition.columns[0]
-            raise _unparsable(query, f"prefixes are written as a range, {column}:[kib TO kic}}; quote a literal `*`")
+    index = tantivy.Index(_schema(definition))
+    try:
+        tree = text_syntax.read(text)
+    except ValueError:
+        _parsed(index, query)  # says where it ends to be a query
+        raise
+    _require_exact(query, tree)
+    try:
+        query = replace(query, completed=text_syntax.complete(tree, text))
+    except ValueError as error:
+        raise _unparsable(query, str(error)) from error
+    _parsed(index, query)
     return query
+
+
+def _require_exact(query: TextQuery, tree: text_syntax.Node) -> None:
+    column = query.definition.columns[0]
+    for node in text_syntax.nodes(tree):
+        if node["type"] == "exists":
+            reason = f"an index does not know which rows have a value; scan with `{column} is not null`"
+            raise _unparsable(query, reason)
+        if node.get("prefix") or (node.get("delimiter") == "none" and node["phrase"].endswith("*")):
+            raise _unparsable(query, f"prefixes are written as a range, {column}:[kib TO kic}}; quote a literal `*`")
 
 
 def _parsed(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
     try:
-        return index.parse_query(query.text, list(query.definition.columns))
+        return index.parse_query(query.completed, list(query.definition.columns))
     except ValueError as error:
         raise _unparsable(query, str(error)) from error
-
-
-def _literals(node: object) -> Iterator[Mapping[str, object]]:
-    """Yield every word and phrase of tantivy's syntax tree, which nests objects, lists and (occur, clause) pairs."""
-    match node:
-        case {"type": "literal"}:
-            yield cast("Mapping[str, object]", node)
-        case Mapping():
-            for value in node.values():
-                yield from _literals(value)
-        case list() | tuple():
-            for value in node:
-                yield from _literals(value)
-        case _:
-            return
 
 
 def _unparsable(query: TextQuery, reason: str) -> InvalidInput:

@@ -157,7 +157,10 @@ def test_the_tokenizer_of_the_index_decides_what_a_word_is(
         ('"get', "Syntax Error"),
         ("status:200", "Field does not exist"),
         ("_row:5", "not declared as indexed"),
-        ("-get", "Only excluding"),
+        ("request:*", "does not know which rows have a value"),
+        ("get AND NOT request:*", "does not know which rows have a value"),
+        ("get AND NOT status:200", "Field does not exist"),
+        ("get AND NOT kib*", "prefixes are written as a range"),
         ("/ge.*/", "Regex"),
         ("kib*", "prefixes are written as a range"),
         ("+get +(post OR kib*)", "prefixes are written as a range"),
@@ -168,6 +171,42 @@ def test_a_query_that_cannot_be_answered_exactly_is_refused_with_the_reason(quer
     with pytest.raises(InvalidInput, match=reason) as caught:
         fulltext.parse(query, DEFINITION)
     assert "request, agent" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("alpha AND NOT beta", [0]),
+        ("alpha -beta", [0]),
+        ("alpha OR NOT beta", [0, 1, 3, 4]),
+        ("NOT beta", [0, 3, 4]),
+        ("NOT (alpha OR beta)", [3, 4]),
+        ("+alpha +(-beta)", [0]),
+        ("NOT NOT beta", [1, 2]),
+        ("NOT alpha AND NOT beta", [3, 4]),
+        ("body:(NOT beta) AND NOT body:gamma", [0, 4]),
+        ('NOT body: IN [alpha "beta"]', [3, 4]),
+        ("gamma OR NOT body:[al TO bez]", [3, 4]),
+        ("gamma OR NOT body:[b TO *]", [0, 3, 4]),
+        ('gamma OR NOT "alpha beta"~1^2', [0, 2, 3, 4]),
+        ("alpha AND NOT beta\\:x", [0, 1]),
+        ("alpha AND NOT 'beta\\\"'", [0]),
+    ],
+)
+def test_a_negation_takes_away_from_all_rows_where_its_group_has_nothing_else(
+    tmp_path: Path, query: str, found: list[int]
+) -> None:
+    definition = IndexDefinition("text", "fulltext", ("body",))
+    part = unpacked(tmp_path / "a", pa.table({"body": ["alpha", "alpha beta", "beta", "gamma", None]}), definition)
+    assert sorted(hit.row for hit in hits([part], query, 10, definition)) == found
+
+
+def test_a_row_scores_the_same_whichever_way_a_word_is_excluded(tmp_path: Path) -> None:
+    part = unpacked(tmp_path / "a", documents(100))
+    wanted = hits([part], "get -css", 100)
+    assert wanted
+    assert hits([part], "get AND NOT css", 100) == wanted
+    assert {hit.score for hit in hits([part], "NOT css", 100)} == {0.0}
 
 
 def test_a_prefix_written_as_a_range_finds_every_ending(tmp_path: Path) -> None:

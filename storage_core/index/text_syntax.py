@@ -1,0 +1,134 @@
+"""The syntax of full-text queries: what tantivy reads a text as, and the same with every negation made complete.
+
+Tantivy answers a group of clauses by what its positive clauses find. A group of negative ones only (`NOT beta`, also
+inside `alpha AND NOT beta`, which it reads as two groups) finds nothing there, where logic says: all other rows. So
+such a group gets a clause that matches every row and scores nothing (`+*^0`), and answers are those of set algebra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, TypeAlias, cast
+
+import tantivy
+
+Node: TypeAlias = Mapping[str, Any]
+Clause: TypeAlias = tuple[str | None, Node]
+
+_EVERY_ROW: Node = {"type": "boost", "underlying": {"type": "all"}, "boost": 0.0}
+_SIGNS: Mapping[str | None, str] = {"must": "+", "must_not": "-", "should": "", None: ""}
+
+
+def read(text: str) -> Node:
+    """Return tantivy's tree of a query. Raises `ValueError` for a text that is none."""
+    return cast("Node", tantivy.parse_query(text))
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """Yield the node and all below it."""
+    yield node
+    for child in _children(node):
+        yield from nodes(child)
+
+
+def complete(tree: Node, text: str) -> str:
+    """Return a query that finds what logic says `text`, read as `tree`, means; most texts are that query already.
+
+    Scores stay the same. Raises `ValueError` for what cannot be written down again.
+    """
+    if not any(_only_excludes(node) for node in nodes(tree)):
+        return text
+    wanted = _completed(tree)
+    written = _written(wanted)
+    if _comparable(read(written)) != _comparable(wanted):
+        raise ValueError(f"it cannot be combined with NOT: tantivy reads {written} in another way")
+    return written
+
+
+def _children(node: Node) -> list[Node]:
+    match node["type"]:
+        case "bool":
+            return [child for _, child in node["clauses"]]
+        case "boost":
+            return [node["underlying"]]
+        case _:
+            return []
+
+
+def _only_excludes(node: Node) -> bool:
+    return node["type"] == "bool" and {occur for occur, _ in node["clauses"]} == {"must_not"}
+
+
+def _completed(node: Node) -> Node:
+    match node["type"]:
+        case "bool":
+            clauses = _unlike([(occur, _completed(child)) for occur, child in node["clauses"]])
+            if _only_excludes(node):
+                clauses = [("must", _EVERY_ROW), *clauses]
+            return clauses[0][1] if len(clauses) == 1 else {**node, "clauses": clauses}
+        case "boost":
+            return {**node, "underlying": _completed(node["underlying"])}
+        case _:
+            return node
+
+
+def _unlike(clauses: Sequence[Clause]) -> list[Clause]:
+    """The clauses without repetitions: of `(+a +a)` tantivy would leave `+a`, without the group around it."""
+    seen: list[object] = []
+    kept: list[Clause] = []
+    for occur, child in clauses:
+        clause = (occur or "should", _comparable(child))
+        if clause not in seen:
+            seen.append(clause)
+            kept.append((occur, child))
+    return kept
+
+
+def _written(node: Node) -> str:
+    """The node as text of its own, that can stand behind a sign."""
+    match node["type"]:
+        case "bool":
+            return f"({' '.join(_SIGNS[occur] + _written(child) for occur, child in node['clauses'])})"
+        case "boost":
+            inner = _written(node["underlying"])
+            return f"{f'({inner})' if '^' in inner else inner}^{Decimal(repr(node['boost'])):f}"
+        case "all":
+            return "*"
+        case "literal":
+            slop = f"~{node['slop']}" if node["slop"] else ""
+            return f"{_field(node['field_name'])}{_quoted(node['phrase'])}{slop}"
+        case "range":
+            return f"{_field(node['field'])}{_low(node['lower'])} TO {_high(node['upper'])}"
+        case "set":
+            return f"{_field(node['field'])} IN [{' '.join(map(_quoted, node['elements']))}]"
+        case kind:
+            raise ValueError(f"{kind!r} cannot be combined with NOT")
+
+
+def _field(name: str | None) -> str:
+    return "" if name is None else f"{name}:"
+
+
+def _quoted(phrase: str) -> str:
+    escaped = phrase.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _low(limit: Node) -> str:
+    return f"{'{' if limit['type'] == 'exclusive' else '['}{limit.get('value', '*')}"
+
+
+def _high(limit: Node) -> str:
+    return f"{limit.get('value', '*')}{'}' if limit['type'] == 'exclusive' else ']'}"
+
+
+def _comparable(node: Node) -> object:
+    """The tree without what makes no difference: how a phrase was quoted, and that no sign means "should"."""
+    match node["type"]:
+        case "bool":
+            return [(occur or "should", _comparable(child)) for occur, child in node["clauses"]]
+        case "boost":
+            return (node["boost"], _comparable(node["underlying"]))
+        case _:
+            return {name: value for name, value in node.items() if name != "delimiter"}
