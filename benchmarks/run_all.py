@@ -14,8 +14,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-BENCHMARKS = ("ingest_and_compact",)
-PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster")
+BENCHMARKS = ("ingest_and_compact", "log_at_scale")
+PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
