@@ -209,9 +209,9 @@ _LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Deman
 
 def _newest_split(table: Table, windows: WindowRange) -> str:
     """The version that added the newest split of these windows: a later commit elsewhere asks for nothing new here."""
-    snapshot = table.snapshot
-    added = [snapshot.added_at[add.path][0] for add in snapshot.splits.values() if windows.holds(add.windowStart)]
-    return f"v{max(added, default=snapshot.version)}"
+    splits = table.snapshot.splits
+    added = [splits.added_at(add.path)[0] for add in splits.values() if windows.holds(add.windowStart)]
+    return f"v{max(added, default=table.version)}"
 
 
 def _files(files: Iterable[LandedFile]) -> str:

@@ -24,6 +24,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.report("nothing_to_do")
     if request.dry_run:
         return job.report("planned")
+    job.table.require_capable()
     result = job.table.log.checkpoint(job.before)
     figures = Figures(splits_in=len(job.before.splits), splits_out=len(job.before.splits), bytes_out=result.bytes)
     return job.report("committed" if result.written else "nothing_to_do", figures=figures)

@@ -26,6 +26,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     The deletes are made by the driver, in batches: there is no data to move, and one process re-checks all roots.
     """
     job = JobRun("collect", request, spark)
+    if not request.dry_run:
+        job.table.require_capable()
     found = collect(
         job.table.store,
         job.table.log,

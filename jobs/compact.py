@@ -27,7 +27,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     Raises `CommitConflict` when another commit removed an input meanwhile; the files written are orphans then.
     """
     job = JobRun("compact", request, spark)
-    windows = request.windows.select({add.windowStart for add in job.before.splits.values()})
+    wanted = request.windows.of_table(job.before.config.window_seconds)
+    windows = wanted.select({add.windowStart for add in job.before.splits.values()})
     operations = planner.plan(job.before, windows=windows)
     if not operations:
         return job.report("nothing_to_do")

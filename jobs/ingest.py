@@ -77,6 +77,7 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
 
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
+    wanted.of_table(window_seconds)
     if wanted == WindowRange():
         return None
     if wanted.null_only:

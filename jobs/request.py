@@ -33,6 +33,24 @@ class WindowRange:
             return window is None and (self.null_only or (self.start is None and self.end is None))
         return (self.start is None or window >= self.start) and (self.end is None or window < self.end)
 
+    def of_table(self, window_seconds: int | None) -> WindowRange:
+        """Return the range if a table with windows of this length has it; None is a table without windows.
+
+        Raises `InvalidInput` for bounds in a table without windows, and for one window by a time that is not its start.
+        """
+        bounds = [each for each in (self.start, self.end) if each is not None]
+        if window_seconds is None and bounds:
+            raise InvalidInput("the table has no windows; leave out --window, --from and --to")
+        one = self.start is not None and self.end == self.start + 1
+        if one and window_seconds is not None and bounds[0] % window_seconds:
+            holder = bounds[0] - bounds[0] % window_seconds
+            raise InvalidInput(
+                f"no window starts at {_moment(bounds[0])}; the one that holds it is {_moment(holder)} "
+                f"({holder}): windows of this table are {window_seconds} s long",
+                window=holder,
+            )
+        return self
+
     def select(self, windows: Iterable[int | None]) -> set[int | None]:
         """Return those of the given windows that are in the range."""
         return {window for window in windows if self.holds(window)}
@@ -59,7 +77,7 @@ class JobRequest:
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
     """Return the argument parser that every job shares."""
     result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
-    result.add_argument("--table-uri", required=True, help="where the table is: a path or file:///…")
+    result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
     which = result.add_argument_group("windows (default: all)")
     which.add_argument("--window", help="one window by its start: 2015-05-17T10:00 (UTC), seconds, or 'null'")
     which.add_argument("--from", dest="start", help="first window, inclusive")
@@ -118,6 +136,13 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
         None if start is None else window_seconds(start),
         None if end is None else window_seconds(end),
     )
+
+
+def _moment(seconds: int) -> str:
+    try:
+        return f"{dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+    except OverflowError:
+        return str(seconds)
 
 
 def window_seconds(text: str) -> int:

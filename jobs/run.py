@@ -98,6 +98,8 @@ class JobRun:
 
     def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Execute one Spark task per item and return the answers in item order; their requests count as this run's."""
+        if items:
+            self.table.require_capable()
         answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
         self._task_requests += [answer["requests"] for answer in answers]
         return answers
@@ -112,6 +114,7 @@ class JobRun:
         details: Mapping[str, object] | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises."""
+        self.table.require_capable()
         result = self.table.log.commit(
             self.before,
             actions,

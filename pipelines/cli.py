@@ -16,7 +16,18 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands import creating, looking, orchestration, output, reading, upkeep, writing
+from pipelines.commands import (
+    checking,
+    creating,
+    looking,
+    orchestration,
+    output,
+    probing,
+    reading,
+    upkeep,
+    versions,
+    writing,
+)
 from storage_core.errors import InvalidInput, TidemarkError
 
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
@@ -29,6 +40,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "debt": looking.debt,
     },
     "Rows in": {"ingest": writing.ingest, "append": writing.append},
+    "Versions": {"changes": versions.changes, "restore": versions.restore, "tag": versions.tag},
     "Questions": {
         "sql": reading.sql,
         "search": reading.search,
@@ -41,7 +53,9 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,
         "gc": upkeep.gc,
+        "probe": probing.probe,
     },
+    "Damage": {"fsck": checking.fsck, "repair": checking.repair},
     "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
 }
 

@@ -123,9 +123,7 @@ def _require_free(declaration: TableDeclaration, file: Path, tables: list[Declar
             # Names that differ in a dash would be one name in Dagster.
             if value == taken or (field == "name" and identifier(value) == identifier(taken)):
                 line = located_yaml.parse(file.read_bytes(), str(file)).line_of((field,))
-                raise InvalidInput(
-                    f"{file.name}:{line}: field `{field}`: {value!r} is taken, {other.file} has {taken!r}"
-                )
+                raise InvalidInput(f"{file}:{line}: field `{field}`: {value!r} is taken, {other.file} has {taken!r}")
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:

@@ -237,6 +237,8 @@ def _what_is_wrong(error: ErrorDetails) -> str:
             return "is missing; add it"
         case "extra_forbidden":
             return "is not a field that a declaration has; check its spelling"
+        case "model_type" if not error["loc"]:
+            return f"a declaration is a mapping with at least name, uri and columns; found {error['input']!r:.80}"
         case "value_error":
             return str(error["ctx"]["error"])
         case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import pyarrow as pa
@@ -26,6 +26,8 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     Column names must differ in more than case, because DuckDB and Spark do not tell them apart otherwise. A keyed
     table may be windowed only when its time column is part of the key (design page 03).
     """
+    if not isinstance(schema, pa.Schema):
+        raise InvalidInput(f"a table needs an Arrow schema, found {schema!r}; make one by pa.schema([…])")
     to_schema_string(schema)  # refuses column types that have no form in the log
     folded = [name.lower() for name in schema.names]
     if not folded or len(set(folded)) != len(folded):
@@ -76,10 +78,27 @@ def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: t
         )
 
 
-def index_definition(index: IndexDefinition | Mapping[str, object]) -> IndexDefinition:
-    """Return the definition given as a record or as a mapping with `name`, `kind`, `columns` and maybe `options`."""
+def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns of the key in order, none for an append table."""
+    if primary_key is None or isinstance(primary_key, str):
+        return () if primary_key is None else (primary_key,)
+    if not isinstance(primary_key, list | tuple):
+        raise InvalidInput(f"primary_key is a column's name or a list of them, found {primary_key!r}")
+    return tuple(primary_key)
+
+
+def index_definitions(indexes: Sequence[IndexDefinition | Mapping[str, object]]) -> tuple[IndexDefinition, ...]:
+    """Return the definitions, each a record or a mapping with `name`, `kind`, `columns` and maybe `options`."""
+    if not isinstance(indexes, list | tuple):
+        raise InvalidInput(f"indexes are a list of definitions, found {indexes!r}")
+    return tuple(_index_definition(each) for each in indexes)
+
+
+def _index_definition(index: object) -> IndexDefinition:
     if isinstance(index, IndexDefinition):
         return index
+    if not isinstance(index, Mapping):
+        raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
     try:
         columns, options = index["columns"], index.get("options", {})
         name, kind = str(index["name"]), str(index["kind"])

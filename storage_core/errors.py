@@ -8,7 +8,7 @@
     │   └── WriterFenced    stop: another writer claimed the region
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
-    ├── Corrupt             stop and look: `Corrupt` in docs/operations.md
+    ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
     └── SnapshotExpired     open a newer version
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-SEE_CORRUPT = "see `Corrupt` in docs/operations.md"
+SEE_CORRUPT = "run: tidemark fsck, and see `Corrupt` in docs/operations.md"
 """What to do about damage: how the messages of `Corrupt` end."""
 
 

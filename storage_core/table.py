@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -17,35 +17,41 @@ from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.declaration import TableDeclaration
-from storage_core.definition import check_definition, check_unchanged, index_definition
+from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns
 from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.formats.keys import probe_key
+from storage_core.gc.protection import doomed
 from storage_core.ids import SystemIds
 from storage_core.ingest.landing import LandingSpec
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
+from storage_core.log.restore import Restored
+from storage_core.log.restore import restore as restore_version
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.tags import Tag, read_tags, remove_tag, set_tag
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.probe import require_capable
 from storage_core.objectstore.resolve import open_store
 from storage_core.read import describe as figures
 from storage_core.read import lookup
 from storage_core.read import sql as querying
+from storage_core.read.as_of import At, snapshot_at
+from storage_core.read.changes import changes as changes_between
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned
 from storage_core.read.relation import Verified
-from storage_core.read.scan import Consistency, Scan
+from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_filter
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
-from storage_core.read.sql_predicate import from_sql
 from storage_core.region import tail
 from storage_core.region.writer import RegionWriter
+from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration
 from storage_core.split.write import context_of, sort_and_write
-
-At: TypeAlias = int | str | dt.datetime
 
 LANDING = "tidemark.landing"
 
@@ -91,16 +97,16 @@ class Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed. Raises `InvalidInput` when the location holds a table already or the parts contradict each other. One
-        LIST and one PUT.
+        keyed. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
+        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         config = TableConfig(
             time_column=time_column,
             sort_schema=sort_schema,
             window_seconds=None if window is None or time_column is None else parse_duration(window),
             coarse_window=coarse_window,
-            primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key or ()),
-            indexes=tuple(index_definition(index) for index in indexes),
+            primary_key=key_columns(primary_key),
+            indexes=index_definitions(indexes),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
@@ -133,6 +139,7 @@ class Table:
             actions = self._configuring(settings)
             if not actions:
                 return self
+            self.require_capable()
             try:
                 self._snapshot = self._log.commit(self._snapshot, actions, operation="CONFIGURE").snapshot
             except CommitConflict:
@@ -169,17 +176,18 @@ class Table:
             configuration={**config.to_configuration(), **extra},
             createdTime=log.clock.now_ms(),
         )
+        _require_capable(store, log)
         return Table(store, log, log.create(metadata))
 
     @staticmethod
     def open(uri: str, at: At | None = None) -> Table:
-        """Open a table at its newest version, or at a version number or a moment (ISO text or datetime, UTC).
+        """Open a table at its newest version, or at a version number, a moment (ISO text or datetime, UTC) or a tag.
 
         Raises `NotFound` when there is no table, or no such version. Requests: one GET for the hint, two for the
         checkpoint it names, one per version after it, and one that finds no further version.
         """
         store, log = _parts(uri)
-        return Table(store, log, _snapshot_at(log, at), pinned=at is not None)
+        return Table(store, log, log.snapshot() if at is None else snapshot_at(log, at), pinned=at is not None)
 
     @property
     def uri(self) -> str:
@@ -221,6 +229,13 @@ class Table:
         """The transaction log of the table."""
         return self._log
 
+    def require_capable(self) -> None:
+        """Return when the store keeps its contract: called before the first write; on S3 that probes it once a process.
+
+        Raises `Unsupported` naming what the store lacks. Requests: see `objectstore.probe`.
+        """
+        _require_capable(self._store, self._log)
+
     def refresh(self) -> Table:
         """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus one."""
         if not self._pinned:
@@ -236,7 +251,7 @@ class Table:
         `InvalidInput` when a row does not fit; nothing is written then.
         """
         self._require_writable()
-        table = conform(table_of(rows, self.schema), self.schema)
+        table = within_calendar(conform(table_of(rows, self.schema), self.schema))
         if self._snapshot.config.kind == "keyed":
             with self.writer() as writer:
                 writer.put(table)
@@ -273,14 +288,11 @@ class Table:
 
         `filter` is an expression (`col("status") >= 500`) or a SQL condition as text. `at` reads an older version.
         `consistency` is `snapshot`, or for keyed tables `committed` (flushed generations too) or `latest` (every
-        acknowledged row). Raises `InvalidInput` for an unknown column.
+        acknowledged row). Raises `InvalidInput` for an unknown column, and for no column.
         """
-        unknown = [name for name in columns or () if name not in self.schema.names]
-        if unknown:
-            raise InvalidInput(f"no such column: {unknown}; the table has {self.schema.names}", columns=unknown)
+        chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
         snapshot, records = self._view(at, consistency)
-        wanted = from_sql(filter) if isinstance(filter, str) else filter
-        return Scan(self._store, snapshot, None if columns is None else tuple(columns), wanted, records, self._verified)
+        return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
 
     def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
         """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table."""
@@ -314,7 +326,7 @@ class Table:
         return run_search(self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir)
 
     def explain(self, query: str) -> Pruned:
-        """Return the splits that `sql` with this query reads, and what each pruning step left out. No request."""
+        """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
         return querying.explain(self._snapshot, query)
 
     def explain_search(self, *, index: str) -> dict[str, object]:
@@ -324,6 +336,45 @@ class Table:
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
         """Return the commits up to this version, newest first. One GET per version file."""
         return list(islice(self._log.history(self.version), limit))
+
+    def changes(self, start: At, end: At | None = None) -> pa.RecordBatchReader:
+        """Return the rows that the commits after `start`, up to `end` or this version, added and removed.
+
+        See `read.changes`: the columns of the table, `_change_type`, `_commit_version` and `_commit_timestamp`.
+        """
+        last = self._snapshot if end is None else snapshot_at(self._log, end)
+        return changes_between(self._store, snapshot_at(self._log, start), last)
+
+    def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
+        """Make the table what it was at a version, a moment or a tag, by one commit on top; see `log.restore`.
+
+        Rows of a keyed table that are acknowledged and not merged stay, and the next merge applies them. Nothing that
+        was ingested or merged since is ingested or merged again.
+        """
+        self._require_writable()
+        target = snapshot_at(self._log, to)
+        done = restore_version(self._log, target, doomed=partial(doomed, self._store), commit_id=commit_id)
+        self._snapshot = done.snapshot
+        return done
+
+    def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
+        """Keep a version, by default this one, readable as `at=name`: for ever, or for a while from now.
+
+        A tag of this name is moved. Raises `SnapshotExpired` when the version is no longer whole; see `log.tags`.
+        """
+        self.require_capable()
+        target = self._snapshot if version is None else snapshot_at(self._log, version)
+        ends = None if expires is None else self._log.clock.now_ms() + expires // dt.timedelta(milliseconds=1)
+        return set_tag(self._log, name, target, doomed=partial(doomed, self._store), expires_at_ms=ends)
+
+    def untag(self, name: str) -> Tag:
+        """Remove a tag and return it; its version is retained no longer than others. Raises `NotFound`."""
+        self.require_capable()
+        return remove_tag(self._log, name)
+
+    def tags(self) -> list[Tag]:
+        """Return the tags that have not expired, by name. One GET."""
+        return read_tags(self._store).live(self._log.clock.now_ms())
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
@@ -343,7 +394,7 @@ class Table:
         if at is not None:
             if consistency != Consistency.SNAPSHOT:
                 raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
-            return _snapshot_at(self._log, at), None
+            return snapshot_at(self._log, at), None
         if consistency == Consistency.SNAPSHOT or self._pinned:
             return self._snapshot, None
         if self._snapshot.config.kind == "append":
@@ -356,6 +407,7 @@ class Table:
     def _require_writable(self) -> None:
         if self._pinned:
             raise InvalidInput(f"{self.uri}: opened at version {self.version}; open it without `at` to write")
+        self.require_capable()
 
 
 def exists(uri: str) -> bool:
@@ -364,26 +416,10 @@ def exists(uri: str) -> bool:
     return log.exists()
 
 
+def _require_capable(store: MeteredStore, log: TransactionLog) -> None:
+    require_capable(store, lambda: probe_key(log.ids.uuid()))
+
+
 def _parts(uri: str) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_store(uri))
     return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds())
-
-
-def _snapshot_at(log: TransactionLog, at: At | None) -> Snapshot:
-    match at:
-        case None:
-            return log.snapshot()
-        case int():
-            return log.snapshot(version=at)
-        case str() if at.isdigit():
-            return log.snapshot(version=int(at))
-        case str() | dt.datetime():
-            return log.snapshot(timestamp_ms=_moment_ms(at))
-
-
-def _moment_ms(at: str | dt.datetime) -> int:
-    try:
-        moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
-    except ValueError as error:
-        raise InvalidInput(f"at={at!r} is neither a version number nor an ISO timestamp", at=at) from error
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)

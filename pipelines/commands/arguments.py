@@ -11,11 +11,12 @@ import typer
 from storage_core.errors import InvalidInput
 
 Uri = Annotated[
-    str, typer.Argument(metavar="URI", help="A path, file:///…, or the name of a table declared in tables/*.yaml.")
+    str, typer.Argument(metavar="URI", help="A path, s3://…, or the name of a table declared in tables/*.yaml.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 At = Annotated[
-    str | None, typer.Option(metavar="VERSION|TIME", help="Read the table as of a version, or of an ISO time (UTC).")
+    str | None,
+    typer.Option(metavar="VERSION|TIME|TAG", help="Read the table as of a version, an ISO time (UTC) or a tag."),
 ]
 Level = Literal["snapshot", "committed", "latest"]
 Consistency = Annotated[
@@ -33,15 +34,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done,
 Master = Annotated[str, typer.Option(metavar="URL", help="The Spark master that runs the tasks.")]
 LOCAL_SPARK = "local[*]"
 
-_HORIZON = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def horizon_ms(text: str | None) -> int | None:
-    """Return milliseconds for `0s`, `90m`, `24h` or `7d`; None stays None. Raises `InvalidInput`."""
+def duration_ms(option: str, text: str | None) -> int | None:
+    """Return milliseconds for `0`, `90m`, `24h` or `7d`; None stays None. Raises `InvalidInput` naming the option."""
     if text is None:
         return None
-    found = _HORIZON.fullmatch(text)
+    if text == "0":  # nothing is nothing in any unit
+        return 0
+    found = _DURATION.fullmatch(text)
     if found is None:
-        raise InvalidInput(f"--horizon {text!r} is not a duration; write a number with ms, s, m, h or d, such as 24h")
+        raise InvalidInput(f"{option} {text!r} is not a duration; write a number with ms, s, m, h or d, such as 24h")
     return int(found[1]) * _UNIT_MS[found[2]]

@@ -48,21 +48,34 @@ def line(text: str) -> None:
 
 
 def rows(table: pa.Table, *, as_json: bool) -> None:
-    """Print the rows of an answer: all of them as JSON, at most `MOST_TEXT_ROWS` as text.
+    """Print the rows of an answer; see `stream`."""
+    stream(table.to_reader(_BATCH_ROWS), as_json=as_json)
+
+
+def stream(found: pa.RecordBatchReader, *, as_json: bool) -> None:
+    """Print rows as they come: all of them as JSON, at most `MOST_TEXT_ROWS` as text. They are never held as a whole.
 
     Raises `InvalidInput` for two columns of one name, which one object cannot hold.
     """
-    if repeated := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
+    from storage_core.rows.calendar import as_text  # Arrow is not loaded for `--help`
+
+    names = found.schema.names
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInput(f"the answer has several columns called {', '.join(repeated)}; name each with `as`")
     if as_json:
-        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-            for row in batch.to_pylist():
+        for batch in found:
+            for row in as_text(batch).to_pylist():
                 json_line(row)
         return
-    shown = table.slice(0, MOST_TEXT_ROWS)
-    grid(shown.column_names, ([cell(value) for value in row.values()] for row in shown.to_pylist()))
-    more = table.num_rows - shown.num_rows
-    line(f"{table.num_rows:,} rows" + (f", {more:,} of them not shown; --json prints all" if more else ""))
+    shown: list[list[str]] = []
+    total = 0
+    for batch in found:
+        wanted = as_text(batch.slice(0, MOST_TEXT_ROWS - len(shown))).to_pylist()
+        shown += [[cell(value) for value in row.values()] for row in wanted]
+        total += batch.num_rows
+    grid(names, shown)
+    more = total - len(shown)
+    line(f"{total:,} rows" + (f", {more:,} of them not shown; --json prints all" if more else ""))
 
 
 def records(found: Iterable[Record], columns: Mapping[str, Show], *, as_json: bool, nothing: str) -> None:
@@ -144,14 +157,23 @@ def figure(value: object) -> str:
 
 def window(value: object) -> str:
     """Return a window's start, in seconds since the epoch, as the UTC time that options take."""
-    return _moment(value).strftime("%Y-%m-%dT%H:%M") if isinstance(value, int) else "null"
+    if not isinstance(value, int):
+        return "null"
+    try:
+        return f"{_moment(value):%Y-%m-%dT%H:%M}"
+    except OverflowError:
+        return f"{value} s"  # tables of older releases may hold times that no calendar has
 
 
 def moment_ms(value: object) -> str:
     """Return milliseconds since the epoch as a UTC time."""
     if not isinstance(value, int):
         return cell(value)
-    return (_moment(0) + dt.timedelta(milliseconds=value)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        moment = _moment(0) + dt.timedelta(milliseconds=value)
+    except OverflowError:
+        return f"{value} ms"  # logs of others may name times that no calendar has
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import LOCAL_SPARK, All, DryRun, From, Json, Master, To, Uri, Window, horizon_ms
+from pipelines.commands.arguments import LOCAL_SPARK, All, DryRun, From, Json, Master, To, Uri, Window, duration_ms
 from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 
@@ -94,7 +94,7 @@ def gc(
     from jobs.request import JobRequest
     from jobs.spark import Spark
 
-    request = JobRequest(table_uri=resolve(uri).uri, horizon_ms=horizon_ms(horizon), dry_run=dry_run)
+    request = JobRequest(table_uri=resolve(uri).uri, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run)
     with Spark() as spark:
         done = run(request, spark)
     _show_collection(done, as_json=as_json)

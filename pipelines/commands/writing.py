@@ -129,7 +129,9 @@ def _landed(file: str) -> Iterator[Path]:
     if file != STDIN and path.is_file():
         yield path.resolve()  # a link is followed here, by the person's own choice: below the store follows none
         return
-    if file != STDIN and (path.is_dir() or not path.exists()):
+    if file != STDIN and path.is_dir():
+        raise InvalidInput(f"{file}: is a folder; append one file, or declare the folder as a landing place and ingest")
+    if file != STDIN and not path.exists():
         raise NotFound(f"{file}: there is no such file")
     with tempfile.TemporaryDirectory(prefix="tidemark-append-") as folder:
         copy = Path(folder).resolve() / ("stdin" if file == STDIN else path.name)

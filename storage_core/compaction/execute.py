@@ -27,6 +27,7 @@ from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.encode import cut, decoded
+from storage_core.split.lineage import Lineage
 from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.write import write_split
 
@@ -83,6 +84,8 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
     merged = merge(splits, schema, context.order)
     require_merged(merged, before, schema, operation)
     merge_ops = 1 + max(add.numMergeOps or 0 for add in adds)
+    replaces = {split.add.path: split.rows for split in splits}
+    lineage = Lineage(operation="compact", operation_id=ids.uuid(), replaces=replaces)
     outputs = [
         write_split(
             store,
@@ -92,6 +95,7 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
             num_merge_ops=merge_ops,
             split_id=ids.uuid(),
             now_ms=now_ms,
+            lineage=lineage,
         )
         for piece in cut(merged, context.order, context.target_bytes)
     ]

@@ -83,7 +83,8 @@ def debt(snapshot: Snapshot, *, now_ms: int | None = None) -> list[WindowDebt]:
 
 def _is_candidate(add: Add, snapshot: Snapshot, windows: Collection[int | None] | None) -> bool:
     wanted = windows is None or add.windowStart in windows
-    return wanted and add.deletionVector is None and add.size < snapshot.config.target_split_bytes / 2
+    whole = add.deletionVector is None or add.deletionVector.cardinality == 0
+    return wanted and whole and add.size < snapshot.config.target_split_bytes / 2
 
 
 def _active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:
@@ -96,7 +97,7 @@ def _active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:
 
 def _operation(snapshot: Snapshot, scope: Scope, adds: list[Add]) -> MergeOperation | None:
     """Inputs are in the order of their commits: rows with equal keys keep it."""
-    ordered = sorted(adds, key=lambda add: (snapshot.added_at[add.path], add.path))
+    ordered = sorted(adds, key=lambda add: (snapshot.splits.added_at(add.path), add.path))
     context = _context(snapshot, scope)
     return None if context is None else MergeOperation(adds[0].windowStart, tuple(ordered), context)
 

@@ -16,10 +16,12 @@ import duckdb
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.calendar import BEYOND
 
 _REASON = "_reason"
 _INTEGER_FORM = "[+-]?[0-9]+"
 _FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
+_INFINITE_FORM = r"(?i)[+-]?inf(inity)?"
 _DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK_FORM = r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
 _ZONE_FORM = " ?(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)"
@@ -105,6 +107,8 @@ def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
         return f"TRY_CAST(try_strptime({value}, {_literal(target.time_format)}) AS {_sql_type(field)})"
     form = _form(field)
     cast = f"TRY_CAST({value} AS {_sql_type(field)})"
+    if pa.types.is_floating(field.type):  # the cast makes infinity of what is too large
+        cast = f"CASE WHEN NOT isinf({cast}) OR regexp_full_match({value}, {_literal(_INFINITE_FORM)}) THEN {cast} END"
     return cast if form is None else f"CASE WHEN regexp_full_match({value}, {_literal(form)}) THEN {cast} END"
 
 
@@ -152,6 +156,10 @@ def _reasons(index: int, field: pa.Field) -> Iterator[str]:
     if not pa.types.is_string(field.type):
         reason = _literal(f"column {field.name}: not a valid {_readable(field.type)}")
         yield f"WHEN t{index} IS NULL AND c{index} IS NOT NULL THEN {reason}"
+    if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
+        last = "9999-12-31" if pa.types.is_date(field.type) else "9999-12-31 23:59:59.999999"
+        outside = f"NOT BETWEEN {_sql_type(field)} '0001-01-01' AND {_sql_type(field)} '{last}'"
+        yield f"WHEN t{index} {outside} THEN {_literal(f'column {field.name}: {BEYOND}')}"
 
 
 def _readable(type_: pa.DataType) -> str:

@@ -21,7 +21,7 @@ from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_tex
 
 
 def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
-    """Yield the records of a CSV file; the header is record 1, empty records say nothing.
+    """Yield the records of a CSV file; the header is record 1, empty lines are none.
 
     An empty field is null, a quoted empty one is empty text; the words for null are not applied inside quotes. A
     column that the header lacks is null. Raises `Corrupt` for a header with unknown or repeated columns.
@@ -47,10 +47,7 @@ class _RecordCounter:
 
     def skip(self, row: pa_csv.InvalidRow) -> str:
         """Take note of a record with too many or too few fields; the reader's handler."""
-        if row.text:
-            reason = f"the record has {row.actual_columns} fields, the header has {row.expected_columns}"
-        else:
-            reason = ""  # an empty line: it takes a number, and says nothing
+        reason = f"the record has {row.actual_columns} fields, the header has {row.expected_columns}"
         self._skipped.append(RejectedLine(self._file, row.number, reason, row.text))
         return "skip"
 
@@ -61,7 +58,7 @@ class _RecordCounter:
         self._next = int(free[-1]) + 1 if rows else self._next
         end = len(taken) if at_end else bisect_left(taken, self._next)  # the reader skips in the order of the file
         passed, self._skipped = self._skipped[:end], self._skipped[end:]
-        return free, [each for each in passed if each.reason]
+        return free, passed
 
 
 def _open(stream: BinaryIO, target: RowFormat, counter: _RecordCounter, block_bytes: int) -> pa_csv.CSVStreamingReader:
@@ -71,7 +68,7 @@ def _open(stream: BinaryIO, target: RowFormat, counter: _RecordCounter, block_by
             # Threads would lose the record numbers.
             read_options=pa_csv.ReadOptions(use_threads=False, block_size=block_bytes),
             parse_options=pa_csv.ParseOptions(
-                newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=counter.skip
+                newlines_in_values=True, ignore_empty_lines=True, invalid_row_handler=counter.skip
             ),
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(target.schema.names, pa.binary()),
@@ -99,14 +96,13 @@ def _batches(reader: pa_csv.CSVStreamingReader) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], target: RowFormat) -> Parsed:
-    blank, valid = np.ones(batch.num_rows, np.bool_), np.ones(batch.num_rows, np.bool_)
+    valid = np.ones(batch.num_rows, np.bool_)
     for column in batch.columns:
-        blank &= np.asarray(column.is_null())
         valid &= valid_text(column)
     bad = [(int(numbers[index]), _line(batch.columns, int(index))) for index in np.flatnonzero(~valid)]
-    kept = batch.filter(pa.array(valid & ~blank))
+    kept = batch.filter(pa.array(valid))
     fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
-    records = Records(file, fields, numbers[valid & ~blank], lambda index: _line(kept.columns, index).decode())
+    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index).decode())
     return typed(records, target).and_rejected(not_text(file, bad))
 
 

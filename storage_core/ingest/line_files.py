@@ -24,6 +24,9 @@ _WHY_NO_OBJECT = """
                 WHEN NOT list_has_all($names, json_keys(line)) THEN
                     'the field ' || list_filter(json_keys(line), lambda key: NOT list_contains($names, key))[1]
                     || ' is not a column of the table'
+                WHEN len(list_distinct(json_keys(line))) < len(json_keys(line)) THEN
+                    'the field ' || list_filter(json_keys(line), lambda key:
+                        len(list_filter(json_keys(line), lambda other: other = key)) > 1)[1] || ' is given twice'
            END FROM lines
 """
 

@@ -39,7 +39,7 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
         "rejected": [{key: value for key, value in asdict(each).items() if key != "file"} for each in rejected],
     }
     data = json.dumps(body, ensure_ascii=False, sort_keys=True).encode()
-    key = quarantine_key(source, str(uuid.uuid5(_NAMESPACE, hashlib.sha256(data).hexdigest())))
+    key = quarantine_key(source, _entry_id(data))
     if create_derived(store, key, data, advice="run the ingestion again"):
         log.info("quarantined %d of %s as %s", len(rejected), source, key)
     return key
@@ -56,11 +56,30 @@ def read_quarantine(store: ObjectStore) -> Iterator[dict[str, Any]]:
         parsed = parse(key)
         if parsed is None or parsed.kind is not KeyKind.QUARANTINE:
             continue
-        try:
-            body = json.loads(store.get(key).data)
-            if body["formatVersion"] > FORMAT_VERSION:
-                raise Unsupported(f"{key}: a quarantine entry of format {body['formatVersion']}; upgrade", key=key)
-            for each in body["rejected"]:
-                yield {"key": key, "source": body["source"], "size": body["size"], **each}
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{key}: not a quarantine entry: {error!r}", key=key) from error
+        body = read_entry(store, key)
+        for each in body["rejected"]:
+            yield {"key": key, "source": body["source"], "size": body["size"], **each}
+
+
+def read_entry(store: ObjectStore, key: str) -> dict[str, Any]:
+    """Return the body of one entry: `source`, `size`, and `rejected`, a list of objects. One GET.
+
+    Raises `Corrupt` when it is not what was written: its key follows from its content.
+    """
+    data = store.get(key).data
+    parsed = parse(key)
+    try:
+        body: dict[str, Any] = json.loads(data)
+        if body["formatVersion"] > FORMAT_VERSION:
+            raise Unsupported(f"{key}: a quarantine entry of format {body['formatVersion']}; upgrade", key=key)
+        sound = isinstance(body["rejected"], list) and all(isinstance(each, dict) for each in body["rejected"])
+        complete = sound and {"source", "size"} <= body.keys()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{key}: not a quarantine entry: {error!r}", key=key) from error
+    if not complete or parsed is None or parsed.id != _entry_id(data):
+        raise Corrupt(f"{key}: the content of the quarantine entry is not what was written", key=key)
+    return body
+
+
+def _entry_id(data: bytes) -> str:
+    return str(uuid.uuid5(_NAMESPACE, hashlib.sha256(data).hexdigest()))

@@ -40,6 +40,11 @@ def of(table: pa.Table) -> RowFingerprint:
     return RowFingerprint(table.num_rows, digest & _WORD)
 
 
+def row_hashes(table: pa.Table) -> Unsigned:
+    """Return a 64-bit hash per row, over all columns by name: equal rows have equal hashes."""
+    return _mix(_row_hashes(table))
+
+
 def combine(a: RowFingerprint, b: RowFingerprint) -> RowFingerprint:
     """Return the fingerprint of the rows of both together; associative and commutative."""
     return RowFingerprint(a.rows + b.rows, (a.digest + b.digest) & _WORD)

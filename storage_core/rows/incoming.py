@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.exact import exact_array
 
 Rows: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
 
@@ -17,13 +18,13 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
 
     Mappings become columns of the table's types, in its order; columns that no row gives are left out, and a row that
     does not give a column has null. Arrow data stays as it is: `rows.schema.conform` checks it. Raises `InvalidInput`
-    naming a column that the table does not have, or whose values do not fit.
+    naming a column that the table does not have, or whose values would not be kept exactly (`rows.exact`).
     """
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
-    listed = [rows] if isinstance(rows, Mapping) else list(rows)
+    listed = [rows] if isinstance(rows, Mapping) else _listed(rows)
     if not listed:
         return schema.empty_table()
     names: set[str] = set().union(*listed)
@@ -34,9 +35,19 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([_column(listed, each) for each in fields], names=[each.name for each in fields])
 
 
+def _listed(rows: object) -> list[Mapping[str, object]]:
+    listed = list(rows) if isinstance(rows, Iterable) else []
+    if isinstance(rows, Iterable) and all(isinstance(each, Mapping) for each in listed):
+        return listed
+    raise InvalidInput(
+        f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}; "
+        "make Arrow data of a data frame by pa.Table.from_pandas(frame, preserve_index=False)"
+    )
+
+
 def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
     try:
-        return pa.array([row.get(field.name) for row in rows], field.type)
+        return exact_array([row.get(field.name) for row in rows], field.type)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
             f"column {field.name!r}: a value does not fit the type {field.type}: {error}", column=field.name

@@ -39,7 +39,7 @@ _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _SPARK_BY_ARROW: Mapping[pa.DataType, str] = {arrow: spark for spark, arrow in _ARROW_BY_SPARK.items()}
-_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,3})\s*,\s*(-?\d{1,3})\s*\)", re.ASCII)
 
 
 def to_schema_string(schema: pa.Schema) -> str:
@@ -55,12 +55,19 @@ def to_schema_string(schema: pa.Schema) -> str:
 def from_schema_string(text: str) -> pa.Schema:
     """Return the Arrow schema of a Spark schema JSON; the inverse of `to_schema_string`. Raises `InvalidInput`."""
     try:
+        return pa.schema(list(_fields_from_spark(_spark_struct(text), "")))
+    except RecursionError as error:
+        raise InvalidInput(f"the schema string is nested too deeply: {text[:80]!r}") from error
+
+
+def _spark_struct(text: str) -> dict[str, Any]:
+    try:
         parsed = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise InvalidInput(f"the schema string is not JSON: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "struct":
         raise InvalidInput(f"the schema string must be a Spark struct, found {text[:80]!r}")
-    return pa.schema(list(_fields_from_spark(parsed, "")))
+    return parsed
 
 
 def conform(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
@@ -227,12 +234,27 @@ def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:
 
 
 def _fields_from_spark(struct: Mapping[str, Any], where: str) -> Iterator[pa.Field]:
-    for field in struct.get("fields", []):
+    listed = struct.get("fields", [])
+    if not isinstance(listed, list):
+        raise InvalidInput(f"the fields of the schema string must be a list, found {str(listed)[:80]}")
+    seen: set[str] = set()
+    for field in listed:
         try:
             name, type_, nullable = field["name"], field["type"], field.get("nullable", True)
         except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"the schema string has a field without name or type: {field!r}") from error
+            raise InvalidInput(f"the schema string has a field without name or type: {str(field)[:80]}") from error
+        if not isinstance(name, str) or not _is_unicode(name) or name in seen:
+            raise InvalidInput(f"the schema string names a column {str(name)[:80]!r}: twice, or no valid text")
+        seen.add(name)
         yield pa.field(name, _from_spark(type_, f"{where}{name}"), nullable=bool(nullable) or bool(where))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _from_spark(type_: object, where: str) -> pa.DataType:
@@ -245,7 +267,7 @@ def _from_spark(type_: object, where: str) -> pa.DataType:
             return pa.list_(pa.field("element", _from_spark(element, f"{where}.element")))
         case {"type": "map", "keyType": key, "valueType": value}:
             return pa.map_(_from_spark(key, f"{where}.key"), _from_spark(value, f"{where}.value"))
-    raise InvalidInput(f"column {where!r} has the unknown Spark type {type_!r}", column=where)
+    raise InvalidInput(f"column {where!r} has the unknown Spark type {str(type_)[:80]}", column=where)
 
 
 def _atom_from_spark(text: str, where: str) -> pa.DataType:
@@ -254,4 +276,4 @@ def _atom_from_spark(text: str, where: str) -> pa.DataType:
     decimal = _DECIMAL.fullmatch(text)
     if decimal and 1 <= int(decimal[1]) <= 38 and 0 <= int(decimal[2]) <= int(decimal[1]):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    raise InvalidInput(f"column {where!r} has the unknown Spark type {text!r}", column=where)
+    raise InvalidInput(f"column {where!r} has the unknown Spark type {text[:80]!r}", column=where)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.spark, pytest.mark.dagster]
 
 WINDOW = "2015-05-17T10:00"
 PATIENCE_MS = 60_000
+END_SECONDS = 60
 CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -57,6 +59,9 @@ def server(checkout: Path, land: Land, monkeypatch: pytest.MonkeyPatch) -> Itera
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            process.kill()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
     *("compact", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("changes", "restore", "tag", "fsck", "repair"),
 ]
 
 EVENTS = """\
@@ -506,9 +507,10 @@ def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> Non
         (["sql", "events", "select nothing from t"], "nothing"),
         (["sql", "events", "select 1 a, 2 a"], "several columns called a"),
         (["sql", "events", "select 1", "--at", "9"], "version 9"),
-        (["sql", "events", "select 1", "--at", "soon"], "neither a version number nor an ISO timestamp"),
+        (["sql", "events", "select 1", "--at", "soon"], "there is no such tag"),
+        (["sql", "events", "select 1", "--at", "1.5"], "no version number, no ISO timestamp and no tag"),
         (["sql", "events"], "SELECT"),
-        (["sql", "s3://bucket/table", "select 1"], "S3 comes with"),
+        (["sql", "s3://key:secret@bucket/table", "select 1"], "credentials come from the environment"),
         (["search", "events", "x", "--index", "nope"], "nope"),
         (["search", "events", "x", "--index", "text", "--limit", "0"], "at least one row"),
         (["search", "events", "x"], "--index"),
@@ -526,6 +528,7 @@ def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> Non
         (["init", "new", "--schema", "tables/people.yaml"], "tables/people.yaml"),
         (["init", "--declaration", "t.yaml"], "t.yaml"),
         (["append", "events", "none.ndjson"], "no such file"),
+        (["append", "events", "tables"], "is a folder"),
         (["append", "events", "tables/events.yaml"], "--format"),
         (["append", "events", "tables/people.yaml", "--format", "parquet"], "nothing was appended"),
         (["ingest", "events", "--window", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "not both"),
@@ -533,6 +536,8 @@ def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> Non
         (["compact", "events", "--all", "--window", "2015-05-17T10:00"], "not both"),
         (["compact", "events", "--from", "2015-05-17T11:00", "--to", "2015-05-17T10:00"], "not after"),
         (["compact", "events", "--window", "noon"], "noon"),
+        (["compact", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00:00"),
+        (["ingest", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00:00"),
         (["merge", "memory://here"], "memory"),
         (["checkpoint", "nowhere"], "nowhere"),
         (["catch-up", "events", "--index", "nope"], "nope"),

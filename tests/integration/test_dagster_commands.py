@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(600)]
 Land = Callable[..., Path]
 
 DEADLINE_SECONDS = 400
+END_SECONDS = 60
 HOURS = tuple(f"2015-05-17T{hour}:00" for hour in (10, 11, 12))
 
 BACKFILL = """
@@ -49,11 +51,17 @@ def dagster(program: str, *arguments: str, environment: dict[str, str]) -> str:
 @contextmanager
 def daemon(environment: dict[str, str], output: Path) -> Iterator[None]:
     command = [str(Path(sys.executable).parent / "dagster-daemon"), "run"]
-    with output.open("w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+    with output.open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             yield
         finally:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            with suppress(ProcessLookupError):  # what is left of its session: itself, its code server, a run
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_for_backfill(instance: DagsterInstance, backfill_id: str, output: Path) -> str:

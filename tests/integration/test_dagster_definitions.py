@@ -146,7 +146,7 @@ def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
     declared = load_tables(checkout / "tables")
 
     assert [table.declaration.name for table in declared.tables] == ["access_log", "planes"]
-    assert declared.problems[0].message.startswith("zz.yaml:2: field `name`: 'planes' is taken")
+    assert declared.problems[0].message.startswith("tables/zz.yaml:2: field `name`: 'planes' is taken")
 
 
 def test_nothing_loads_when_every_declaration_is_invalid(checkout: Path) -> None:

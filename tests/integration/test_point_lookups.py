@@ -112,7 +112,7 @@ def test_a_generation_whose_filter_is_damaged_is_read_without_it(
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (pa.float64(), [-0.5, 0.0, 7.25, math.inf]),
+        (pa.float64(), [-0.5, 0.0, 7.25, math.inf, math.nan]),
         (pa.timestamp("us", "UTC"), [dt.datetime(2015, 5, day, tzinfo=dt.UTC) for day in (1, 2, 17)]),
         (pa.date32(), [dt.date(1999, 12, 31), dt.date(2015, 5, 17)]),
         (pa.string(), ["a" * 40, "a" * 40 + "b", "\U0001f600" * 33, ""]),
@@ -141,6 +141,20 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
     with pytest.raises(InvalidInput, match="does not name a value"):
         table.get(("N1", 2))
     assert table.store.requests == before
+    numbered = Table.create(
+        "memory://numbered-keys", pa.schema([pa.field("id", pa.int64(), nullable=False)]), primary_key="id"
+    )
+    flush(numbered, [{"id": 1}])
+    for key in (1.5, 2**63, "1.5", True, dt.date(2024, 1, 1)):
+        with pytest.raises(InvalidInput, match="does not fit the key columns"):
+            numbered.get(key)
+    with numbered.writer() as writer:
+        for key in (1.2, 2**63):
+            with pytest.raises(InvalidInput, match="column 'id'"):
+                writer.delete(key)
+        with pytest.raises(InvalidInput, match="column 'id'"):
+            writer.put({"id": 1.9})
+    assert numbered.get(1) == {"id": 1}
     unkeyed = Table.create(str(tmp_path / "unkeyed"), SCHEMA)
     with pytest.raises(InvalidInput, match="keyed table"):
         unkeyed.get("N1")

@@ -31,6 +31,8 @@ built_keys = st.one_of(
     st.builds(keys.generation_file_key, uuids, directories, st.sampled_from(keys.GENERATION_FILES)),
     st.just(keys.gc_candidates_key()),
     st.just(keys.gc_boundary_key()),
+    st.just(keys.tags_key()),
+    st.builds(keys.probe_key, uuids),
     st.builds(keys.lock_key, texts),
     st.builds(keys.quarantine_key, texts, uuids),
 )
@@ -63,6 +65,10 @@ def rebuild(parsed: ParsedKey) -> str:
             return keys.gc_candidates_key()
         case ParsedKey(kind=KeyKind.GC_BOUNDARY):
             return keys.gc_boundary_key()
+        case ParsedKey(kind=KeyKind.TAGS):
+            return keys.tags_key()
+        case ParsedKey(kind=KeyKind.PROBE, id=str(probe_id)):
+            return keys.probe_key(probe_id)
         case ParsedKey(kind=KeyKind.LOCK, source=str(source)):
             return parsed.key if "~" in source else keys.lock_key(decode_segment(source))
         case ParsedKey(kind=KeyKind.QUARANTINE, source=str(source), id=str(entry_id)):

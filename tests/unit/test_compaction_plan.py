@@ -10,6 +10,7 @@ from storage_core.compaction.planner import MergeOperation, WindowDebt, debt, pl
 from storage_core.compaction.scope import scope_of
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
+from storage_core.log.deletion_vector import inline
 from storage_core.testkit.events import CONFIG, TABLE_ID, context, snapshot
 
 
@@ -84,7 +85,7 @@ def test_splits_of_half_the_target_size_are_mature() -> None:
 
 
 def test_a_split_with_a_deletion_vector_is_left_alone() -> None:
-    assert plan(snapshot([_add("a"), replace(_add("b"), deletionVector={"cardinality": 1})])) == []
+    assert plan(snapshot([_add("a"), replace(_add("b"), deletionVector=inline([0]))])) == []
 
 
 def test_an_active_mergeskip_keeps_a_split_out_until_it_runs_out() -> None:

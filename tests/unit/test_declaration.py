@@ -172,6 +172,13 @@ def test_a_file_that_is_no_declaration_is_refused_with_its_name(tmp_path: Path, 
         declaration.load(path)
 
 
+@pytest.mark.parametrize("text", ["- 1\n", "5\n", "null\n"])
+def test_a_declaration_that_is_no_mapping_is_told_what_it_must_be(tmp_path: Path, text: str) -> None:
+    message = refusal(tmp_path, text)
+    assert message.startswith("tables/events.yaml:1: field `(file)`: a declaration is a mapping with at least")
+    assert "empty" not in message
+
+
 def test_a_coarse_window_needs_its_mark(tmp_path: Path) -> None:
     text = GOOD.replace("window: 15m", "coarse_window: true\nwindow: 2h")
     assert declaration.load(write(tmp_path, text)).config().window_seconds == 7200

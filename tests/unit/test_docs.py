@@ -147,11 +147,6 @@ def test_every_command_that_a_text_in_the_code_names_exists() -> None:
     assert [each for each in named if each[1] not in COMMANDS] == []
 
 
-def test_no_text_sends_anybody_to_a_command_that_does_not_exist() -> None:
-    documents = [(_name(path), path.read_text(encoding="utf-8")) for path in DOCUMENTS]
-    assert [where for where, text in [*_texts_in_code(), *documents] if re.search(r"\bfsck\b", text)] == []
-
-
 @pytest.mark.parametrize("words", _commands_of("tidemark"))
 def test_every_tidemark_command_of_the_documents_parses(words: list[str]) -> None:
     name, *arguments = [each for each in words if each != "-v"]
@@ -226,6 +221,8 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
         target_split_bytes=1,
         checkpoint_interval=1,
+        checkpoint_format="json",
+        checkpoint_compression="none",
         gc_horizon_ms=1,
         version_retention_ms=1,
     )

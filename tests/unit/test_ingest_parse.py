@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import json
+import math
 import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -285,9 +286,9 @@ def test_csv_records_become_rows_and_bad_ones_are_numbered(tmp_path: Path) -> No
     ]
     assert [(each.line, each.reason, each.text) for each in result.rejected] == [
         (3, "the record has 2 fields, the header has 3", "2024-01-01T00:00:00Z,only two"),
-        (6, "column level: not a valid int32", "2024-01-01T00:00:00Z,,x"),
-        (8, "column at: a value is required", ",late,3"),
-        (9, "the record has 4 fields, the header has 3", "1,2,3,4"),
+        (5, "column level: not a valid int32", "2024-01-01T00:00:00Z,,x"),
+        (7, "column at: a value is required", ",late,3"),
+        (8, "the record has 4 fields, the header has 3", "1,2,3,4"),
     ]
 
 
@@ -399,3 +400,50 @@ def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "a.ndjson").unlink()
     with pytest.raises(NotFound):
         parse(file, LandingSpec(uri=file.uri, format="ndjson"), SCHEMA, "at")
+
+
+# --- nothing vanishes, nothing changes -------------------------------------------------------------------------------
+
+
+def test_a_csv_record_of_empty_fields_is_a_record_and_an_empty_line_is_none(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC")), ("level", pa.int32()), ("text", pa.string())])
+    data = "at,level,text\n,,\n\n,1,\n"
+    found = parsed(tmp_path, "a.csv", data, schema, format="csv")
+    assert found.rows.to_pylist() == [
+        {"at": None, "level": None, "text": None},
+        {"at": None, "level": 1, "text": None},
+    ]
+    required = parsed(tmp_path, "a.csv", data, format="csv")
+    assert reasons(required) == [(2, "column at: a value is required"), (3, "column at: a value is required")]
+    single = parsed(tmp_path, "b.csv", "level\n1\n\n-\n", SCHEMA.remove(2).remove(0), format="csv", null_values=("-",))
+    assert single.rows.to_pylist() == [{"level": 1}, {"level": None}]
+
+
+def test_a_json_line_that_gives_a_field_twice_is_rejected_by_name(tmp_path: Path) -> None:
+    data = '{"at": "2024-01-01", "level": 1, "level": 2}\n{"at": "2024-01-01", "level": 3}\n'
+    found = parsed(tmp_path, "a.json", data, format="ndjson")
+    assert reasons(found) == [(1, "the field level is given twice")]
+    assert found.rows["level"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_a_number_too_large_for_a_float_is_rejected_and_infinity_is_a_value(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([("f", kind)])
+    found = parsed(tmp_path, "a.csv", "f\n1e400\n-1e400\n-inf\nInfinity\n1e30\n", schema, format="csv")
+    readable = "column f: not a valid " + str(kind)
+    assert reasons(found) == [(2, readable), (3, readable)]
+    assert found.rows["f"].to_pylist()[:2] == [-math.inf, math.inf]
+
+
+def test_a_time_beyond_the_year_9999_is_rejected_from_text_and_from_parquet(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32())])
+    data = "at,day\n9999-12-31 23:30:00-05,\n0000-12-31,\n9999-12-31 23:30:00,\n,0000-01-01\n"
+    beyond = [(2, "at"), (3, "at"), (5, "day")]
+    wanted = [(line, f"column {name}: not between the years 1 and 9999") for line, name in beyond]
+    assert reasons(parsed(tmp_path, "a.csv", data, schema, format="csv")) == wanted
+    ticks = pa.array([0, 253_402_300_800_000_000, None, -(2**62)], pa.int64())
+    table = pa.table({"at": ticks.cast(pa.timestamp("us", tz="UTC"))})
+    found = parsed(tmp_path, "a.parquet", parquet(table), schema, format="parquet")
+    assert [(line, reason) for line, reason in reasons(found)] == [(line, wanted[0][1]) for line in (2, 4)]
+    assert found.rows.num_rows == 2
+    assert "10000-01-01" in found.rejected[0].text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.ingest.landing import LandedFile, LandingSpec, captured_columns, discover, open_bytes, open_text
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.resolve import open_store
@@ -22,11 +22,6 @@ def test_files_are_found_in_folders_by_name_and_work_in_progress_is_left_alone(t
 
 def test_a_place_that_does_not_exist_holds_no_files(tmp_path: Path) -> None:
     assert discover(LandingSpec(uri=str(tmp_path / "none"), format="ndjson")) == []
-
-
-def test_a_place_on_s3_is_not_supported_yet() -> None:
-    with pytest.raises(Unsupported):
-        discover(LandingSpec(uri="s3://bucket/landing", format="ndjson"))
 
 
 def test_a_spec_survives_its_json() -> None:

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import datetime as dt
+import math
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -36,3 +42,66 @@ def test_arrow_data_stays_as_it_is() -> None:
 def test_what_does_not_fit_is_refused_by_name(row: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         table_of([{"key": "a"}, row], SCHEMA)
+
+
+NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 1.9),
+        (pa.int64(), 404.7),
+        (pa.int64(), True),
+        (pa.int8(), Decimal("1.5")),
+        (pa.int64(), math.nan),
+        (pa.int64(), np.float64(1.5)),
+        (pa.float32(), 1e300),
+        (pa.float64(), 2**53 + 1),
+        (pa.float64(), True),
+        (pa.date32(), NOON),
+        (pa.date32(), NOON.replace(tzinfo=None)),
+        (pa.date32(), 5),
+        (pa.timestamp("us"), NOON),
+        (pa.timestamp("us", "UTC"), 5),
+        (pa.decimal128(9, 2), Decimal("1.555")),
+        (pa.list_(pa.int64()), [1, 1.5]),
+        (pa.list_(pa.list_(pa.date32())), [[NOON]]),
+        (pa.struct([("n", pa.int64())]), {"n": 1.5}),
+        (pa.map_(pa.string(), pa.int64()), {"a": 1.5}),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1.5)]),
+    ],
+)
+def test_a_python_value_that_a_column_would_change_is_refused_by_column_and_value(
+    kind: pa.DataType, value: object
+) -> None:
+    schema = pa.schema([("c", kind)])
+    with pytest.raises(InvalidInput, match="column 'c': a value does not fit"):
+        table_of([{"c": None}, {"c": value}], schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "kept"),
+    [
+        (pa.int64(), 2.0, 2),
+        (pa.int16(), np.int64(3), 3),
+        (pa.int8(), Decimal(4), 4),
+        (pa.float32(), 0.1, 0.10000000149011612),
+        (pa.float32(), math.inf, math.inf),
+        (pa.float64(), 7, 7.0),
+        (pa.date32(), dt.datetime(2024, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None), dt.date(2024, 1, 1)),
+        (pa.timestamp("us", "UTC"), NOON.replace(tzinfo=None), NOON),
+        (pa.timestamp("us"), NOON.replace(tzinfo=None), NOON.replace(tzinfo=None)),
+        (pa.list_(pa.int64()), (1, None), [1, None]),
+        (pa.struct([("n", pa.int64())]), {"n": 1}, {"n": 1}),
+        (pa.map_(pa.string(), pa.int64()), {"a": 1}, [("a", 1)]),
+    ],
+)
+def test_a_python_value_that_a_column_can_hold_is_kept(kind: pa.DataType, given: object, kept: object) -> None:
+    assert table_of([{"c": given}, {"c": None}], pa.schema([("c", kind)]))["c"].to_pylist() == [kept, None]
+
+
+def test_a_data_frame_is_refused_with_the_way_to_make_arrow_data_of_it() -> None:
+    for rows in (pd.DataFrame({"key": ["a"]}), "a", [1]):
+        with pytest.raises(InvalidInput, match="from_pandas"):
+            table_of(rows, SCHEMA)

@@ -1,0 +1,88 @@
+"""Python values as Arrow columns, each value kept or refused.
+
+Arrow itself takes 1.9 for an integer (1), a moment for a date and 1e300 for a single float (inf). One pass over the
+types of the values tells whether any of that can have happened; only then they are compared one by one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_INTEGERS = (int, np.integer)
+_NUMBERS = (*_INTEGERS, float, np.floating)
+
+
+def exact_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
+    """Return the values as an array of this type; None is null.
+
+    Numbers must be equal to what is stored, but that decimal fractions round to the nearest float; a moment without a
+    zone is UTC in a column of instants, and one with a zone has no place in a column without. Raises `TypeError`,
+    `ValueError` (also Arrow's) or `OverflowError` naming the value.
+    """
+    if pa.types.is_nested(type_):
+        for child, below in _children(values, type_):
+            exact_array(below, child)
+        return pa.array(values, type_)
+    array = pa.array(values, type_)
+    if not _surely_kept(values, array):
+        for given, kept in zip(values, array.to_pylist(), strict=True):
+            if given is not None and not _is_same(given, kept, type_):
+                raise ValueError(f"{given!r} would become {kept!r}")
+    return array
+
+
+def _surely_kept(values: Sequence[object], array: pa.Array) -> bool:
+    kinds, type_ = {*map(type, values)} - {type(None)}, array.type
+    if pa.types.is_integer(type_):
+        return _all_among(kinds, _INTEGERS)  # Arrow checks the range, and refuses booleans
+    if pa.types.is_floating(type_):
+        overflown = type_ == pa.float32() and pc.any(pc.is_inf(array)).as_py()
+        return bool not in kinds and _all_among(kinds, _NUMBERS) and not overflown
+    if pa.types.is_date(type_):
+        return kinds <= {dt.date}
+    if pa.types.is_timestamp(type_):
+        zoned = type_.tz is None and any(getattr(each, "tzinfo", None) is not None for each in values)
+        return kinds <= {dt.datetime} and not zoned
+    return True  # of the other types Arrow takes nothing but what it keeps
+
+
+def _all_among(kinds: set[type], allowed: tuple[type, ...]) -> bool:
+    return all(issubclass(kind, allowed) for kind in kinds)
+
+
+def _is_same(given: object, kept: Any, type_: pa.DataType) -> bool:
+    if isinstance(given, bool):
+        return False
+    if isinstance(given, dt.datetime) and isinstance(kept, dt.datetime):
+        zoned = given.tzinfo is not None
+        return (given if zoned or type_.tz is None else given.replace(tzinfo=dt.UTC)) == kept
+    if isinstance(given, dt.datetime):
+        return isinstance(kept, dt.date) and given == dt.datetime.combine(kept, dt.time())
+    if type_ == pa.float32() and isinstance(given, int | float | np.number):
+        return math.isinf(kept) == math.isinf(given)
+    return given == kept or (given != given and kept != kept)  # noqa: PLR0124  # NaN is not equal to itself
+
+
+def _children(values: Sequence[object], type_: pa.DataType) -> list[tuple[pa.DataType, list[object]]]:
+    """The values inside nested ones, by type. What does not have the form is left to Arrow, which says so."""
+    if pa.types.is_struct(type_):
+        given = [each for each in values if isinstance(each, Mapping)]
+        return [(field.type, [each.get(field.name) for each in given]) for field in type_.fields]
+    if pa.types.is_map(type_):
+        pairs = [pair for each in values for pair in _pairs(each)]
+        return [(type_.key_type, [key for key, _ in pairs]), (type_.item_type, [item for _, item in pairs])]
+    listed = (each for each in values if isinstance(each, list | tuple | np.ndarray))
+    return [(type_.value_type, [*chain.from_iterable(listed)])]
+
+
+def _pairs(value: object) -> list[tuple[object, object]]:
+    items = value.items() if isinstance(value, Mapping) else value
+    return [(key, item) for key, item in items] if isinstance(items, list | tuple | type({}.items())) else []

@@ -1,0 +1,92 @@
+"""Arguments of another type than asked for are typed errors that name them, before anything is read or written."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from storage_core import Table, col
+from storage_core.errors import InvalidInput
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("s", pa.string())])
+INDEXES: tuple[dict[str, object], ...] = (
+    {"name": "words", "kind": "fulltext", "columns": ["s"]},
+    {"name": "ids", "kind": "bitmap", "columns": ["id"]},
+)
+FIVE: Any = 5
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table.create(str(tmp_path / "t"), SCHEMA, primary_key="id", indexes=INDEXES)
+
+
+@pytest.mark.parametrize("at", [1.5, dt.date(2026, 1, 1), True, [], b"1"])
+def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at: Any) -> None:
+    for call in (lambda: Table.open(table.uri, at=at), lambda: table.scan(at=at), lambda: table.sql("from t", at=at)):
+        with pytest.raises(InvalidInput, match="is no version number"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda table: table.scan(columns=[]), "a scan needs a column"),
+        (lambda table: table.scan(columns="id"), "columns are a list of names"),
+        (lambda table: table.scan(columns=5), "columns are a list of names"),
+        (lambda table: table.scan(columns=[5]), "no such column"),
+        (lambda table: table.scan(filter=5), "a filter is a SQL condition"),
+        (lambda table: table.scan(filter=col("id")), "a filter is a SQL condition"),
+        (lambda table: table.scan(filter=col("id") == object()), "cannot be compared"),
+        (lambda table: table.scan(filter=col("id").isin(FIVE)), "isin takes a list"),
+        (lambda table: table.sql(None), "a query is text"),
+        (lambda table: table.search("a", index="words", limit="5"), "limit is '5'"),
+        (lambda table: table.search("1", index="ids", limit=True), "limit is True"),
+        (lambda table: table.search("s:*", index="words"), "does not know which rows have a value"),
+        (lambda table: table.get(2**63), "does not fit the key columns"),
+        (lambda table: table.get({"id": 1, "other": 2}), "does not name a value for each"),
+        (lambda table: table.append(pd.DataFrame({"id": [1]})), "from_pandas"),
+        (lambda table: table.append(5), "rows are mappings"),
+    ],
+)
+def test_what_a_reader_or_writer_cannot_use_is_named(
+    table: Table, call: Callable[[Table], object], complaint: str
+) -> None:
+    with pytest.raises(InvalidInput, match=complaint):
+        call(table)
+
+
+def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(table: Table) -> None:
+    with table.writer() as writer:
+        for method in (writer.put, writer.patch):
+            with pytest.raises(InvalidInput, match="rows are mappings"):
+                method(pd.DataFrame({"id": [1]}))
+        with pytest.raises(InvalidInput, match="column 'id'"):
+            writer.delete(pd.DataFrame({"id": [1]}))
+        writer.put({"id": 1, "s": "a"})
+        writer.patch(row for row in [{"id": 1, "s": "b"}])
+    assert table.get(1) == {"id": 1, "s": "b"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"indexes": 5}, "indexes are a list"),
+        ({"indexes": [5]}, "an index is a mapping"),
+        ({"indexes": {"name": "x"}}, "indexes are a list"),
+        ({"primary_key": 5}, "primary_key is a column's name"),
+        ({"schema": {"id": "int"}}, "needs an Arrow schema"),
+    ],
+)
+def test_a_table_is_created_of_a_schema_and_definitions_only(
+    tmp_path: Path, settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidInput, match=complaint):
+        Table.create(str(tmp_path / "t"), **{"schema": SCHEMA, **settings})
+    assert not (tmp_path / "t").exists()

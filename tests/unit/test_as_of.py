@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from storage_core.config import HOUR_MS, TableConfig
+from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.formats.keys import state_key, version_key
+from storage_core.gc.collect import collect
+from storage_core.gc.protection import doomed
+from storage_core.log.tags import set_tag
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.as_of import At, snapshot_at
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.sample_table import SampleTable
+
+START_MS = 1_700_000_000_001
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def moment(ms: int) -> dt.datetime:
+    return EPOCH + dt.timedelta(milliseconds=ms)
+
+
+@pytest.fixture
+def table() -> SampleTable:
+    """Versions 0 to 5, an hour apart; version 0 at `START_MS`."""
+    clock = ManualClock(START_MS)
+    config = TableConfig(checkpoint_interval=0, version_retention_ms=2 * HOUR_MS, gc_horizon_ms=0)
+    table = SampleTable(MemoryStore("as-of", clock=clock), clock, config)
+    for version in range(1, 6):
+        clock.now = START_MS + version * HOUR_MS - 1
+        table.append()
+    return table
+
+
+def version_at(table: SampleTable, at: At) -> int:
+    return snapshot_at(table.log, at).version
+
+
+def collected(table: SampleTable) -> SampleTable:
+    """Checkpoint every version and collect all that is older than two hours: versions 3 to 5 stay."""
+    for version in range(6):
+        table.log.checkpoint(table.log.snapshot(version=version))
+    for _ in range(2):
+        collect(table.store, table.log, clock=table.clock)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "version"),
+    [(0, 0), (1, 0), (HOUR_MS - 1, 0), (HOUR_MS, 1), (HOUR_MS + 1, 1), (5 * HOUR_MS, 5), (1000 * HOUR_MS, 5)],
+)
+def test_a_moment_is_the_newest_version_committed_by_then(table: SampleTable, offset_ms: int, version: int) -> None:
+    assert version_at(table, moment(START_MS + offset_ms)) == version
+
+
+@pytest.mark.parametrize("spelled", [str, dt.datetime.isoformat, lambda at: at.replace(tzinfo=None), lambda at: at])
+def test_a_moment_may_be_text_or_not_and_is_utc_without_a_zone(
+    table: SampleTable, spelled: Callable[[dt.datetime], At]
+) -> None:
+    assert version_at(table, spelled(moment(START_MS + 2 * HOUR_MS))) == 2
+
+
+def test_a_moment_of_another_zone_is_the_same_moment(table: SampleTable) -> None:
+    east = moment(START_MS + 2 * HOUR_MS).astimezone(dt.timezone(dt.timedelta(hours=9)))
+    assert version_at(table, east) == version_at(table, east.isoformat()) == 2
+
+
+def test_every_millisecond_counts_as_itself(table: SampleTable) -> None:
+    """Seconds as a float would put some of them a millisecond earlier."""
+    at_commit = moment(START_MS + HOUR_MS)
+    assert version_at(table, at_commit) == 1
+    assert version_at(table, at_commit - dt.timedelta(microseconds=1)) == 0
+    for ms in range(1000):
+        shifted = START_MS // 1000 * 1000 + HOUR_MS + ms
+        assert (version_at(table, moment(shifted)) == 1) == (shifted >= START_MS + HOUR_MS)
+
+
+@pytest.mark.parametrize("at", [2, "2", "002"])
+def test_a_version_is_a_number_or_digits(table: SampleTable, at: At) -> None:
+    assert version_at(table, at) == 2
+
+
+@pytest.mark.parametrize("at", ["", " ", "²", "-1", "1.5", "9" * 5000, "2024-13-01", "_x", "٣"])
+def test_text_that_is_nothing_of_the_three_is_refused(table: SampleTable, at: str) -> None:
+    with pytest.raises(InvalidInput, match="is no version number, no ISO timestamp and no tag's name"):
+        version_at(table, at)
+
+
+def test_a_name_is_a_tag(table: SampleTable) -> None:
+    set_tag(table.log, "nightly", table.log.snapshot(version=3), doomed=partial(doomed, table.store))
+    assert version_at(table, "nightly") == 3
+    with pytest.raises(NotFound, match="'weekly': there is no such tag; tags of memory://as-of: nightly"):
+        version_at(table, "weekly")
+
+
+def test_a_moment_before_the_first_version_says_what_is_retained(table: SampleTable) -> None:
+    with pytest.raises(NotFound, match=r"nothing is retained from 2023.* retains versions 0 \(of 2023-11-14T22:13:20"):
+        version_at(table, moment(START_MS - 1))
+
+
+def test_a_version_that_is_not_there_yet_names_the_newest(table: SampleTable) -> None:
+    with pytest.raises(NotFound, match="version 6 does not exist; the newest is 5"):
+        version_at(table, 6)
+
+
+def test_where_there_is_no_table_nothing_is_said_to_be_retained() -> None:
+    table = SampleTable(MemoryStore("gone"), ManualClock(), TableConfig())
+    table.store.delete(list(table.objects()))
+    for at in (0, "2024-01-01", moment(0)):
+        with pytest.raises(NotFound, match="there is no table here"):
+            version_at(table, at)
+
+
+# --- after a collection
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_what_is_retained_opens_by_version_and_by_moment(table: SampleTable, version: int) -> None:
+    collected(table)
+    assert version_at(table, version) == version
+    assert version_at(table, moment(START_MS + version * HOUR_MS)) == version
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_what_is_collected_says_what_is_retained(table: SampleTable, version: int) -> None:
+    collected(table)
+    with pytest.raises(NotFound, match=rf"version {version} is no longer retained; .* retains versions 3 \(of .* to 5"):
+        version_at(table, version)
+    with pytest.raises(NotFound, match=r"nothing is retained from .* retains versions 3 \(of .* to 5"):
+        version_at(table, moment(START_MS + version * HOUR_MS))
+
+
+def test_a_tagged_version_is_an_island(table: SampleTable) -> None:
+    set_tag(table.log, "kept", table.log.snapshot(version=1), doomed=partial(doomed, table.store))
+    collected(table)
+    assert version_at(table, "kept") == version_at(table, 1) == 1
+    for beside in (0, 2):
+        with pytest.raises(NotFound, match=r"no longer retained; .*to 5, and by tag kept \(1\)"):
+            version_at(table, beside)
+    with pytest.raises(NotFound, match="nothing is retained"):  # it is not known what was newest then
+        version_at(table, moment(START_MS + 2 * HOUR_MS))
+
+
+def test_damage_is_not_taken_for_a_collection(table: SampleTable) -> None:
+    set_tag(table.log, "kept", table.log.snapshot(version=1), doomed=partial(doomed, table.store))
+    collected(table)
+    table.store.put(state_key(1), b"damaged", Overwrite())
+    with pytest.raises((Corrupt, NotFound)) as caught:
+        version_at(table, "kept")
+    assert "and by tag" not in str(caught.value)
+    table.store.put(version_key(4), b"damaged", Overwrite())
+    table.store.delete([state_key(4), state_key(5)])
+    with pytest.raises(Corrupt, match="00004"):
+        version_at(table, 4)
