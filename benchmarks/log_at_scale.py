@@ -29,7 +29,8 @@ from storage_core.config import TableConfig
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.file_columns import FILES_SCHEMA, adds_of
-from storage_core.log.files import ListedFiles, LiveFiles, Part
+from storage_core.log.files import LiveFiles
+from storage_core.log.listed_files import ListedFiles, Part
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.state import manifest_info

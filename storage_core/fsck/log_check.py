@@ -22,13 +22,13 @@ from storage_core.formats.keys import (
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import Finding, Kind, damage_of
 from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.checkpoint import manifest_keys, read_state
 from storage_core.log.codec import commit_info, decode_version
 from storage_core.log.files import LiveFiles
 from storage_core.log.hint import read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot, commit_timestamp
+from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import ObjectStore
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
-from storage_core.log.checkpoint import named_keys
 from storage_core.log.hint import Checkpointed, CheckpointKind
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
 STATES_KEPT = 2

@@ -1,4 +1,4 @@
-"""Checkpoints: writing the Avro state of a version, and loading one (design page 02, "Checkpoints").
+"""Checkpoints: writing the state of a version, Avro or JSON (design page 02, "Checkpoints").
 
 A state is derived: it says again what the version files say, so whoever wrote it first is right. Order of writing:
 manifests, then the state that names them, then the hint; killed anywhere in between, opening falls back to what is
@@ -15,29 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.config import CheckpointFormat
-from storage_core.errors import Corrupt, NotFound
+from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import (
     Compression,
-    ManifestInfo,
-    StateManifest,
     content_id,
-    decode_entries,
-    decode_state,
     encode_entries,
     encode_state,
 )
-from storage_core.formats.keys import LOG_PREFIX, KeyKind, manifest_key, parse, state_key, version_key
-from storage_core.log.actions import Metadata
-from storage_core.log.codec import decode_numbered
+from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key
 from storage_core.log.file_columns import entries_of
-from storage_core.log.files import ListedFiles, LiveFiles, Part, Recover, conform
-from storage_core.log.hint import Checkpointed, CheckpointHint, CheckpointKind, advance_hint
-from storage_core.log.json_checkpoint import part_keys, write_json_checkpoint
-from storage_core.log.safe_path import is_safe_path
+from storage_core.log.files import LiveFiles
+from storage_core.log.hint import CheckpointHint, CheckpointKind, advance_hint
+from storage_core.log.json_checkpoint import write_json_checkpoint
+from storage_core.log.listed_files import ListedFiles, Part, Recover
 from storage_core.log.schema_registry import renames, renormalized
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.state import Listing, is_own, manifest_info, metadata_of, snapshot_of, state_of
+from storage_core.log.state import Listing, manifest_info, state_of
 from storage_core.log.state_layout import Layout, layout
+from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
 from storage_core.objectstore.reading import exists
@@ -189,57 +184,6 @@ def _size(listed: ListedFiles, path: str) -> int:
     return 0 if found is None else int(found.column("size")[0].as_py())
 
 
-def load_checkpoint(store: ObjectStore, version: int, recover: Recover | None = None) -> tuple[Snapshot, bool]:
-    """Return the snapshot that the state of `version` holds, and whether Tidemark wrote it.
-
-    One GET for the state; its manifests are read when somebody looks at them, and when one cannot be, `recover` lists
-    the splits instead. Raises `NotFound` without such a state, `Corrupt` when it is damaged.
-    """
-    state = read_state(store, version)
-    where = state_key(version)
-    metadata = metadata_of(state, where) or _metadata_elsewhere(store, version)
-    listed = ListedFiles(
-        version,
-        tuple(Part(info, _reader(store, state, info), ours=is_own(state)) for info in state.manifests),
-        frozenset(state.tombstones),
-        state.num_files,
-        state.total_bytes,
-        closed=is_own(state),
-        recover=recover,
-    )
-    return snapshot_of(state, listed, metadata, where), is_own(state)
-
-
-def read_state(store: ObjectStore, version: int) -> StateManifest:
-    """Return the root of the state of `version`. One GET. Raises `NotFound` and `Corrupt`."""
-    key = state_key(version)
-    state = decode_state(store.get(key).data, key)
-    if state.state_version != version:
-        raise Corrupt(f"{key}: expected the state of version {version}, found {state.state_version}", key=key)
-    return state
-
-
-def listed_states(store: ObjectStore) -> list[int]:
-    """Return the versions that a listing shows a state of, in no order. One LIST per 1,000 keys of the log."""
-    parsed = (parse(info.key) for info in store.list(LOG_PREFIX + "state-v"))
-    return [each.version for each in parsed if each and each.kind is KeyKind.STATE and each.version is not None]
-
-
-def named_keys(store: ObjectStore, checkpoint: Checkpointed) -> tuple[str, ...]:
-    """Return the keys of the manifests or parts that a checkpoint consists of besides its root. One GET.
-
-    Raises `NotFound` and `Corrupt`.
-    """
-    if checkpoint.kind is CheckpointKind.AVRO_STATE:
-        return manifest_keys(read_state(store, checkpoint.version))
-    return part_keys(store.get(checkpoint.key).data, checkpoint.key) or ()
-
-
-def manifest_keys(state: StateManifest) -> tuple[str, ...]:
-    """Return the keys of the manifests that a state names, in its order: what the collector must keep for it."""
-    return tuple(_manifest_key(state, info) for info in state.manifests)
-
-
 def _write_manifest(
     store: ObjectStore, table: pa.Table, snapshot: Snapshot, compression: Compression
 ) -> tuple[Part, int]:
@@ -252,49 +196,3 @@ def _write_manifest(
 
 def _put(store: ObjectStore, key: str, data: bytes) -> bool:
     return create_derived(store, key, data, advice="write the checkpoint again")
-
-
-def _reader(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> Callable[[], pa.Table]:
-    return lambda: _read_manifest(store, state, info)
-
-
-def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> pa.Table:
-    key = _manifest_key(state, info)
-    try:
-        data = store.get(key).data
-    except NotFound as error:
-        raise Corrupt(f"{key}: named by the state of version {state.state_version}, but missing", key=key) from error
-    # Names written by others are not always content hashes, so only our own can be verified.
-    if is_own(state) and manifest_key(content_id(data)) != key:
-        raise Corrupt(f"{key}: the content hashes to {content_id(data)}; it is not what was written", key=key)
-    entries = conform(decode_entries(data, key), key)
-    if is_own(state) and entries.num_rows != info.num_entries:
-        raise Corrupt(f"{key}: expected {info.num_entries} entries, found {entries.num_rows}", key=key)
-    return entries
-
-
-def _manifest_key(state: StateManifest, info: ManifestInfo) -> str:
-    """Resolve the three spellings: shared, with the state's directory, and bare (relative to the state)."""
-    if not is_safe_path(info.path):
-        raise Corrupt(f"{state_key(state.state_version)}: the manifest path {info.path!r} leaves the log")
-    if info.path.startswith(("manifests/", "state-v")):
-        return LOG_PREFIX + info.path
-    return f"{LOG_PREFIX}state-v{state.state_version:020d}/{info.path}"
-
-
-def _metadata_elsewhere(store: ObjectStore, version: int) -> Metadata:
-    """Return the metadata for a state that holds none: from the newest older state that has it, else version 0."""
-    for older in sorted(listed_states(store), reverse=True):
-        if older < version:
-            found = metadata_of(read_state(store, older), state_key(older))
-            if found is not None:
-                return found
-    key = version_key(0)
-    try:
-        actions = decode_numbered(store.get(key).data, 0)
-    except NotFound as error:
-        raise Corrupt(f"{state_key(version)}: the state holds no metadata, and {key} is gone", key=key) from error
-    metadata = next((action for action in actions if isinstance(action, Metadata)), None)
-    if metadata is None:
-        raise Corrupt(f"{state_key(version)}: neither a state nor {key} holds metadata", key=key)
-    return metadata

@@ -6,7 +6,7 @@ looks at every split (data skipping, above all) works on these columns; only cho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from storage_core.errors import Corrupt
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add
 from storage_core.log.map_columns import map_column
+from storage_core.log.safe_path import MAX_LENGTH, PLAIN_PATH, is_safe_path
 from storage_core.rows.sortable import bound_keys
 
 _TEXTS = pa.map_(pa.string(), pa.string())
@@ -132,6 +133,45 @@ def entries_of(files: pa.Table) -> Iterator[dict[str, Any]]:
     columns["splitTags"] = [None if tags is None else list(tags) for tags in columns["splitTags"]]
     for row in zip(*columns.values(), strict=True):
         yield dict(zip(columns, row, strict=True))
+
+
+def paths_of(files: pa.Table) -> list[str]:
+    """Return the paths of the rows, in their order."""
+    paths: list[str] = files.column("path").to_pylist()
+    return paths
+
+
+def without_paths(files: pa.Table, paths: Collection[str]) -> pa.Table:
+    """Return the rows whose path is not among these."""
+    if not paths:
+        return files
+    return files.filter(pc.invert(pc.is_in(files.column("path"), value_set=pa.array(sorted(paths), pa.string()))))
+
+
+def conform(table: pa.Table, where: str) -> pa.Table:
+    """Return entries as columns of `FILES_SCHEMA`: missing ones null, unknown ones dropped. Raises `Corrupt`."""
+    columns = []
+    for wanted in FILES_SCHEMA:
+        if wanted.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, wanted.type))
+            continue
+        try:
+            columns.append(table.column(wanted.name).cast(wanted.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise Corrupt(f"{where}: the field {wanted.name!r} is not {wanted.type}: {error}", key=where) from error
+    found = pa.Table.from_arrays(columns, schema=FILES_SCHEMA)
+    _require_safe_paths(found.column("path"), where)
+    return found
+
+
+def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
+    """Raise `Corrupt` for a path that is missing or leaves the table. What is not plain is looked at one by one."""
+    plain = pc.and_(
+        pc.match_substring_regex(paths, f"^(?:{PLAIN_PATH})$"), pc.less_equal(pc.binary_length(paths), MAX_LENGTH)
+    )
+    for path in paths.filter(pc.invert(pc.fill_null(plain, fill_value=False))).to_pylist():
+        if path is None or not is_safe_path(path):
+            raise Corrupt(f"{where}: the path {path!r} leaves the table", key=where)
 
 
 def bounds_of(files: pa.Table, *, schema: pa.Schema, partition_columns: Iterable[str]) -> ManifestBounds:

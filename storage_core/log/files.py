@@ -7,29 +7,17 @@ follow one another share the parts; making the later one costs what lies between
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.avro_state import ManifestInfo
-from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import FILES_SCHEMA, ManifestBounds, adds_of, table_of
-from storage_core.log.safe_path import is_safe_path
-
-PARALLEL_READS = 8
-
-# Segments of letters, digits and a few marks that do not begin with a dot: nothing in them can leave the table.
-_PLAIN_PATH = r"^[A-Za-z0-9_=-][A-Za-z0-9_=.-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_=.-]*)*$"
-
-Keep = Callable[[ManifestBounds], bool]
-Recover = Callable[[Exception], pa.Table]
+from storage_core.log.file_columns import adds_of, paths_of, table_of
+from storage_core.log.listed_files import Keep, ListedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,141 +32,6 @@ class Added:
     def at(self) -> tuple[int, int]:
         """Version and time."""
         return self.version, self.timestamp_ms
-
-
-class Part:
-    """The entries of one manifest, read when first looked at and kept; what `info` says of them is known without."""
-
-    def __init__(self, info: ManifestInfo, read: Callable[[], pa.Table], *, ours: bool = True) -> None:
-        """Stand for what `read` gives; `ours` tells that the bounds are in the order of the columns' types."""
-        self.info = info
-        self._read = read
-        self._ours = ours
-        # Plain attributes: before Python 3.12 a `cached_property` lets one thread at a time read, of all parts.
-        self._table: pa.Table | None = None
-        self._rows: Mapping[str, int] | None = None
-
-    @staticmethod
-    def of(info: ManifestInfo, table: pa.Table) -> Part:
-        """Return a part that is in memory already."""
-        part = Part(info, lambda: table)
-        part._table = table  # its own class
-        return part
-
-    @property
-    def bounds(self) -> ManifestBounds:
-        """What may be among the entries."""
-        info = self.info
-        return ManifestBounds(
-            partitions=info.partition_bounds or {},
-            in_order_of_type=self._ours,
-            windows=info.windows,
-            window_seconds=info.window_seconds,
-            has_null_window=info.without_window != 0,
-        )
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the entries are in memory."""
-        return self._table is not None
-
-    @property
-    def table(self) -> pa.Table:
-        """The entries as columns of `FILES_SCHEMA`, dead ones too. One GET the first time. Raises `Corrupt`."""
-        if self._table is None:
-            self._table = self._read()
-        return self._table
-
-    @property
-    def rows(self) -> Mapping[str, int]:
-        """The row of every path."""
-        if self._rows is None:
-            self._rows = {path: row for row, path in enumerate(_paths(self.table))}
-        return self._rows
-
-    def may_hold(self, path: str) -> bool:
-        """Return False when the window in the path lies outside the part's."""
-        parsed = parse(path)
-        if parsed is None or parsed.kind is not KeyKind.SPLIT or self.bounds.windows is None:
-            return True
-        if parsed.window is None:
-            return self.bounds.has_null_window
-        return self.bounds.windows[0] <= parsed.window <= self.bounds.windows[1]
-
-
-@dataclass(frozen=True)
-class ListedFiles:
-    """What one state lists: its parts, and the paths in them that are dead. Not slotted: parts may be replaced once.
-
-    `live` counts the splits, `bytes` is their size. `closed` tells that every later removal names a live split and no
-    later addition one, which holds in logs of ours. `recover` lists the same splits from elsewhere when a part cannot
-    be read: slower, same answer.
-    """
-
-    version: int
-    parts: tuple[Part, ...]
-    tombstones: frozenset[str]
-    live: int
-    bytes: int
-    closed: bool = True
-    recover: Recover | None = None
-    _recovered: list[Part] = field(default_factory=list, compare=False, repr=False)
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether every part that was looked at could be read."""
-        return not self._recovered
-
-    def tables(self, dead: frozenset[str], keep: Keep | None = None) -> Iterator[pa.Table]:
-        """Yield the entries of the parts that `keep` lets through, without tombstones and `dead`. Read in parallel."""
-        return self.only((part for part in self._parts() if keep is None or keep(part.bounds)), dead)
-
-    def only(self, parts: Iterable[Part], dead: frozenset[str] = frozenset()) -> Iterator[pa.Table]:
-        """Yield the entries of these parts, without tombstones and `dead`."""
-        hidden = self.tombstones | dead
-        without = pa.array(sorted(hidden), pa.string()) if hidden else None
-        for part in self._read(parts):
-            if without is None:
-                yield part.table
-            else:
-                yield part.table.filter(pc.invert(pc.is_in(part.table.column("path"), value_set=without)))
-
-    def find(self, path: str) -> pa.Table | None:
-        """Return the live entry of this path as a table of one row, or None. Reads the parts that may hold it."""
-        if path in self.tombstones:
-            return None
-        found = self.part_of(path)
-        return None if found is None else found.table.slice(found.rows[path], 1)
-
-    def part_of(self, path: str) -> Part | None:
-        """Return the part that lists the path, dead or alive; None when none does."""
-        wanted = [part for part in self._parts() if part.may_hold(path)]
-        return next((part for part in self._read(wanted) if path in part.rows), None)
-
-    def _parts(self) -> tuple[Part, ...]:
-        return tuple(self._recovered) or self.parts
-
-    def _read(self, parts: Iterable[Part]) -> list[Part]:
-        wanted = list(parts)
-        unread = [part for part in wanted if not part.is_read]
-        try:
-            if len(unread) > 1:
-                with ThreadPoolExecutor(PARALLEL_READS) as pool:
-                    list(pool.map(lambda part: part.table, unread))
-            elif unread:
-                _ = unread[0].table
-        except (Corrupt, NotFound) as error:
-            if self.recover is None or self._recovered:
-                raise
-            # The list as a whole, not the one part: elsewhere the entries lie in other parts.
-            table = self.recover(error)
-            self._recovered.append(Part.of(_unknown(table), table))
-            return list(self._recovered)
-        return wanted
-
-
-def _unknown(table: pa.Table) -> ManifestInfo:
-    return ManifestInfo(path="", num_entries=table.num_rows, min_added_at_version=0, max_added_at_version=0)
 
 
 class LiveFiles(Mapping[str, Add]):
@@ -294,7 +147,7 @@ class LiveFiles(Mapping[str, Add]):
     def _added_at(self) -> dict[str, tuple[int, int]]:
         if self._times is None:
             listed = () if self.listed is None else self.listed.tables(self._dead)
-            found = {path: at for table in listed for path, at in zip(_paths(table), _times_of(table), strict=True)}
+            found = {path: at for table in listed for path, at in zip(paths_of(table), _times_of(table), strict=True)}
             self._times = found | {path: each.at for path, each in self.added.items()}
         return self._times
 
@@ -348,35 +201,6 @@ class FilesBuilder:
     def build(self) -> LiveFiles:
         """Return the live splits."""
         return LiveFiles(self._listed, frozenset(self._removed), self._added, certain=self._certain)
-
-
-def conform(table: pa.Table, where: str) -> pa.Table:
-    """Return entries as columns of `FILES_SCHEMA`: missing ones null, unknown ones dropped. Raises `Corrupt`."""
-    columns = []
-    for wanted in FILES_SCHEMA:
-        if wanted.name not in table.column_names:
-            columns.append(pa.nulls(table.num_rows, wanted.type))
-            continue
-        try:
-            columns.append(table.column(wanted.name).cast(wanted.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise Corrupt(f"{where}: the field {wanted.name!r} is not {wanted.type}: {error}", key=where) from error
-    found = pa.Table.from_arrays(columns, schema=FILES_SCHEMA)
-    _require_safe_paths(found.column("path"), where)
-    return found
-
-
-def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
-    """Raise `Corrupt` for a path that is missing or leaves the table. What is not plain is looked at one by one."""
-    plain = pc.fill_null(pc.match_substring_regex(paths, _PLAIN_PATH), fill_value=False)
-    for path in paths.filter(pc.invert(plain)).to_pylist():
-        if path is None or not is_safe_path(path):
-            raise Corrupt(f"{where}: the path {path!r} leaves the table", key=where)
-
-
-def _paths(table: pa.Table) -> list[str]:
-    paths: list[str] = table.column("path").to_pylist()
-    return paths
 
 
 def _times_of(table: pa.Table) -> list[tuple[int, int]]:

@@ -14,12 +14,13 @@ import pyarrow as pa
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, parse, state_key, version_key
 from storage_core.log.actions import Action
-from storage_core.log.checkpoint import load_checkpoint
 from storage_core.log.codec import decode_numbered
-from storage_core.log.files import Added, LiveFiles, Recover
+from storage_core.log.files import Added, LiveFiles
 from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
+from storage_core.log.listed_files import Recover
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
+from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 

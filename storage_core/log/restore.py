@@ -15,7 +15,7 @@ from storage_core.errors import CommitConflict, SnapshotExpired
 from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
 from storage_core.log.commit import CommitResult
 from storage_core.log.deletion_vector import DeletionVector, inline
-from storage_core.log.file_columns import adds_of
+from storage_core.log.file_columns import adds_of, paths_of, without_paths
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.schema_registry import registry, with_registry
@@ -141,9 +141,7 @@ def _plan(store: ObjectStore, head: Snapshot, target: Snapshot, doomed: Doomed) 
 def replaced(mine: Snapshot, other: Snapshot) -> tuple[Add, ...]:
     """Return the splits of `mine` that `other` does not have, by path. Works on columns: most have to be no record."""
     files = mine.splits.table()
-    theirs = other.splits.table().column("path").combine_chunks()
-    gone = files.filter(pc.invert(pc.is_in(files.column("path"), value_set=theirs)))
-    return adds_of(gone.sort_by("path"))
+    return adds_of(without_paths(files, paths_of(other.splits.table())).sort_by("path"))
 
 
 def _differently_marked(head: Snapshot, target: Snapshot) -> list[str]:

@@ -10,9 +10,11 @@ from urllib.parse import unquote
 
 from storage_core.objectstore.key_safety import is_safe_key
 
-_MAX_LENGTH = 1024
+MAX_LENGTH = 1024
 # What nearly every path looks like; it needs no closer look.
-_PLAIN = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*", re.ASCII)
+PLAIN_PATH = r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*"
+
+_PLAIN = re.compile(PLAIN_PATH, re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:", re.ASCII)
 
 
@@ -24,7 +26,7 @@ def is_safe_path(path: str) -> bool:
     somebody decodes its percent signs, however often. Other percent signs are legal: partition folders have them.
     """
     if _PLAIN.fullmatch(path):
-        return len(path) <= _MAX_LENGTH
+        return len(path) <= MAX_LENGTH
     return path.isprintable() and is_safe_key(path) and not _SCHEME.match(path) and _stays_inside_decoded(path)
 
 

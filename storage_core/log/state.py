@@ -30,7 +30,8 @@ from storage_core.log.actions import (
 )
 from storage_core.log.codec import decode_line, encode_line
 from storage_core.log.file_columns import bounds_of
-from storage_core.log.files import ListedFiles, LiveFiles
+from storage_core.log.files import LiveFiles
+from storage_core.log.listed_files import ListedFiles
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot, require_readable
 

@@ -13,8 +13,9 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.log.file_columns import FILES_SCHEMA
-from storage_core.log.files import ListedFiles, LiveFiles, Part
+from storage_core.log.file_columns import FILES_SCHEMA, without_paths
+from storage_core.log.files import LiveFiles
+from storage_core.log.listed_files import ListedFiles, Part
 
 ENTRIES_PER_MANIFEST = 20_000
 """What a rewrite aims at, below the 50,000 that the format admits: one manifest then opens in about 30 ms."""
@@ -53,9 +54,8 @@ def layout(files: LiveFiles, partition_columns: tuple[str, ...], *, compact: boo
     entries = sum(part.info.num_entries for part in listed.parts)
     if len(dead - buried) > MAX_DEAD_FRACTION * entries:
         return _anew(files, partition_columns)
-    hidden = pa.array(sorted(buried), pa.string())
     # Only tombstones that are applied here are dropped: the others still hide entries of parts that stay (lesson 31).
-    old = [part.table.filter(pc.invert(pc.is_in(part.table.column("path"), value_set=hidden))) for part in rewritten]
+    old = [without_paths(part.table, buried) for part in rewritten]
     return Layout(
         kept=tuple(part for part in listed.parts if part not in rewritten),
         tombstones=frozenset(dead - buried),

@@ -26,11 +26,11 @@ from storage_core.errors import (
     Unsupported,
 )
 from storage_core.formats.keys import tags_key, validate_tag_name
-from storage_core.log.checkpoint import named_keys
 from storage_core.log.hint import Checkpointed, CheckpointKind
 from storage_core.log.log import TransactionLog
 from storage_core.log.restore import Doomed, objects_of, replaced, require_kept
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, PutResult
 from storage_core.objectstore.reading import exists
 

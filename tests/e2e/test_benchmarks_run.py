@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +14,32 @@ REPOSITORY = Path(__file__).parents[2]
 FIELDS = {"name", "value", "unit", "against", "ratio", "aim", "holds"}
 
 
-@pytest.mark.spark
-def test_the_small_benchmark_of_ingest_and_compaction_prints_one_figure_per_line() -> None:
-    command = [sys.executable, "-m", "benchmarks.ingest_and_compact", "--small", "--json"]
+def _figures(name: str) -> list[dict[str, Any]]:
+    """Run the small form of a benchmark and return its figures, each with all fields and a name of its own."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--small", "--json"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert finished.returncode == 0, finished.stderr
-    figures = [json.loads(line) for line in finished.stdout.splitlines()]
+    figures: list[dict[str, Any]] = [json.loads(line) for line in finished.stdout.splitlines()]
     assert {frozenset(figure) for figure in figures} == {frozenset(FIELDS)}
     assert len({figure["name"] for figure in figures}) == len(figures)
-    for step in ("ingest", "compaction"):
-        assert any(figure["name"].startswith(step) and figure["against"] == "plain Spark" for figure in figures)
     for figure in figures:
         assert figure["value"] > 0
         assert figure["unit"]
         assert (figure["ratio"] is None) == (figure["against"] is None)
         judged = figure["aim"] is not None and figure["ratio"] is not None
         assert figure["holds"] == (figure["ratio"] >= figure["aim"] if judged else None)
+    return figures
+
+
+@pytest.mark.spark
+def test_the_small_benchmark_of_ingest_and_compaction_prints_one_figure_per_line() -> None:
+    figures = _figures("ingest_and_compact")
+    for step in ("ingest", "compaction"):
+        assert any(figure["name"].startswith(step) and figure["against"] == "plain Spark" for figure in figures)
+
+
+def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> None:
+    figures = _figures("log_at_scale")
+    assert {figure["against"] for figure in figures} == {"delta-rs", "JSON checkpoint", "50 ms", "writing all of it"}
+    for step in ("open 5,000 files", "open and find", "open and commit", "checkpoint of"):
+        assert any(figure["name"].startswith(step) for figure in figures)

@@ -29,7 +29,8 @@ from storage_core.log.actions import (
 from storage_core.log.codec import encode_version
 from storage_core.log.conflicts import Plan, settle
 from storage_core.log.deletion_vector import inline, stored
-from storage_core.log.files import Added, ListedFiles, LiveFiles, Part
+from storage_core.log.files import Added, LiveFiles
+from storage_core.log.listed_files import ListedFiles, Part
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import AtVersion, MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot

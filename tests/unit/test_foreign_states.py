@@ -10,8 +10,8 @@ import pytest
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, Protocol
-from storage_core.log.checkpoint import read_state
 from storage_core.log.codec import encode_line, encode_version
+from storage_core.log.stored_state import read_state
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.foreign_logs import put_hint, put_state

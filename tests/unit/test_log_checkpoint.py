@@ -14,11 +14,11 @@ from storage_core.formats import avro_state
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.log import state_layout
 from storage_core.log.actions import Add, Txn
-from storage_core.log.checkpoint import manifest_keys, read_state
 from storage_core.log.deletion_vector import inline
 from storage_core.log.files import LiveFiles
 from storage_core.log.schema_registry import canonical, doc_mapping
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.log_tables import log_on, metadata, removal, segment, split
 
