@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from storage_core.compaction.invariants import audit_split
-from storage_core.errors import TidemarkError
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.report import Finding, Kind, damage_of
+from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.index import segments
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
@@ -35,7 +34,7 @@ def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable
             continue
         try:
             open_split(store, replace(add, deletionVector=None))
-        except TidemarkError as error:
+        except DAMAGE as error:
             yield damage_of(Kind.OLDER_SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
 
 
@@ -75,7 +74,7 @@ def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator
     try:
         # Of the file as it was written: which of its rows are deleted is no part of it.
         violations = audit_split(store, replace(add, deletionVector=None), snapshot)
-    except TidemarkError as error:
+    except DAMAGE as error:
         yield damage_of(Kind.SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
         return
     for each in violations:
@@ -85,5 +84,5 @@ def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator
 def _segment_content(store: ObjectStore, segment: IndexSegment) -> Iterator[Finding]:
     try:
         segments.load(store, segment)
-    except TidemarkError as error:
+    except DAMAGE as error:
         yield damage_of(Kind.SEGMENT_DAMAGED, error, segment.path, f"the bytes with xxh3-64 {segment.xxh3}")

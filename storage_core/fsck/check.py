@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from storage_core.clock import Clock
 from storage_core.errors import NotFound
 from storage_core.fsck.base_check import check_older_splits, check_segments, check_splits
-from storage_core.fsck.inventory import take_inventory
-from storage_core.fsck.log_check import check_log
+from storage_core.fsck.inventory import Inventory, take_inventory
+from storage_core.fsck.log_check import LogCheck, check_log
 from storage_core.fsck.region_check import check_regions
 from storage_core.fsck.report import Finding, Report
 from storage_core.fsck.rest_check import check_rest, check_unreferenced
@@ -23,6 +25,9 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     log and per unmerged WAL entry, those of the collector's mark; deep one GET per object more. Memory: a key and its
     figures per object, two snapshots and one split.
 
+    Of a table whose log others keep (no writer feature `tidemark`) it says what a reader would stumble over, and no
+    more: a log that does not open, live files that are not there.
+
     What cannot be seen: a hint, plan, boundary or lock whose damage reads as another legal value, and the loss of
     what nothing needs. Raises `NotFound` when nothing lies there, `Unavailable` when the store cannot be reached.
     """
@@ -31,16 +36,8 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     if not inventory.parsed:
         raise NotFound(f"{store.uri}: there is no table here, nor anything of one", uri=store.uri)
     log = check_log(metered, inventory)
-    findings: list[Finding] = list(log.findings)
-    if log.head is not None:
-        findings += check_splits(metered, inventory, log.head, deep=deep)
-        findings += check_segments(metered, inventory, log.head, deep=deep)
-        if deep:
-            findings += check_older_splits(metered, inventory, older_splits(metered, log))
-    merged = {} if log.head is None else dict(log.head.merged_generations)
-    findings += check_regions(metered, inventory, merged, deep=deep)
-    findings += check_rest(metered, inventory, log.head)
-    findings += check_unreferenced(metered, clock=clock)
+    objects = _objects_of_ours if log.is_ours else _objects_of_others
+    findings = [*log.findings, *objects(metered, inventory, log, clock=clock, deep=deep)]
     return Report(
         uri=store.uri,
         version=None if log.head is None else log.head.version,
@@ -50,6 +47,29 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
         bytes=sum(info.size for info in inventory.objects.values()),
         requests=metered.requests,
     )
+
+
+def _objects_of_ours(
+    store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: Clock, deep: bool
+) -> Iterator[Finding]:
+    if log.head is not None:
+        yield from check_splits(store, inventory, log.head, deep=deep)
+        yield from check_segments(store, inventory, log.head, deep=deep)
+        if deep:
+            yield from check_older_splits(store, inventory, older_splits(store, log))
+    merged = {} if log.head is None else dict(log.head.merged_generations)
+    yield from check_regions(store, inventory, merged, deep=deep)
+    yield from check_rest(store, inventory, log.head)
+    yield from check_unreferenced(store, clock=clock)
+
+
+def _objects_of_others(
+    store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: Clock, deep: bool
+) -> Iterator[Finding]:
+    """What else lies there is theirs, under names and in formats that are theirs as well."""
+    del clock, deep
+    if log.head is not None:
+        yield from check_splits(store, inventory, log.head, deep=False)
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:

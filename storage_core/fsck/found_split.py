@@ -40,7 +40,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     """Return the split at `path` as it describes itself. Two GETs of the whole file, which is in memory meanwhile.
 
     Every page is read by its checksum, the metadata by its seal, and rows and statistics must agree. Raises `Corrupt`
-    naming the path when they do not, or when the file was written before splits described their table (release 0.2).
+    naming the path when they do not, or for a file of early 0.1, whose splits do not describe their table yet.
     """
     data = pa.py_buffer(store.get(path).data)
     try:
@@ -51,7 +51,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     require_sealed(metadata, path)
     origin = read_origin(metadata, path)
     if origin is None:
-        raise Corrupt(f"{path}: written by a release whose splits do not describe their table", key=path)
+        raise Corrupt(f"{path}: of early 0.1, whose splits do not describe their table", key=path)
     modified_ms = inventory.objects[path].last_modified_ms
     add = with_file_figures(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
     rows = open_split(store, add).read()

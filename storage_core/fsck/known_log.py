@@ -48,7 +48,7 @@ class KnownLog:
     """The kept part of the log, and every readable action behind it, whatever is missing in between.
 
     `live`, `gone` and `named` are splits: live after all of it, removed, and named by any of it. The progress is that
-    of the later versions only (`txns`, `fences`), or of all (`merged`).
+    of the later versions only (`txns`, `fences`), or of all (`merged`). `read_versions` are those that were read.
     """
 
     def __init__(self, kept: Kept | None) -> None:
@@ -57,23 +57,28 @@ class KnownLog:
         self.live: dict[str, Add] = dict(base.splits) if base else {}
         self.named: dict[str, Add] = self.live | (dict(kept.oldest.splits) if kept else {})
         self.gone: set[str] = set()
+        self._added_at = {path: base.splits.added_at(path)[0] for path in self.live} if base else {}
         self.segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
         self.txns: dict[str, int] = {}
         self.fences: dict[str, int] = {}
         self.merged: dict[str, int] = dict(base.merged_generations) if base else {}
         self.named_segments = self.segments | (dict(kept.oldest.segments) if kept else {})
         self.rewrites: list[Rewrite] = []
+        self.read_versions: set[int] = set()
         self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
         # Version 0 makes the table and merges nothing, so that it is missing makes nothing uncertain.
         self._read_up_to = 0 if base is None else base.version
         self._certain = True
 
-    def read(self, version: int, actions: list[Action], *, later: bool) -> None:
-        """Take a version file; of one that is not `later` than the kept head only what it names."""
+    def read(self, version: int | None, actions: list[Action], *, later: bool) -> None:
+        """Take a version; of one that is not `later` than the kept head only what it names. None is of no known one."""
+        before = len(self.rewrites)
         self._read_rewrites(actions)
+        if version is not None:
+            self.read_versions.add(version)
         if later:
             self._certain = self._certain and version == self._read_up_to + 1
-            self._read_up_to = version
+            self._read_up_to = self._read_up_to if version is None else version
         for action in actions:
             match action:
                 case Add():
@@ -81,9 +86,10 @@ class KnownLog:
                     if later:
                         self.live[action.path] = action
                         self.gone.discard(action.path)
+                        self._added_at[action.path] = self._read_up_to
                 case Remove():
-                    if later:
-                        self.live.pop(action.path, None)
+                    if later and self.live.pop(action.path, None) is None:
+                        self._take_back(action.path, self.rewrites[:before])
                     if action.path not in self.live:
                         self.gone.add(action.path)
                 case IndexSegment() if not later:
@@ -92,6 +98,19 @@ class KnownLog:
                     self._read_progress(action)
                 case _:
                     pass
+
+    def _take_back(self, path: str, rewrites: list[Rewrite]) -> None:
+        """Who removes a split that a rewrite had replaced saw it live: a lost restore has undone the rewrite."""
+        for each in rewrites:
+            if any(add.path == path for add in each.inputs):
+                for output in each.outputs - self.gone:
+                    self.gone.add(output)
+                    if self.live.pop(output, None) is None:
+                        self._take_back(output, rewrites)
+
+    def has_read(self, first: int, last: int) -> bool:
+        """Tell whether every version from `first` to `last` was read, so that nothing unread can be between them."""
+        return all(version in self.read_versions for version in range(first, last + 1))
 
     def _read_rewrites(self, actions: list[Action]) -> None:
         added: dict[str, list[Add]] = {}
@@ -103,7 +122,7 @@ class KnownLog:
                 removed.setdefault(_folder(action.path), []).append(action.path)
         for folder, adds in added.items():
             inputs = [self.named[path] for path in removed.get(folder, ()) if path in self.named]
-            whole = len(inputs) == len(removed.get(folder, ())) and all(each.deletionVector is None for each in inputs)
+            whole = len(inputs) == len(removed.get(folder, ())) and all(each.rows_gone is None for each in inputs)
             if whole and inputs and _rows(adds) == _rows(inputs):
                 self.rewrites.append(Rewrite(outputs=frozenset(each.path for each in adds), inputs=tuple(inputs)))
 
@@ -140,7 +159,14 @@ class KnownLog:
         """Return what the found splits are judged by; `collected` are splits that the collector saw removed."""
         live = frozenset(self.live)
         gone = frozenset({*self.gone, *collected} - live)
-        return Evidence(live=live, gone=gone, merged=self.merged, ranges=tuple(self._ranges), generations=generations)
+        return Evidence(
+            live=live,
+            gone=gone,
+            merged=self.merged,
+            ranges=tuple(self._ranges),
+            generations=generations,
+            added_at={path: version for path, version in self._added_at.items() if path in live},
+        )
 
 
 def _folder(path: str) -> str:

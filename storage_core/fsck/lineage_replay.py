@@ -20,7 +20,8 @@ class Evidence:
     """What is known from elsewhere: splits that the readable log has live or gone, merge progress, generations.
 
     `ranges` are the generations that readable commits merged: whoever else took one of them lost the race.
-    `generations` are, per region, those whose records are all there, so that they can be merged again.
+    `generations` are, per region, those whose records are all there, so that they can be merged again. `added_at` is
+    the version that added a live split: what a rewrite that was planned before then replaced has been restored since.
     """
 
     live: frozenset[str] = frozenset()
@@ -28,6 +29,7 @@ class Evidence:
     merged: Mapping[str, int] = field(default_factory=dict)
     ranges: tuple[MergedRange, ...] = ()
     generations: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    added_at: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +108,10 @@ class _Replay:
             if reason is not None:
                 self._left_out |= {each.path: reason for each in group.members}
                 continue
-            self._consumed |= group.inputs.keys()
-            self._live -= group.inputs.keys()
+            planned, _ = group.order
+            inputs = {path for path in group.inputs if self._evidence.added_at.get(path, -1) <= planned}
+            self._consumed |= inputs
+            self._live -= inputs
             self._take(group.members, proven=self._is_proven(group.members))
             if group.merged is not None:
                 self._ranges.append(group.merged)

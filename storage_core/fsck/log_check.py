@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
-from storage_core.errors import TidemarkError
 from storage_core.formats.avro_state import content_id
 from storage_core.formats.keys import (
     KeyKind,
@@ -17,65 +16,73 @@ from storage_core.formats.keys import (
     manifest_key,
     parse,
     state_key,
-    version_key,
 )
 from storage_core.fsck.inventory import Inventory, PartOfStore
-from storage_core.fsck.report import Finding, Kind, damage_of
-from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.codec import commit_info, decode_version
+from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
+from storage_core.fsck.version_check import ReadVersion, VersionWalk
+from storage_core.log.actions import Protocol
 from storage_core.log.files import LiveFiles
-from storage_core.log.hint import read_hint
+from storage_core.log.hint import Checkpointed, read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.log import TransactionLog
-from storage_core.log.snapshot import Snapshot, commit_timestamp
+from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import ObjectStore
+
+_FEATURE = "tidemark"
+
+# What can be wrong with a log that keeps others' rules: that its reader cannot read it.
+_OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FORMAT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheck:
     """What is wrong with the log, and what of it is sound: version files, checkpoints (by root key), the head.
 
-    `in_time` are all version files that read, in the order of their commits, also those that lie in another's place.
+    `in_time` are all commits that read, in their order, also those whose files lie in another's place. `newest` is the
+    highest version that any key or the hint speaks of, -1 without one. `is_ours` tells that the log keeps all rules of
+    Tidemark's, rather than those of its format only.
     """
 
     findings: tuple[Finding, ...]
     versions: frozenset[int]
-    in_time: tuple[int, ...]
+    in_time: tuple[ReadVersion, ...]
     checkpoints: frozenset[str]
     head: Snapshot | None
+    newest: int
+    is_ours: bool
 
 
 def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     """Return what the log's files say about each other. Raises `Unavailable` only.
 
-    One GET per version file, manifest and hint, a few per state; the version files behind a state are read once more
-    to recompute it. Memory: two snapshots.
+    Of a log that others keep by their own rules (no writer feature `tidemark`) only what keeps a reader from reading
+    it. One GET per version file, manifest and hint, a few per state; the version files behind a state are read once
+    more to recompute it. Memory: two snapshots.
     """
-    walk = _Versions(store)
+    walk = VersionWalk(store)
     for version in inventory.versions(KeyKind.VERSION):
         walk.read(version)
     roots = checkpoint_roots(inventory)
     walk.note_order()
     walk.note_gaps([_version_of(root) for root in roots])
-    checkpoints = _Checkpoints(store, inventory, walk.sound)
+    hinted = read_hint(store)
+    head, unreadable = _head(store)
+    is_ours = _is_ours(walk.protocol if head is None else head.protocol)
+    checkpoints = _Checkpoints(store, inventory, walk.sound if is_ours else [])
     for root in roots:
         checkpoints.check(root)
-    findings = [*walk.findings, *_manifests(store, inventory), *checkpoints.findings]
-    findings += _hint(store, inventory, roots)
-    head: Snapshot | None = None
-    try:
-        head = TransactionLog(store).snapshot()
-        _ = head.schema, head.config, len(head.splits)
-    except TidemarkError as error:
-        head = None
-        findings.append(damage_of(Kind.TABLE_UNREADABLE, error, store.uri, "a table that opens"))
+    findings = [*walk.findings, *_manifests(store, inventory), *checkpoints.findings, *_hint(hinted, inventory, roots)]
+    if not is_ours:
+        findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
     return LogCheck(
-        findings=tuple(findings),
+        findings=(*findings, *unreadable),
         versions=frozenset(walk.sound),
         in_time=tuple(walk.in_time()),
         checkpoints=frozenset(checkpoints.sound),
         head=head,
+        newest=max([*inventory.versions(KeyKind.VERSION), *map(_version_of, roots), hinted.version if hinted else -1]),
+        is_ours=is_ours,
     )
 
 
@@ -119,79 +126,6 @@ def _plain(value: object) -> object:
 
 
 @dataclass(slots=True)
-class _Versions:
-    """The version files in order, and what of one speaks against those before it."""
-
-    store: ObjectStore
-    findings: list[Finding] = field(default_factory=list)
-    sound: list[int] = field(default_factory=list)
-    _commits: dict[str, int] = field(default_factory=dict)
-    _live: set[str] = field(default_factory=set)
-    _times: dict[int, int] = field(default_factory=dict)
-    _newest: int = 0
-    _seen: list[int] = field(default_factory=list)
-
-    def read(self, version: int) -> None:
-        key = version_key(version)
-        self._seen.append(version)
-        try:
-            actions = decode_version(self.store.get(key).data, key)
-        except TidemarkError as error:
-            self.findings.append(damage_of(Kind.VERSION_DAMAGED, error, key, "a readable version file"))
-            self._live.clear()  # whatever it removed may come again
-            return
-        self.sound.append(version)
-        self._check_commit(version, actions)
-        self._check_paths(key, actions)
-
-    def in_time(self) -> list[int]:
-        """The readable version files by commit time, which grows with every commit."""
-        return sorted(self._times, key=lambda version: (self._times[version], version))
-
-    def note_order(self) -> None:
-        """A file that is out of order in time lies in another's place: its actions are not those of its number."""
-        for version, expected in zip(sorted(self._times), self.in_time(), strict=True):
-            if version != expected:
-                found = f"a commit of {self._times[version]} ms"
-                wanted = f"a commit of {self._times[expected]} ms, as {version_key(expected)} has"
-                self._add(Kind.TIME_GOES_BACK, version_key(version), wanted, found)
-                self.sound.remove(version)
-
-    def note_gaps(self, checkpoints: list[int]) -> None:
-        """Numbers have no gap from the oldest file on; what is below it must be in a checkpoint."""
-        newest = max([*self._seen, *checkpoints], default=-1)
-        oldest = min(self._seen, default=newest + 1)
-        missing = set(range(oldest, newest + 1)) - set(self._seen)
-        if oldest > 0 and not any(version >= oldest - 1 for version in checkpoints):
-            missing.add(oldest - 1)
-        for version in sorted(missing):
-            self._add(Kind.VERSION_MISSING, version_key(version), f"versions {oldest} to {newest}", "nothing")
-
-    def _check_commit(self, version: int, actions: list[Action]) -> None:
-        key = version_key(version)
-        self._times[version] = commit_timestamp(actions, self._newest)
-        self._newest = max(self._newest, self._times[version])
-        info = commit_info(actions)
-        if info is None:
-            return
-        before = self._commits.setdefault(info.commitId, version)
-        if before != version:
-            self._add(Kind.COMMIT_TWICE, key, f"commit {info.commitId} once", f"it is version {before} as well")
-
-    def _check_paths(self, key: str, actions: list[Action]) -> None:
-        removed = {action.path for action in actions if isinstance(action, Remove)}
-        for action in actions:
-            # An add of a live path may change its deletion vector, and says so by naming one.
-            if isinstance(action, Add) and action.deletionVector is None and action.path in self._live - removed:
-                self._add(Kind.PATH_LIVE_TWICE, key, f"{action.path} once", "added while it is live")
-        self._live -= removed
-        self._live |= {action.path for action in actions if isinstance(action, Add)}
-
-    def _add(self, kind: Kind, key: str, expected: str, found: str) -> None:
-        self.findings.append(Finding(kind=kind, key=key, expected=expected, found=found))
-
-
-@dataclass(slots=True)
 class _Checkpoints:
     """Each checkpoint on its own, and against the version files behind the sound one before it."""
 
@@ -207,7 +141,7 @@ class _Checkpoints:
             found = self._load(root, version)
             _ = dict(found.splits)  # manifests are read when somebody looks
             wrong = self._against_versions(version, found)
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.findings.append(damage_of(Kind.STATE_DAMAGED, error, root, "a readable checkpoint"))
             return
         if wrong:
@@ -230,10 +164,28 @@ class _Checkpoints:
         if not behind <= set(self.versions):
             return []
         view = part_of_log(self.store, versions=behind, checkpoints=before)
-        return snapshot_differences(TransactionLog(view).snapshot(version=version), found)
+        try:
+            replayed = TransactionLog(view).snapshot(version=version)
+            return snapshot_differences(replayed, found)
+        except DAMAGE:
+            return []  # what is wrong with those files is no word against this one
 
     def _add(self, kind: Kind, key: str, expected: str, found: str) -> None:
         self.findings.append(Finding(kind=kind, key=key, expected=expected, found=found))
+
+
+def _head(store: ObjectStore) -> tuple[Snapshot | None, list[Finding]]:
+    """Open the table and read all that a reader may come to read of it: manifests are read when somebody looks."""
+    try:
+        head = TransactionLog(store).snapshot()
+        _ = head.schema, head.config, head.splits.values()
+    except DAMAGE as error:
+        return None, [damage_of(Kind.TABLE_UNREADABLE, error, store.uri, "a table that opens")]
+    return head, []
+
+
+def _is_ours(protocol: Protocol | None) -> bool:
+    return protocol is None or _FEATURE in (protocol.writerFeatures or ())
 
 
 def _manifests(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
@@ -241,21 +193,20 @@ def _manifests(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
     for parsed in inventory.of(KeyKind.MANIFEST):
         try:
             found = manifest_key(content_id(store.get(parsed.key).data))
-        except TidemarkError as error:
+        except DAMAGE as error:
             yield damage_of(Kind.MANIFEST_DAMAGED, error, parsed.key, expected)
             continue
         if found != parsed.key:
             yield Finding(kind=Kind.MANIFEST_DAMAGED, key=parsed.key, expected=expected, found=found)
 
 
-def _hint(store: ObjectStore, inventory: Inventory, roots: list[str]) -> Iterator[Finding]:
+def _hint(hinted: Checkpointed | None, inventory: Inventory, roots: list[str]) -> Iterator[Finding]:
     key = last_checkpoint_key()
     newest = _version_of(roots[-1]) if roots else None
     if key not in inventory.objects:
         if newest is not None:
             yield Finding(kind=Kind.HINT_STALE, key=key, expected=f"version {newest}", found="nothing")
         return
-    hinted = read_hint(store)
     if hinted is None:
         yield Finding(kind=Kind.HINT_DAMAGED, key=key, expected="a hint", found="what does not read as one")
     elif hinted.key not in inventory.objects:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import TidemarkError, Unavailable
 from storage_core.formats import wal_entry
 from storage_core.fsck.region_salvage import RegionSalvage
+from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -61,9 +61,7 @@ def _keys(
 def _holds(store: ObjectStore, add: Add, touched: pa.Table, key: Sequence[str]) -> bool:
     try:
         held = read_split(store, add, list(key))
-    except Unavailable:
-        raise
-    except TidemarkError:
+    except DAMAGE:
         return False  # it is not brought over in any case, which says so
     wanted, present = key_codes([touched, held], key)
     return bool(np.isin(wanted, present).any())

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from storage_core.errors import TidemarkError
 from storage_core.formats import keys
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.report import Finding, Kind, damage_of
+from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.generation import MANIFEST_FILE
@@ -72,7 +71,7 @@ class _Region:
     def _manifest(self, version: int, kind: Kind) -> RegionManifest | None:
         try:
             return read_version(self.store, self.region, version)
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.findings.append(damage_of(kind, error, self._manifest_key(version), f"manifest {version}"))
             return None
 
@@ -82,7 +81,7 @@ class _Region:
             return
         try:
             hinted = int(json.loads(self.store.get(key).data)["version"])
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.findings.append(damage_of(Kind.REGION_HINT_DAMAGED, error, key, "a hint"))
             return
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -122,7 +121,7 @@ class _Region:
         where = keys.generation_file_key(self.region, flushed.path, MANIFEST_FILE)
         try:
             found = generation.read(self.store, self.region, flushed)
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.findings.append(damage_of(damaged, error, where, f"generation {flushed.generation}"))
             return
         for number in found.entries:
@@ -130,7 +129,7 @@ class _Region:
         where = keys.generation_file_key(self.region, flushed.path, generation.BLOOM_FILE)
         try:
             generation.read_filter(self.store, found)
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.findings.append(damage_of(bloom, error, where, "the filter of the generation"))
 
     def _entry(self, number: int, of_generation: int | None, kind: Kind) -> None:
@@ -142,7 +141,7 @@ class _Region:
             return
         try:
             logged = wal.read(self.store, self.region, number)
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.findings.append(damage_of(kind, error, key, f"WAL entry {number}"))
             return
         if of_generation not in (None, logged.entry.generation):

@@ -12,12 +12,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitConflict, TidemarkError, Unavailable
+from storage_core.errors import CommitConflict
 from storage_core.formats import keys, wal_entry
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.fsck.inventory import Inventory
+from storage_core.fsck.report import DAMAGE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
@@ -178,9 +179,7 @@ def _entries(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[
             continue
         try:
             found = wal_entry.decode(store.get(parsed.key).data, parsed.key)
-        except Unavailable:
-            raise
-        except TidemarkError:
+        except DAMAGE:
             continue  # a finding of the check already
         number = parsed.entry if found.number is None else found.number
         rows: int = found.records.num_rows
@@ -197,9 +196,7 @@ def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: se
         number, directory = parsed.generation or 0, parsed.directory or ""
         try:
             entries = generation.read(store, region, FlushedGeneration(generation=number, path=directory)).entries
-        except Unavailable:
-            raise
-        except TidemarkError:
+        except DAMAGE:
             continue  # a finding of the check already
         (complete if numbers.issuperset(entries) else wanting).add(number)
     return frozenset(complete - wanting)
@@ -211,9 +208,7 @@ def _current_generation(store: ObjectStore, inventory: Inventory, region: str) -
     for version in sorted((each for each in versions if each is not None), reverse=True):
         try:
             return read_version(store, region, version).current_generation
-        except Unavailable:
-            raise
-        except TidemarkError:
+        except DAMAGE:
             continue  # a finding of the check already
     return 1
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from storage_core.clock import Clock
 from storage_core.config import TableConfig
-from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
+from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats.keys import KeyKind, parse, state_key, tags_key, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import Inventory, take_inventory
@@ -22,7 +22,7 @@ from storage_core.fsck.log_check import check_log, part_of_log
 from storage_core.fsck.outcome import Lost, Outcome, Recovered
 from storage_core.fsck.region_check import check_regions
 from storage_core.fsck.region_salvage import BaseTable, RegionSalvage, read_regions, write_region
-from storage_core.fsck.report import Kind, Severity
+from storage_core.fsck.report import DAMAGE, Kind, Severity
 from storage_core.fsck.salvage import Salvage, salvage
 from storage_core.fsck.transfer import Transfer
 from storage_core.gc.boundary import advance_boundary
@@ -45,7 +45,7 @@ OPERATION = "REPAIR"
 # Findings of a region that stand for acknowledged records; what else is wrong with it is written anew.
 _RECORDS = frozenset({Kind.WAL_ENTRY_DAMAGED, Kind.WAL_ENTRY_MISSING})
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, dry_run: bool = False) -> Outcome:
@@ -56,7 +56,8 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     again: states and hint, regions (every acknowledged record that is not merged), and, where the log is lost, the log.
     Raises `InvalidInput` for a target that is not empty or that overlaps the source, `NotFound` when there is nothing
     to repair, `Corrupt` when nothing says what the table is, `Unsupported` beside files of a newer release,
-    `Unavailable`. Requests: those of a check, one GET and one PUT per object. Memory: two snapshots, one object.
+    `CommitConflict` when somebody else writes into `target`, `CommitUnknown`, `Unavailable`. Requests: those of a
+    check, one GET and one PUT per object. Memory: two snapshots, one object.
     """
     _require_apart(source, target)
     inventory = take_inventory(source)
@@ -67,7 +68,7 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     outcome = work.run(target.uri)
     if dry_run:
         return outcome
-    log.info("repaired %s into %s: version %d", source.uri, target.uri, outcome.version)
+    _logger.info("repaired %s into %s: version %d", source.uri, target.uri, outcome.version)
     return replace(outcome, check=fsck(target, clock=clock, deep=True))
 
 
@@ -163,11 +164,10 @@ class _Repair:
         self.transfer.lost += [
             Lost(key=add.path, reason="a merge whose version is lost has replaced it") for add in found.overtaken
         ]
-        if found.lost_versions:
-            self.transfer.lost += [
-                Lost(key=version_key(version), reason="the version does not open any more")
-                for version in found.lost_versions
-            ]
+        self.transfer.lost += [
+            Lost(key=version_key(version), reason="the version does not open in the repaired table")
+            for version in found.lost_versions
+        ]
 
     def _splits_of(self, roots: list[str]) -> Iterator[Add]:
         for root in roots:
@@ -269,9 +269,7 @@ class _Repair:
             return []
         try:
             return read_tags(self.source).live(self.clock.now_ms())
-        except Unavailable:
-            raise
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.transfer.lost.append(Lost(key=tags_key(), reason=str(error)))
             return []
 
@@ -291,7 +289,5 @@ class _Repair:
             try:
                 snapshot = table.snapshot(version=tag.version)
                 set_tag(table, tag.name, snapshot, doomed=partial(doomed, self.target), expires_at_ms=tag.expires_at_ms)
-            except Unavailable:
-                raise
-            except TidemarkError as error:
+            except DAMAGE as error:
                 self.transfer.lost.append(Lost(key=tags_key(), reason=f"the tag {tag.name!r}: {error}"))

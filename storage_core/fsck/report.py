@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from storage_core.errors import Corrupt, TidemarkError, Unavailable, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, TidemarkError, Unsupported
 from storage_core.formats.keys import parse
 
 REPAIR: Final = "restore the object from a copy, or run: tidemark repair"
 _NOTHING_LOST: Final = "nothing is lost: "
+
+DAMAGE: Final = (Corrupt, NotFound, SnapshotExpired, Unsupported, InvalidInput)
+"""What reading an object raises that says something of the object. Every other error is of the store, of a write or of
+somebody else at work, and is never a finding or a loss."""
 
 
 class Severity(StrEnum):
@@ -107,12 +111,12 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.BLOOM_DAMAGED: (_W, _NOTHING_LOST + "lookups read the generation; it goes with the next merge"),
     Kind.SPENT_OBJECT_DAMAGED: (_W, _NOTHING_LOST + "its rows are merged; the collector takes it in time"),
     Kind.QUARANTINE_DAMAGED: (_W, "the rejected lines in it cannot be read: restore it, or delete it"),
-    Kind.GC_PLAN_DAMAGED: (_W, _NOTHING_LOST + "grace periods start again; the next `tidemark gc` replaces it"),
+    Kind.GC_PLAN_DAMAGED: (_W, _NOTHING_LOST + "all horizons start again; the next `tidemark gc` replaces it"),
     Kind.GC_BOUNDARY_DAMAGED: (_E, f"the collector stands still: {REPAIR}"),
     Kind.TAGS_DAMAGED: (_E, f"no tag opens and the collector stands still: {REPAIR}"),
     Kind.TAG_WITHOUT_VERSION: (_E, "its version does not open any more: tidemark tag, to set it anew or remove it"),
     Kind.NEWER_FORMAT: (_E, "a newer release wrote it: upgrade"),
-    Kind.UNKNOWN_KEY: (_N, "no object of Tidemark, and never touched: move it away"),
+    Kind.UNKNOWN_KEY: (_N, "no object of Tidemark, and never touched: move it away if nothing needs it"),
     Kind.UNREFERENCED: (_N, "no version needs it; the collector takes it: tidemark gc"),
 }
 
@@ -168,12 +172,10 @@ class Report:
 
 
 def damage_of(kind: Kind, error: TidemarkError, key: str, expected: str) -> Finding:
-    """Return the finding for an error that reading `key` raised, under the key that the error itself names.
+    """Return the finding for an error of `DAMAGE` that reading `key` raised, under the key that the error itself names.
 
-    A format of a newer release is no damage. Raises the error when the store is out of reach: nobody can tell then.
+    A format of a newer release is no damage.
     """
-    if isinstance(error, Unavailable):
-        raise error
     named = error.context.get("key")
     where = named if isinstance(named, str) and parse(named) is not None else key
     chosen = Kind.NEWER_FORMAT if isinstance(error, Unsupported) else kind

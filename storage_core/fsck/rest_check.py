@@ -6,10 +6,9 @@ import logging
 from collections.abc import Iterator
 
 from storage_core.clock import Clock
-from storage_core.errors import TidemarkError
 from storage_core.formats.keys import KeyKind, gc_boundary_key, gc_candidates_key, tags_key
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.report import Finding, Kind, damage_of
+from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.gc.boundary import read_boundary
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import parse_plan
@@ -19,7 +18,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def check_rest(store: ObjectStore, inventory: Inventory, head: Snapshot | None) -> Iterator[Finding]:
@@ -30,9 +29,11 @@ def check_rest(store: ObjectStore, inventory: Inventory, head: Snapshot | None) 
     for parsed in inventory.of(KeyKind.QUARANTINE):
         try:
             read_entry(store, parsed.key)
-        except TidemarkError as error:
+        except DAMAGE as error:
             yield damage_of(Kind.QUARANTINE_DAMAGED, error, parsed.key, "a quarantine entry")
     for key in inventory.unknown:
+        if head is not None and (key in head.splits or key in head.segments):
+            continue  # the log names it, under a name that others gave
         yield Finding(kind=Kind.UNKNOWN_KEY, key=key, expected="objects of the table only", found="another one")
 
 
@@ -43,8 +44,8 @@ def check_unreferenced(store: ObjectStore, *, clock: Clock) -> Iterator[Finding]
     """
     try:
         marked = mark(store, TransactionLog(store, clock=clock), now_ms=clock.now_ms())
-    except TidemarkError as error:
-        log.info("what is unreferenced cannot be told beside damage: %s", error)
+    except DAMAGE as error:
+        _logger.info("what is unreferenced cannot be told beside damage: %s", error)
         return
     for each in marked.unreachable:
         yield Finding(
@@ -58,7 +59,7 @@ def _plan(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
         return
     try:
         parse_plan(store.get(key).data)
-    except TidemarkError as error:
+    except DAMAGE as error:
         yield damage_of(Kind.GC_PLAN_DAMAGED, error, key, "a plan of the collector")
 
 
@@ -72,7 +73,7 @@ def _boundary(store: ObjectStore, inventory: Inventory, head: Snapshot | None) -
         return
     try:
         first, _ = read_boundary(store)
-    except TidemarkError as error:
+    except DAMAGE as error:
         yield damage_of(Kind.GC_BOUNDARY_DAMAGED, error, key, "the first version that may exist")
         return
     newest = max([*versions, head.version if head else -1])
@@ -89,7 +90,7 @@ def _tags(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
         return
     try:
         tags = read_tags(store)
-    except TidemarkError as error:
+    except DAMAGE as error:
         yield damage_of(Kind.TAGS_DAMAGED, error, key, "the tags of the table")
         return
     checkpoints = {*inventory.versions(KeyKind.STATE), *inventory.versions(KeyKind.JSON_CHECKPOINT)}

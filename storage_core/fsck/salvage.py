@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from storage_core.errors import Corrupt, TidemarkError, Unavailable, Unsupported
+from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import KeyKind, gc_candidates_key, parse, version_key
 from storage_core.fsck.found_split import FoundSplit, read_found
 from storage_core.fsck.inventory import Inventory
@@ -19,7 +19,7 @@ from storage_core.fsck.lineage_replay import Choice, choose
 from storage_core.fsck.log_check import LogCheck, checkpoint_roots, part_of_log
 from storage_core.fsck.overtaken import overtaken
 from storage_core.fsck.region_salvage import RegionSalvage
-from storage_core.fsck.report import Kind
+from storage_core.fsck.report import DAMAGE, Kind
 from storage_core.gc.mark import Reason
 from storage_core.gc.plan import parse_plan
 from storage_core.log.actions import Action, Add, IndexSegment, Metadata
@@ -66,19 +66,18 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
     if newer is not None:
         raise Unsupported(f"{newer.found}; a repair by this release would lose it", key=newer.key)
     kept = _kept(store, check)
-    reached = -1 if kept is None else kept.snapshot.version
-    known = KnownLog(kept)
-    for version in check.in_time:
-        known.read(version, _actions(store, version), later=version > reached)
+    known = _known(store, check, kept)
     lost = _lost_versions(inventory, check, kept)
-    ahead = any(each.kind is Kind.HINT_AHEAD for each in check.findings)
-    if kept is not None and not ahead and not any(version > reached for version in (*check.in_time, *lost)):
+    reached = -1 if kept is None else kept.snapshot.version
+    if kept is not None and known.has_read(reached + 1, check.newest):
         return _salvaged(known, kept, lost)
     found, unreadable = _found(store, inventory, known, _table_id(known))
+    found, doubtful = _later_than(reached, found, known)
     generations = {name: each.complete for name, each in regions.items()}
     choice = choose(found, known.evidence(_collected(store, inventory), generations))
-    metadata = known.metadata or _metadata_of(store, found or _newest_readable(store, inventory, known.live))
-    result = _with_choice(_salvaged(known, kept, lost), choice, metadata, unreadable)
+    named = found or _newest_readable(store, inventory, known.live) or _newest_readable(store, inventory, known.older)
+    metadata = known.metadata or _metadata_of(store, named)
+    result = _with_choice(_salvaged(known, kept, lost), choice, metadata, unreadable | doubtful)
     if kept is None or not kept.snapshot.config.primary_key:
         return result
     gone = overtaken(store, kept.snapshot, result.splits, merged=result.merged, regions=regions)
@@ -99,6 +98,30 @@ def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
     for version in kept.versions:
         known.read(version, _actions(store, version), later=False)
     return list(known.older.values())
+
+
+def _known(store: ObjectStore, check: LogCheck, kept: Kept | None) -> KnownLog:
+    known = KnownLog(kept)
+    for each in check.in_time:
+        if kept is None:
+            later = True
+        elif each.number is not None:
+            later = each.number > kept.snapshot.version
+        else:
+            later = each.timestamp > kept.snapshot.timestamp
+        known.read(each.number, _actions(store, each.place), later=later)
+    return known
+
+
+def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple[list[FoundSplit], dict[str, str]]:
+    """Split off what a lost version up to `reached` may have added: it is not live there, so another removed it.
+
+    Unless something that was planned on a later version replaces it: then it was live there.
+    """
+    old = {each.path for each in found if not known.has_read(each.origin.planned_version + 1, reached)}
+    old -= {path for each in found if each.path not in old for path in each.lineage.replaces}
+    why = f"a lost version added it or none did, and it is not live in version {reached}"
+    return [each for each in found if each.path not in old], dict.fromkeys(sorted(old), why)
 
 
 def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[int, ...]) -> Salvage:
@@ -131,23 +154,26 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
 
 
 def _kept(store: ObjectStore, check: LogCheck) -> Kept | None:
-    """The stretch that reaches furthest, from as early a start as leads there."""
+    """The stretch that reaches furthest, from as early a start as leads there; so it ends in the head if that opens."""
     at = {root: version for root in check.checkpoints if (version := _version_of(root)) is not None}
-    starts = {base: _reach(base, check.versions) for base in (-1, *at.values())}
-    starts = {base: reach for base, reach in starts.items() if reach >= 0}
-    if not starts:
-        return None
-    furthest = max(starts.values())
-    base = min(each for each, reach in starts.items() if reach == furthest)
-    versions = tuple(version for version in sorted(check.versions) if max(base, 0) <= version <= furthest)
-    checkpoints = tuple(root for root, version in sorted(at.items()) if max(base, 0) <= version <= furthest)
+    reached = [(_reach(base, check.versions), base) for base in {-1, *at.values()}]
+    for furthest, base in sorted(reached, key=lambda each: (-each[0], each[1])):
+        if furthest >= 0 and (found := _opened(store, check, at, (base, furthest))) is not None:
+            return found
+    return None
+
+
+def _opened(store: ObjectStore, check: LogCheck, at: Mapping[str, int], stretch: tuple[int, int]) -> Kept | None:
+    first, last = max(stretch[0], 0), stretch[1]
+    versions = tuple(version for version in sorted(check.versions) if first <= version <= last)
+    checkpoints = tuple(root for root, version in sorted(at.items()) if first <= version <= last)
     view = part_of_log(store, versions=versions, checkpoints=checkpoints)
     try:
-        snapshot, oldest = TransactionLog(view).snapshot(), TransactionLog(view).snapshot(version=max(base, 0))
-        _ = snapshot.schema, snapshot.config
-    except (Unavailable, Unsupported):
+        snapshot, oldest = TransactionLog(view).snapshot(), TransactionLog(view).snapshot(version=first)
+        _ = snapshot.schema, snapshot.config, snapshot.splits.values(), oldest.splits.values()
+    except Unsupported:
         raise
-    except TidemarkError:
+    except DAMAGE:
         return None
     return Kept(versions=versions, checkpoints=checkpoints, oldest=oldest, snapshot=snapshot)
 
@@ -180,9 +206,7 @@ def _found(
             continue
         try:
             found.append(read_found(store, inventory, parsed.key))
-        except Unavailable:
-            raise
-        except TidemarkError as error:
+        except DAMAGE as error:
             unreadable[parsed.key] = str(error)
     ids = Counter(each.origin.table_id for each in found)
     owner = table_id or next((name for name, _ in ids.most_common(1)), None)
@@ -200,9 +224,7 @@ def _newest_readable(store: ObjectStore, inventory: Inventory, paths: Iterable[s
     for path in sorted(there, key=lambda each: (-inventory.objects[each].last_modified_ms, each)):
         try:
             return [read_found(store, inventory, path)]
-        except Unavailable:
-            raise
-        except TidemarkError:
+        except DAMAGE:
             continue  # it is not brought over either, which says so
     return []
 
@@ -225,9 +247,7 @@ def _collected(store: ObjectStore, inventory: Inventory) -> list[str]:
         return []
     try:
         plan = parse_plan(store.get(gc_candidates_key()).data)
-    except Unavailable:
-        raise
-    except TidemarkError:
+    except DAMAGE:
         return []
     return [each.key for each in plan.candidates.values() if each.reason is Reason.REMOVED_SPLIT]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from storage_core.errors import CommitConflict, TidemarkError, Unavailable
+from storage_core.errors import CommitConflict
 from storage_core.formats.keys import KeyKind
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.outcome import Lost, Recovered
+from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
@@ -48,9 +49,7 @@ class Transfer:
         """Bring over an object that `check` reads without an error; else it is lost."""
         try:
             check()
-        except Unavailable:
-            raise
-        except TidemarkError as error:
+        except DAMAGE as error:
             self.lost.append(Lost(key=key, reason=str(error)))
         else:
             self.copy(key)

@@ -11,16 +11,18 @@ import pytest
 
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.planner import plan as plan_compaction
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
-from storage_core.formats.keys import KeyKind, parse, version_key
+from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
+from storage_core.formats.keys import KeyKind, parse, tags_key, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.outcome import Outcome
 from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.ids import SeededIds
 from storage_core.log import deletion_vector
-from storage_core.log.actions import Add, Metadata
+from storage_core.log.actions import Add, CommitInfo, Metadata
+from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
+from storage_core.log.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
@@ -30,9 +32,10 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.read import read_split
 from storage_core.split.write import context_of, sort_and_write
 from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.copies import copy_of
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.every_kind import EveryKind, answers, copy_of, every_kind
-from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.every_kind import EveryKind, answers, every_kind
+from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import KeyedTable
 
 
@@ -135,15 +138,72 @@ def test_without_any_log_the_splits_and_the_region_say_what_the_table_is(whole: 
         assert getattr(_snapshot(after), name) == getattr(_snapshot(before), name)
 
 
-def test_two_version_files_that_changed_places_are_told_by_their_times(whole: EveryKind) -> None:
+@pytest.mark.parametrize("numbered", [True, False])
+def test_two_version_files_that_changed_places_are_told_by_their_numbers_or_times(
+    whole: EveryKind, numbered: bool
+) -> None:
     *_, first, second = sorted(key for key in contents(whole.store) if _is_version(key))
-    data = contents(whole.store)
+    data = {key: contents(whole.store)[key] for key in (first, second)}
+    if not numbered:  # as early 0.1 wrote them
+        data = {key: _without_number(each, key) for key, each in data.items()}
     whole.store.put(first, data[second], Overwrite())
     whole.store.put(second, data[first], Overwrite())
-    kinds = {each.kind for each in fsck(whole.store, clock=whole.clock).findings}
-    assert Kind.TIME_GOES_BACK in kinds
+    wrong = Kind.VERSION_DAMAGED if numbered else Kind.TIME_GOES_BACK
+    findings = fsck(whole.store, clock=whole.clock).findings
+    assert {each.key for each in findings if each.kind is wrong} == {first, second}
     target, _ = repaired(whole)
     assert answered(target, "latest", "get") == answered(original().store, "latest", "get")
+
+
+def test_while_every_commit_reads_an_orphan_stays_outside_wherever_the_files_lie(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
+    sort_and_write(store, rows, context=context_of(log.snapshot()), ids=log.ids, now_ms=1)
+    for count in (1, 2, 3):
+        _append(log, count)
+    second, third = (store.get(version_key(version)).data for version in (2, 3))
+    store.put(version_key(2), third, Overwrite())
+    store.put(version_key(3), second, Overwrite())
+    target, _ = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert _counts(target) == [1, 2, 3]
+
+
+def test_a_restore_behind_a_lost_compaction_keeps_what_it_brought_back(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    _append(log, 1)
+    _append(log, 2)
+    snapshot = log.snapshot()
+    (operation,) = plan_compaction(snapshot)
+    done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
+    log.commit(snapshot, done.actions, operation="COMPACT")
+    restore(log, log.snapshot(version=1), doomed=lambda _: ())
+    store.put(version_key(3), b"damaged", Overwrite())
+    target, _ = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert 1 in _counts(target)
+    assert len(set(_counts(target))) == len(_counts(target))
+
+
+def test_a_compaction_that_a_lost_restore_undid_is_not_live_beside_the_next_one(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    _append(log, 1)
+    _append(log, 2)
+    for _ in range(2):
+        snapshot = log.snapshot()
+        (operation,) = plan_compaction(snapshot)
+        done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
+        log.commit(snapshot, done.actions, operation="COMPACT")
+        if snapshot.version == 2:
+            restore(log, log.snapshot(version=2), doomed=lambda _: ())
+            _append(log, 3)
+    store.put(version_key(4), b"damaged", Overwrite())
+    target, _ = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert _counts(target) == [1, 2, 3]
 
 
 # --- what is not in the log
@@ -328,6 +388,24 @@ def test_a_split_that_a_compaction_wrote_comes_back_from_what_it_replaced(
     assert (outcome.lost, outcome.rows_lost) == ((), 0)
 
 
+def test_inputs_of_a_compaction_whose_vectors_hide_no_row_come_back_as_well(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 1, "value": 1.0}])
+    (written,) = sort_and_write(store, rows, context=context_of(log.snapshot()), ids=log.ids, now_ms=1)
+    log.commit(log.snapshot(), [replace(written, deletionVector=deletion_vector.inline(()))], operation="RESTORE")
+    _append(log, 2)
+    snapshot = log.snapshot()
+    (operation,) = plan_compaction(snapshot)
+    done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
+    log.commit(snapshot, done.actions, operation="COMPACT")
+    store.delete([done.adds[0].path])
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert _counts(target) == [1, 2]
+    assert outcome.lost == ()
+
+
 # --- where it writes
 
 
@@ -375,6 +453,25 @@ def test_a_repair_that_is_killed_leaves_no_table(whole: EveryKind) -> None:
     assert versions == []
 
 
+def test_a_tag_of_which_the_store_does_not_tell_is_not_called_lost(whole: EveryKind) -> None:
+    mute = FaultStore(MemoryStore("mute", clock=whole.clock))
+    mute.on_put(tags_key(), *[PutFault.DROPPED_THEN_UNKNOWN] * 20)
+    with pytest.raises(CommitUnknown, match=r"_tags\.json"):
+        repair(whole.store, mute, clock=whole.clock, ids=SeededIds(1))
+
+
+def test_a_check_of_a_store_that_breaks_off_reports_no_damage(whole: EveryKind) -> None:
+    """At whichever request it does: what cannot be read now is no finding."""
+    calm = FaultStore(whole.store)
+    report = fsck(calm, clock=whole.clock, deep=True)
+    assert report.clean
+    for number in range(0, len(calm.trace), 7):
+        broken = FaultStore(whole.store)
+        broken.at(number, Unavailable("gone for a moment"))
+        with pytest.raises(Unavailable, match="gone for a moment"):
+            fsck(broken, clock=whole.clock, deep=True)
+
+
 def test_files_of_a_newer_release_are_not_taken_for_damage(whole: EveryKind) -> None:
     newest = max(key for key in contents(whole.store) if _is_version(key))
     whole.store.put(newest, b'{"newAction":{}}\n', Overwrite())
@@ -385,6 +482,12 @@ def test_files_of_a_newer_release_are_not_taken_for_damage(whole: EveryKind) -> 
 
 def _killed() -> None:
     raise KeyboardInterrupt
+
+
+def _without_number(data: bytes, key: str) -> bytes:
+    info, *rest = decode_version(data, key)
+    assert isinstance(info, CommitInfo)
+    return encode_version([replace(info, version=None), *rest])
 
 
 def _is_version(key: str) -> bool:

@@ -15,6 +15,7 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import RULES, Kind, Report, Severity
 from storage_core.log.actions import Action, Add, CommitInfo
 from storage_core.log.codec import decode_version, encode_version
+from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.clock import ManualClock
@@ -92,9 +93,55 @@ def test_versions_that_lead_nowhere_are_named(table: SampleTable) -> None:
 def test_a_commit_that_landed_twice_is_named(table: SampleTable) -> None:
     (info, *_) = decode_version(table.store.get(version_key(2)).data, "two")
     assert isinstance(info, CommitInfo)
-    later = replace(info, timestamp=info.timestamp + 1)
+    (third, *_) = decode_version(table.store.get(version_key(3)).data, "three")
+    assert isinstance(third, CommitInfo)
+    later = replace(third, commitId=info.commitId)
     rewrite(table, 3, later, table.add(table.upload_split()), keep=False)
     assert (Kind.COMMIT_TWICE, version_key(3)) in kinds(check(table))
+
+
+def test_a_file_in_the_place_of_another_version_is_named_and_no_other(table: SampleTable) -> None:
+    table.store.put(version_key(3), table.store.get(version_key(1)).data, Overwrite())
+    assert kinds(check(table)) == {(Kind.VERSION_DAMAGED, version_key(3))}
+    assert "holds version 1" in check(table).findings[0].found
+
+
+def test_a_copy_that_does_not_say_its_number_is_told_by_its_time(table: SampleTable) -> None:
+    """Files of early 0.1: the copied one and those between stay what they are."""
+    for version in range(5):
+        (info, *rest) = decode_version(table.store.get(version_key(version)).data, "any")
+        assert isinstance(info, CommitInfo)
+        rewrite(table, version, replace(info, version=None), *rest, keep=False)
+    assert check(table).findings == ()
+    table.store.put(version_key(3), table.store.get(version_key(1)).data, Overwrite())
+    found = {key for kind, key in kinds(check(table)) if kind is Kind.TIME_GOES_BACK}
+    assert found == {version_key(3)}
+
+
+def test_a_version_file_that_was_doubled_is_named(table: SampleTable) -> None:
+    data = table.store.get(version_key(2)).data
+    table.store.put(version_key(2), data + data, Overwrite())
+    assert kinds(check(table)) == {(Kind.VERSION_DAMAGED, version_key(2))}
+
+
+def test_a_damaged_version_and_a_damaged_manifest_of_the_newest_state_are_both_named(table: SampleTable) -> None:
+    """Manifests are read when somebody looks, which is after the table has opened."""
+    (manifest,) = manifest_keys(read_state(table.store, 4))
+    for key in (version_key(3), manifest):
+        data = table.store.get(key).data
+        table.store.put(key, data[: len(data) // 2], Overwrite())
+    for deep in (False, True):
+        report = check(table, deep=deep)
+        assert {(Kind.VERSION_DAMAGED, version_key(3)), (Kind.MANIFEST_DAMAGED, manifest)} <= kinds(report)
+        assert Kind.TABLE_UNREADABLE in {kind for kind, _ in kinds(report)}
+        assert report.exit_code == 4
+
+
+def test_a_live_split_under_a_name_that_others_gave_is_no_unknown_key(table: SampleTable) -> None:
+    table.store.put("day=1/a.split", b"a split", Overwrite())
+    assert kinds(check(table)) == {(Kind.UNKNOWN_KEY, "day=1/a.split")}
+    table.commit([table.add("day=1/a.split")])
+    assert kinds(check(table)) <= {(Kind.HINT_STALE, last_checkpoint_key())}
 
 
 def test_a_path_that_is_added_while_it_is_live_is_named(table: SampleTable) -> None:

@@ -135,3 +135,11 @@ def test_splits_that_nothing_vouches_for_are_named() -> None:
 
 def test_operations_that_replace_each_other_end_nowhere_but_end() -> None:
     assert live(rewritten("x", 1, "1", {"y": 1}), rewritten("y", 1, "2", {"x": 1})) <= {"x", "y"}
+
+
+def test_what_was_restored_after_a_compaction_is_live_though_the_compaction_replaced_it() -> None:
+    compacted = rewritten("ab", 2, "1", {"a": 1, "b": 1})
+    undone = Evidence(live=frozenset({"a"}), gone=frozenset({"ab", "b"}), added_at={"a": 3})
+    assert choose([compacted], undone).replaced == frozenset()
+    before = Evidence(live=frozenset({"a"}), gone=frozenset({"ab", "b"}), added_at={"a": 0})
+    assert choose([compacted], before).replaced == {"a"}
