@@ -19,6 +19,8 @@ from storage_core.formats.key_segments import require_encoded, short_segment
 GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow")
 
 LOG_PREFIX = "_transaction_log/"
+VERSIONS_PREFIX = f"{LOG_PREFIX}0"
+"""What every version file starts with (and nothing else but JSON checkpoints): versions have fewer than 20 digits."""
 QUARANTINE_PREFIX = "quarantine/"
 
 _MAX_VERSION = 2**63 - 1

@@ -11,6 +11,7 @@ from storage_core.formats.keys import gc_candidates_key
 from storage_core.gc.mark import Reason, mark
 from storage_core.gc.plan import Candidate, Plan, merged_candidates, read_plan, write_plan
 from storage_core.gc.sweep import Horizon, Swept, may_be_due, sweep
+from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
@@ -63,6 +64,8 @@ def collect(
     """
     now_ms = clock.now_ms()
     marked = mark(store, log, now_ms=now_ms)
+    if not dry_run:
+        require_writable(marked.roots.retained.head)
     horizon = _horizon(horizon_ms, marked.roots.retained.head.config.gc_horizon_ms)
     stored = read_plan(store)
     seen_ms = max(now_ms, marked.newest_modification_ms)

@@ -46,7 +46,7 @@ class Plan:
 def read_plan(store: ObjectStore) -> Plan:
     """Return the stored plan. One GET.
 
-    A plan that cannot be parsed is empty: every object then starts its grace period again, which deletes nothing too
+    A plan that cannot be parsed is empty: every object then starts its horizon again, which deletes nothing too
     early. Raises `Unsupported` for the plan of a newer release.
     """
     try:
@@ -56,7 +56,7 @@ def read_plan(store: ObjectStore) -> Plan:
     try:
         return replace(parse_plan(blob.data), etag=blob.etag)
     except Corrupt as error:
-        _logger.warning("%s; it starts anew, and so do grace periods", error)
+        _logger.warning("%s; it starts anew, and so do all horizons", error)
         return Plan(candidates={}, counter=0, etag=blob.etag)
 
 

@@ -18,6 +18,7 @@ from storage_core.log.deletion_vector import DeletionVector
 
 READER_VERSION = 4
 WRITER_VERSION = 4
+OWN_FEATURE = "tidemark"
 VECTORS_FEATURE = "deletionVectors"
 FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", "tidemark", VECTORS_FEATURE})
 
@@ -47,6 +48,11 @@ class Protocol:
     minWriterVersion: int = WRITER_VERSION
     readerFeatures: tuple[str, ...] | None = None
     writerFeatures: tuple[str, ...] | None = None
+
+
+def is_ours(protocol: Protocol) -> bool:
+    """Tell whether Tidemark created the table: then every checkpoint of it is derived from its version files."""
+    return OWN_FEATURE in (protocol.writerFeatures or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,12 @@ class Add:
     nullCounts: Mapping[str, int] | None = None
     xxh3: str | None = None
     deletionVector: DeletionVector | None = None
+
+    @property
+    def rows_gone(self) -> DeletionVector | None:
+        """The vector that hides rows; a vector of no rows is none."""
+        vector = self.deletionVector
+        return vector if vector is not None and vector.cardinality else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
 from storage_core.objectstore.reading import exists
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _KINDS: Mapping[CheckpointFormat, CheckpointKind] = {
     "avro": CheckpointKind.AVRO_STATE,
@@ -99,7 +99,7 @@ def _planned(snapshot: Snapshot, *, compact: bool) -> Layout:
     try:
         return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=compact)
     except Corrupt as error:
-        log.warning("a manifest that was to be rewritten is damaged, all are written anew: %s", error)
+        _logger.warning("a manifest that was to be rewritten is damaged, all are written anew: %s", error)
         return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=True)
 
 
@@ -131,7 +131,7 @@ def _write_state(store: ObjectStore, snapshot: Snapshot, *, compact: bool, recov
     size = len(data) + sum(each for _, each in written)
     if not _put(store, state_key(snapshot.version), data):
         return _already_there(store, snapshot)
-    log.info("checkpoint of %s at version %d: %d files, %d bytes", store.uri, snapshot.version, files, size)
+    _logger.info("checkpoint of %s at version %d: %d files, %d bytes", store.uri, snapshot.version, files, size)
     listed = ListedFiles(snapshot.version, parts, planned.tombstones, files, listing.bytes, recover=recover)
     after = replace(snapshot, splits=LiveFiles(listed), checkpoint_version=snapshot.version)
     return CheckpointResult(snapshot.version, files, size, written=True, snapshot=after)
@@ -160,7 +160,7 @@ def _already_there(store: ObjectStore, snapshot: Snapshot) -> CheckpointResult:
     try:
         snapshot, _ = load_checkpoint(store, snapshot.version)
     except Corrupt as error:
-        log.warning("version %d of %s has a damaged state already: %s", snapshot.version, store.uri, error)
+        _logger.warning("version %d of %s has a damaged state already: %s", snapshot.version, store.uri, error)
     return CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
 
 

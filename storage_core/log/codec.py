@@ -62,8 +62,8 @@ def decode_version(data: bytes, where: str) -> list[Action]:
     """Return the actions of a version file in order, whichever dialect it is in.
 
     Plain text, gzip, and gzip behind the bytes `01 01` are told apart by their first bytes. `where` is the key of the
-    file. Raises `Corrupt` naming key and line, also beyond `MAX_EXPANDED_BYTES`, `MAX_LINE_BYTES` or `MAX_LINES`, and
-    `Unsupported` for an action that this release does not know.
+    file. Raises `Corrupt` naming key and line, also beyond `MAX_EXPANDED_BYTES`, `MAX_LINE_BYTES` or `MAX_LINES` and
+    for two commits in one file, and `Unsupported` for an action that this release does not know.
     """
     if not data:  # nobody writes nothing: skipping the version would lose what it did
         raise Corrupt(f"{where}: empty; expected at least one action", key=where)
@@ -74,17 +74,23 @@ def decode_version(data: bytes, where: str) -> list[Action]:
             raise Corrupt(f"{where}: more than {MAX_LINES} lines; no version file of ours has them", key=where)
         if line and not line.isspace():
             actions.append(decode_line(_text(line, where, number), f"{where}, line {number}"))
+    _require_one_commit(actions, where)
     return actions
 
 
 def decode_numbered(data: bytes, version: int) -> list[Action]:
     """Return the actions of the file of `version`. Raises as `decode_version`, and when it says another number."""
-    key = version_key(version)
-    actions = decode_version(data, key)
+    actions = decode_version(data, version_key(version))
+    require_number(actions, version)
+    return actions
+
+
+def require_number(actions: Sequence[Action], version: int) -> None:
+    """Raise `Corrupt` for the actions of a version file that says another number than that of its key, `version`."""
     info = commit_info(actions)
     if info is not None and info.version is not None and info.version != version:
+        key = version_key(version)
         raise Corrupt(f"{key}: holds version {info.version}; it is not what was written; {SEE_CORRUPT}", key=key)
-    return actions
 
 
 def decode_line(line: str, where: str) -> Action:
@@ -112,6 +118,18 @@ def decode_line(line: str, where: str) -> Action:
 def commit_info(actions: Sequence[Action]) -> CommitInfo | None:
     """Return the commit information of a version, or None: logs written by others may have none."""
     return next((action for action in actions if isinstance(action, CommitInfo)), None)
+
+
+def _require_one_commit(actions: Sequence[Action], where: str) -> None:
+    """A version is one commit. Ours, which say their number, say it first; those of others may say nothing at all."""
+    found = [number for number, action in enumerate(actions) if isinstance(action, CommitInfo)]
+    if len(found) > 1:
+        raise Corrupt(
+            f"{where}: {len(found)} commits in one file; it is not what was written; {SEE_CORRUPT}", key=where
+        )
+    info = commit_info(actions)
+    if found and found[0] > 0 and info is not None and info.version is not None:
+        raise Corrupt(f"{where}: expected `commitInfo` first, found it behind {found[0]} actions", key=where)
 
 
 def _require_rows(add: Add, where: str) -> None:

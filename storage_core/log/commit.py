@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Committer:
                 return CommitResult(head.version, label.commit_id, head, already_committed=True, attempts=attempt - 1)
             last = self._attempt(head, actions, label)
             if last.landed:
-                log.info(
+                _logger.info(
                     "committed version %d of %s: %s, %d actions, attempt %d",
                     last.head.version, self.store.uri, label.operation, len(actions), attempt,
                 )  # fmt: skip
@@ -128,7 +128,7 @@ class Committer:
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
             case Conflict() | OutcomeUnknown() as outcome:
                 # Also a conflict may be our own put whose reply was lost: only the stored bytes tell.
-                log.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
+                _logger.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
                 return self._read_back(head, label.commit_id)
             case unreachable:
                 assert_never(unreachable)
@@ -142,7 +142,7 @@ class Committer:
                 following = None if actions is None else Snapshot.apply(head, head.version + 1, actions)
             except (Unavailable, Corrupt) as error:
                 # The put was sent: whatever cannot be read now may be ours.
-                log.warning("version %d of %s could not be read back: %s", head.version + 1, self.store.uri, error)
+                _logger.warning("version %d of %s could not be read back: %s", head.version + 1, self.store.uri, error)
                 actions = following = None
             if actions is None or following is None:
                 # Past `start` somebody else holds the version that our put was for: it can never land.

@@ -15,6 +15,7 @@ from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, Fenced, In
 from storage_core.log.action_fields import MAX_TIME_MS
 from storage_core.log.actions import (
     FEATURES,
+    OWN_FEATURE,
     VECTORS_FEATURE,
     WRITER_VERSION,
     Action,
@@ -28,6 +29,7 @@ from storage_core.log.actions import (
     Remove,
     RemoveIndexSegment,
     Txn,
+    is_ours,
 )
 from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.deletion_vector import VectorStorage, rows_of
@@ -37,8 +39,6 @@ from storage_core.log.settings_conflicts import check_settings
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_conflicts import check_splits
 from storage_core.rows.schema import from_schema_string
-
-OWN_FEATURE = "tidemark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def require_writable(head: Snapshot) -> None:
     if protocol.minWriterVersion > WRITER_VERSION or features - FEATURES:
         needed = [f"writer version {protocol.minWriterVersion}", *sorted(features - FEATURES)]
         raise Unsupported(f"the table needs {', '.join(needed)} to be written; upgrade", features=needed)
-    if OWN_FEATURE not in features:
+    if not is_ours(protocol):
         raise Unsupported(
             f"the table was not created by Tidemark (no writer feature {OWN_FEATURE!r}): it can be read, not written"
         )

@@ -62,7 +62,7 @@ class LiveFiles(Mapping[str, Add]):
             return len(self.added)
         if self._is_exact:
             return self.listed.live - len(self.removed) + len(self.added)
-        return sum(table.num_rows for table in self.tables())
+        return len(self._as_records())
 
     def __getitem__(self, path: str) -> Add:
         added = self.added.get(path)

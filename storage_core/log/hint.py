@@ -19,7 +19,7 @@ from storage_core.objectstore.reading import exists
 
 _ATTEMPTS = 5
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class CheckpointKind(StrEnum):
@@ -95,9 +95,9 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
                 return False
             mode = IfMatch(blob.etag)
         if isinstance(store.put(last_checkpoint_key(), hint.to_json(nonce()), mode), Committed):
-            log.info("checkpoint hint of %s points at version %d", store.uri, hint.version)
+            _logger.info("checkpoint hint of %s points at version %d", store.uri, hint.version)
             return True
-    log.warning("checkpoint hint of %s not moved to version %d: %d races lost", store.uri, hint.version, _ATTEMPTS)
+    _logger.warning("checkpoint hint of %s not moved to version %d: %d races lost", store.uri, hint.version, _ATTEMPTS)
     return False
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,8 +36,6 @@ OPERATION = "CHECKPOINT"
 _ADDED_AT = "addedAt"
 _ADVICE = "write the checkpoint again"
 _MAX_LIST_BYTES = 2**20
-
-log = logging.getLogger(__name__)
 
 
 def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: bool) -> tuple[int, bool]:

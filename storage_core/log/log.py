@@ -16,7 +16,7 @@ from storage_core.log.actions import Action, Metadata, Protocol
 from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
-from storage_core.log.conflicts import Plan, validated
+from storage_core.log.conflicts import Plan, require_writable, validated
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.replay import (
     advance,
@@ -36,7 +36,7 @@ from storage_core.rows.schema import from_schema_string
 
 TABLE_FEATURES = ("avroState", "schemaDeduplication", "tidemark")
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TransactionLog:
         data = encode_version(content)
         if not isinstance(put_if_absent(self.store, version_key(0), data), Committed):
             self._require_own_version_zero(label.commit_id)
-        log.info("created table %s at %s", metadata.id, self.store.uri)
+        _logger.info("created table %s at %s", metadata.id, self.store.uri)
         return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
 
     def exists(self) -> bool:
@@ -145,6 +145,7 @@ class TransactionLog:
 
         Work is proportional to what is new since the newest state, amortized; `compact` writes all manifests anew.
         """
+        require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)
         behind = recovery(self.store, based.version)
         return write_checkpoint(self.store, based, self.ids.uuid, compact=compact, recover=behind)
@@ -153,7 +154,7 @@ class TransactionLog:
         try:
             return self.checkpoint(snapshot).snapshot
         except TidemarkError as error:
-            log.warning(
+            _logger.warning(
                 "version %d of %s is committed, its checkpoint failed: %s", snapshot.version, self.store.uri, error
             )
             return snapshot

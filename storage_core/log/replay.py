@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
-from storage_core.formats.keys import LOG_PREFIX, KeyKind, parse, state_key, version_key
-from storage_core.log.actions import Action
+from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX, KeyKind, parse, state_key, version_key
+from storage_core.log.actions import Action, is_ours
 from storage_core.log.codec import decode_numbered
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
@@ -24,7 +24,7 @@ from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ def advance(store: ObjectStore, base: Snapshot | None, until: int | None = None)
 def open_head(store: ObjectStore) -> Snapshot:
     """Return the newest snapshot. Raises `NotFound` when there is no table.
 
-    With a good hint: one GET each for hint, state and its manifest, then forward probes until one finds nothing; no
-    LIST. Without one, a LIST and as many GETs as it takes.
+    With a good hint: one GET each for hint and state, forward probes until one finds nothing, and one LIST of what lies
+    beyond. Without one, a LIST of the whole log and as many GETs as it takes. Raises `Corrupt` for a gap.
     """
     base = _hinted(store, None)
     if base is not None:
-        return advance(store, base) or base
+        return _without_gap(store, advance(store, base) or base)
     return _from_listing(store, None)
 
 
@@ -81,6 +81,7 @@ def open_version(store: ObjectStore, version: int) -> Snapshot:
     base = _hinted(store, version)
     found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version)
     if found.version != version:
+        found = _without_gap(store, found)
         raise NotFound(
             f"{store.uri}: version {version} does not exist; the newest is {found.version}", newest=found.version
         )
@@ -144,6 +145,28 @@ def list_log(store: ObjectStore) -> LogListing:
     return LogListing(tuple(sorted(versions)), tuple(in_order))
 
 
+def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
+    """Return the snapshot, moved on while versions are committed; raise `Corrupt` when a later one lies behind a gap.
+
+    One LIST, of version files after the snapshot's. That they are missing there proves nothing: a listing only accuses.
+    """
+    while True:
+        later = store.list(VERSIONS_PREFIX, start_after=version_key(found.version))
+        shown = [parsed for info in later if (parsed := parse(info.key)) and parsed.kind is KeyKind.VERSION]
+        newest = max((each.version for each in shown if each.version is not None), default=found.version)
+        if newest <= found.version:
+            return found
+        following = advance(store, found)
+        if following is None or following.version == found.version:
+            raise _gap(store, found.version + 1, newest)
+        found = following
+
+
+def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
+    key = version_key(missing)
+    return Corrupt(f"{key}: missing, but {store.uri} has version {newest}; {SEE_CORRUPT}", key=key)
+
+
 def _hinted(store: ObjectStore, at: int | None) -> Snapshot | None:
     """Load the checkpoint that the hint names, when it is there, intact, not beyond `at`, and derived from versions."""
     hinted = read_hint(store)
@@ -177,10 +200,11 @@ def _without_state(snapshot: Snapshot) -> Snapshot:
 def _load(store: ObjectStore, wanted: Checkpointed) -> tuple[Snapshot, bool] | None:
     try:
         if wanted.kind is not CheckpointKind.AVRO_STATE:
-            return load_json_checkpoint(store, wanted.version), True
+            loaded = load_json_checkpoint(store, wanted.version)
+            return loaded, is_ours(loaded.protocol)
         return load_checkpoint(store, wanted.version, recovery(store, wanted.version))
     except (NotFound, Corrupt) as error:
-        log.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
+        _logger.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
         return None
 
 
@@ -188,7 +212,7 @@ def recovery(store: ObjectStore, version: int) -> Recover:
     """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state."""
 
     def recover(error: Exception) -> pa.Table:
-        log.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
+        _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
         try:
             return _from_listing(store, version, below=version).splits.table()
         except (NotFound, Corrupt):
@@ -212,10 +236,7 @@ def _from_listing(store: ObjectStore, at: int | None, below: int | None = None) 
         raise _nothing_to_start_from(store, listing, at)
     expected = listing.newest if at is None else min(at, listing.newest)
     if found.version < expected:
-        raise Corrupt(
-            f"{version_key(found.version + 1)}: missing, but {store.uri} has version {expected}; {SEE_CORRUPT}",
-            key=version_key(found.version + 1),
-        )
+        raise _gap(store, found.version + 1, expected)
     return found
 
 

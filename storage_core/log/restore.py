@@ -152,10 +152,10 @@ def _differently_marked(head: Snapshot, target: Snapshot) -> list[str]:
 
 
 def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
-    """What is deleted, by split; a vector of no rows is none."""
+    """What is deleted, by split."""
     files = snapshot.splits.table()
     marked = adds_of(files.filter(pc.is_valid(files.column("deletionVector"))))
-    return {add.path: add.deletionVector for add in marked if add.deletionVector and add.deletionVector.cardinality}
+    return {add.path: add.rows_gone for add in marked if add.rows_gone is not None}
 
 
 def objects_of(adds: Sequence[Add]) -> list[str]:

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.deletion_vector import DeletionVector
 from storage_core.log.snapshot import Snapshot
 
 
@@ -50,17 +49,12 @@ def _check_remove(action: Remove, planned: Snapshot, head: Snapshot) -> None:
     if head.version == planned.version:
         return
     seen = planned.splits.get(action.path)
-    if _rows_gone(live) != (None if seen is None else _rows_gone(seen)):
+    if live.rows_gone != (None if seen is None else seen.rows_gone):
         raise CommitConflict(
             f"{action.path}: rows of it were deleted or restored between version {planned.version} and {head.version}; "
             "plan again",
             path=action.path,
         )
-
-
-def _rows_gone(add: Add) -> DeletionVector | None:
-    """The vector that hides rows; one of no rows says no more than none."""
-    return add.deletionVector if add.deletionVector is not None and add.deletionVector.cardinality else None
 
 
 def _check_new(action: Add, head: Snapshot) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import cast
 
 import pyarrow as pa
@@ -145,5 +145,4 @@ def _with_registry(metadata: Metadata, registered: Mapping[str, str]) -> Metadat
     configuration = with_registry(metadata.configuration, registered)
     if configuration == metadata.configuration:
         return metadata
-    values = {each.name: getattr(metadata, each.name) for each in fields(Metadata)}
-    return Metadata(**(values | {"configuration": configuration}))
+    return replace(metadata, configuration=configuration)

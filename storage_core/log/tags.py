@@ -26,6 +26,7 @@ from storage_core.errors import (
     Unsupported,
 )
 from storage_core.formats.keys import tags_key, validate_tag_name
+from storage_core.log.conflicts import require_writable
 from storage_core.log.hint import Checkpointed, CheckpointKind
 from storage_core.log.log import TransactionLog
 from storage_core.log.restore import Doomed, objects_of, replaced, require_kept
@@ -116,6 +117,7 @@ def set_tag(
     name meanwhile, `CommitUnknown` when the store did not say: set it again. Requests: the head, a checkpoint of the
     version unless it has one, one PUT, and twice the plan's GET and a HEAD per object that is no longer live.
     """
+    require_writable(target)
     now_ms = log.clock.now_ms()
     validate_tag_name(name)
     if expires_at_ms is not None and expires_at_ms <= now_ms:

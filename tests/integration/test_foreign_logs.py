@@ -12,9 +12,9 @@ import pytest
 
 from pipelines.cli import main
 from storage_core.errors import Unsupported
-from storage_core.formats.keys import version_key
+from storage_core.formats.keys import json_checkpoint_key, last_checkpoint_key, version_key
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.testkit.foreign_logs import put_hint, put_state
 from storage_core.testkit.log_tables import split
@@ -106,9 +106,68 @@ def test_a_log_of_others_is_described_and_its_files_are_listed(
     assert sorted(path for path in root.rglob("*")) == before, "reading writes nothing"
 
 
-def test_a_log_of_others_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", [(), ("--deep",)], ids=["by size", "deep"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_sound_log_of_others_is_clean_and_a_lost_file_of_it_is_named(
+    dialect: str, deep: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their names need not be hashes, a state may be a commit, and nobody is told to move a live file away."""
+    store = LocalStore(tmp_path / "table")
+    DIALECTS[dialect](store)
+    sizes = {path: add.size for path, add in TransactionLog(store).snapshot().splits.items()}
+    for path, size in sizes.items():
+        store.put(path, b"x" * size, IfAbsent())
+    assert main(("fsck", store.uri, "--json", *deep)) == 0
+    (summary,) = capfd.readouterr().out.splitlines()
+    assert json.loads(summary)["summary"].items() >= {"status": "clean", "version": 2, "notes": 0}.items()
+    store.delete([LIVE[0]])
+    assert main(("fsck", store.uri, "--json", *deep)) == 4
+    finding, _ = map(json.loads, capfd.readouterr().out.splitlines())
+    assert (finding["kind"], finding["key"]) == ("split_missing", LIVE[0])
+
+
+def test_a_log_of_others_that_does_not_open_is_named_with_what_is_damaged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStore(tmp_path / "table")
+    DIALECTS["gzip"](store)
+    store.put(version_key(1), b"\x1f\x8bno", Overwrite())
+    assert main(("fsck", store.uri, "--json")) == 4
+    *findings, _ = map(json.loads, capfd.readouterr().out.splitlines())
+    assert [each["kind"] for each in findings] == ["version_damaged", "table_unreadable"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "command",
+    [("checkpoint",), ("tag", "mine"), ("restore", "--to", "0"), ("gc",), ("compact", "--all")],
+    ids=lambda command: command[0],
+)
+def test_no_command_writes_into_a_log_of_others(
+    command: tuple[str, ...], dialect: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "table"
+    DIALECTS[dialect](LocalStore(root))
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+    name, *rest = command
+    assert main((name, str(root), *rest)) in (0, 2)
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_commit_to_a_log_of_others_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "table")
     DIALECTS["gzip"](store)
     log = TransactionLog(store)
     with pytest.raises(Unsupported, match="can be read, not written"):
         log.commit(log.snapshot(), [split("x")], operation="APPEND")
+
+
+def test_an_old_json_checkpoint_hides_no_commit_that_is_a_state(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "table")
+    _states_are_commits(store)
+    text = "".join(json.dumps(action) + "\n" for action in VERSIONS[0])
+    store.put(json_checkpoint_key(0), text.encode(), IfAbsent())
+    store.put(last_checkpoint_key(), b'{"version":0,"size":2}', Overwrite())
+    found = TransactionLog(store).snapshot()
+    assert (found.version, sorted(found.splits)) == (2, LIVE)

@@ -279,14 +279,14 @@ def _requests(store: MemoryStore, act: Callable[[TransactionLog], object]) -> di
     return {kind: count for kind, count in metered.requests.items() if count}
 
 
-def test_opening_with_a_hint_lists_nothing(store: MemoryStore) -> None:
+def test_opening_with_a_hint_lists_only_what_lies_beyond_the_head(store: MemoryStore) -> None:
     # Hint, state, versions 11 and 12, and the probe that finds no 13.
-    assert _requests(store, lambda log: log.snapshot()) == {"get": 5}
+    assert _requests(store, lambda log: log.snapshot()) == {"get": 5, "list": 1}
 
 
-def test_opening_right_after_a_checkpoint_is_three_gets(store: MemoryStore) -> None:
+def test_opening_right_after_a_checkpoint_is_three_gets_and_a_list(store: MemoryStore) -> None:
     log_on(store).checkpoint(log_on(store).snapshot())
-    assert _requests(store, lambda log: log.snapshot()) == {"get": 3}
+    assert _requests(store, lambda log: log.snapshot()) == {"get": 3, "list": 1}
 
 
 def test_looking_at_splits_is_one_get_per_manifest_and_only_the_first_time(store: MemoryStore) -> None:
@@ -344,3 +344,22 @@ def test_a_version_file_in_the_place_of_another_is_named_also_when_just_that_ver
     store.put(version_key(1), store.get(version_key(2)).data, Overwrite())
     with pytest.raises(Corrupt, match=f"{version_key(1)}: holds version 2"):
         log.snapshot(version=1)
+
+
+@pytest.mark.parametrize("lost", [11, 12])
+@pytest.mark.parametrize("open_it", [lambda log: log.snapshot(), lambda log: log.snapshot(version=13)])
+def test_a_lost_version_between_the_state_and_the_head_is_named_and_nobody_commits_into_the_gap(
+    store: MemoryStore, lost: int, open_it: Callable[[TransactionLog], Snapshot]
+) -> None:
+    log = log_on(store)
+    log.commit(log.snapshot(), [split("n13")], operation="APPEND")
+    store.delete([version_key(lost)])
+    with pytest.raises(Corrupt, match=f"{version_key(lost)}: missing"):
+        open_it(log)
+
+
+def test_a_version_that_lands_while_the_table_is_opened_is_no_gap(store: MemoryStore) -> None:
+    faulty = FaultStore(store)
+    log = log_on(store)
+    faulty.on("list", "_transaction_log/0", lambda: log.commit(log.snapshot(), [split("n13")], operation="APPEND"))
+    assert log_on(faulty).snapshot().version == 13
