@@ -1,13 +1,13 @@
 """The object store contract (design page 01): the few operations every promise of Tidemark rests on.
 
 A key is a table-relative path of `/`-separated segments (`formats.keys` builds and parses all of them). Stores hold
-whole immutable objects; only hints, leases and collector state are ever replaced, by compare-and-swap.
+whole immutable objects; only hints, tags and the collector's state are ever replaced, by compare-and-swap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -59,12 +59,16 @@ PutResult = Committed | Conflict | OutcomeUnknown
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a HEAD or a LIST tells: key, size in bytes, ETag, and last modification by the store's own clock."""
+    """What a HEAD or a LIST tells: key, size in bytes, ETag, and last modification by the store's own clock.
+
+    `write_id` names the put that made the object: only a HEAD tells it, and only where replies can be lost.
+    """
 
     key: str
     size: int
     etag: str
     last_modified_ms: int
+    write_id: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

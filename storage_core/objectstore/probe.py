@@ -1,7 +1,8 @@
 """Asking a store once whether it keeps the contract, before a table is trusted to it (design page 01).
 
 Some servers that speak S3's protocol take a conditional write for a plain one. On such a store two writers would both
-commit a version, and nobody would notice: so it is refused, with the name of what is missing.
+commit a version, and nobody would notice: so it is refused, with the name of what is missing. Some fronts drop the
+user metadata of objects: there a put whose reply was lost would take its own object for somebody else's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
-from storage_core.errors import TidemarkError, Unavailable, Unsupported
+from storage_core.errors import NotFound, TidemarkError, Unavailable, Unsupported
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, PutMode
 
 _NEVER_AN_ETAG = '"tidemark-probe"'
@@ -28,6 +29,7 @@ class Capability(StrEnum):
     CREATE_ONLY = "create_only"
     SWAP_FRESH = "swap_fresh"
     SWAP_STALE = "swap_stale"
+    METADATA = "metadata"
     LIST = "list"
     DELETE = "delete"
 
@@ -58,20 +60,21 @@ class Probe:
         if self.missing:
             what = "; ".join(f"{each.capability}: {each.found}" for each in self.missing)
             raise Unsupported(
-                f"{self.uri}: this store cannot hold a table, for it lacks {what}; use one with conditional writes",
+                f"{self.uri}: this store cannot hold a table, for it lacks {what}; use one with conditional writes "
+                "and user metadata",
                 uri=self.uri,
                 missing=[str(each.capability) for each in self.missing],
             )
 
 
 def probe(store: ObjectStore, key: str) -> Probe:
-    """Try every capability on a fresh key, which is gone afterwards. Four PUTs, one LIST, two DELETEs.
+    """Try every capability on a fresh key, which is gone afterwards. Four PUTs, one LIST, two DELETEs, on S3 one HEAD.
 
-    Raises `Unavailable` when the store cannot be reached, denies access or does not say what it did: then nothing is
-    proven either way.
+    Raises `Unavailable` when the store cannot be reached, denies access or does not say what it did, and `Unsupported`
+    when it says that the bucket is elsewhere: then nothing is proven either way.
     """
     try:
-        findings = (*_puts(store, key), _listing(store, key), _deletion(store, key))
+        findings = (*_puts(store, key), _metadata(store, key), _listing(store, key), _deletion(store, key))
     except TidemarkError:
         with suppress(TidemarkError):  # what went wrong matters more; what is left over the collector takes
             store.delete([key])
@@ -84,7 +87,7 @@ def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
 
     Local and memory stores are proven by the conformance suite: no request. Raises as `probe` does, and `Unsupported`.
     """
-    if not store.uri.startswith("s3://"):
+    if not _is_remote(store):
         return
     with _PROVEN_LOCK:
         if store.uri in _PROVEN:
@@ -92,6 +95,10 @@ def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
     probe(store, new_key()).require()
     with _PROVEN_LOCK:
         _PROVEN.add(store.uri)
+
+
+def _is_remote(store: ObjectStore) -> bool:
+    return store.uri.startswith("s3://")
 
 
 def _puts(store: ObjectStore, key: str) -> tuple[Finding, ...]:
@@ -122,6 +129,17 @@ def _put(store: ObjectStore, key: str, step: int, mode: PutMode) -> str | None:
 
 def _refused(capability: Capability, etag: str | None, what: str) -> Finding:
     return Finding(capability, ok=etag is None, found=f"{what} was {'refused' if etag is None else 'accepted'}")
+
+
+def _metadata(store: ObjectStore, key: str) -> Finding:
+    if not _is_remote(store):
+        return Finding(Capability.METADATA, ok=True, found="none is needed: no reply can be lost")
+    try:
+        kept = store.head(key).write_id is not None
+    except NotFound:
+        return Finding(Capability.METADATA, ok=False, found="no object to look at")
+    found = f"the user metadata of a write {'came back' if kept else 'did not come back'}"
+    return Finding(Capability.METADATA, ok=kept, found=found)
 
 
 def _listing(store: ObjectStore, key: str) -> Finding:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from storage_core.clock import Clock, SystemClock
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.ids import Ids, SystemIds
 from storage_core.objectstore.contract import Blob, ObjectInfo, PutMode, PutResult
 from storage_core.objectstore.key_safety import check_key, check_prefix, check_range, is_safe_key
@@ -30,7 +30,9 @@ class S3Store:
     whatever is replaced by compare-and-swap must hold a nonce. Modification times are whole seconds.
 
     A call is tried up to five times while the server is busy or out of reach, then raises `Unavailable`; denied access
-    raises it at once. A bucket that does not exist is `InvalidInput`. Figures below are without such repetitions.
+    raises it at once. A bucket that does not exist is `InvalidInput`, one that the server says is elsewhere is
+    `Unsupported`: no redirect is followed. An answer that S3 does not give counts as none: reads are `Unavailable` in
+    the end, a put is looked for. Figures below are without such repetitions.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class S3Store:
         )
         if isinstance(found, Failure):
             raise _short(key, (start, end), "") if found.trouble is Trouble.RANGE else found.error(key)
-        if found is None:
+        if found is None or len(found) > end - start:
             raise Unsupported(f"{key}: {self.uri} does not serve byte ranges; use a server that does", key=key)
         if len(found) < end - start:
             raise _short(key, (start, end), f" at {start + len(found)}")
@@ -87,7 +89,7 @@ class S3Store:
         found = self._stored(self._name(key))
         if isinstance(found, Failure):
             raise found.error(key)
-        return ObjectInfo(key, found.size, found.etag, found.last_modified_ms)
+        return ObjectInfo(key, found.size, found.etag, found.last_modified_ms, found.write_id)
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Write one object; S3 answers when it is durable. One PUT, and one HEAD unless it is a plain success.
@@ -114,15 +116,11 @@ class S3Store:
         if start_after is not None:
             query["StartAfter"] = location.object_key(start_after)
         while True:
-            page = self._page(query)
-            for each in page.get("Contents", ()):
-                key = location.table_key(each["Key"])
-                if is_safe_key(key):
-                    modified_ms = int(each["LastModified"].timestamp()) * 1000
-                    yield ObjectInfo(key, int(each["Size"]), quoted(each["ETag"]), modified_ms)
-            if not page.get("IsTruncated"):
+            found, token = self._page(query)
+            yield from found
+            if token is None:
                 return
-            query = {**query, "ContinuationToken": page["NextContinuationToken"]}
+            query = {**query, "ContinuationToken": token}
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
         """Delete objects, one request per 1,000 keys; an illegal key raises `InvalidInput` before the first."""
@@ -155,22 +153,39 @@ class S3Store:
             raise found.error(subject)
         return found
 
-    def _page(self, query: Mapping[str, Any]) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._answer(self.uri, lambda client: client.list_objects_v2(**query))
-        return found
+    def _page(self, query: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo], str | None]:
+        """One page, and where the next one begins. What is no listing, such as a proxy's own page, is no answer."""
+        found, token = self._answer(self.uri, lambda client: self._listed(client.list_objects_v2(**query)))
+        if token is not None and token == query.get("ContinuationToken"):
+            raise Unavailable(f"{self.uri}: the server lists the same page for ever; try again later", key=self.uri)
+        return found, token
+
+    def _listed(self, reply: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo], str | None]:
+        token = reply["NextContinuationToken"] if reply["IsTruncated"] else None
+        table_key = self._location.table_key
+        found = [_info(table_key(each["Key"]), each) for each in reply.get("Contents", ())]
+        return [each for each in found if is_safe_key(each.key)], token
 
     def _delete(self, names: Sequence[str]) -> dict[str, str]:
         """The reasons by name for what could not be deleted."""
         request = {"Quiet": True, "Objects": [{"Key": name} for name in names]}
-        found = self._calls.retried(lambda client: client.delete_objects(Bucket=self._location.bucket, Delete=request))
-        if isinstance(found, Failure):
-            return dict.fromkeys(names, str(found))
-        return {each["Key"]: printable_code(each.get("Code")) for each in found.get("Errors", ())}
+        bucket = self._location.bucket
+        found = self._calls.retried(lambda client: _refusals(client.delete_objects(Bucket=bucket, Delete=request)))
+        return dict.fromkeys(names, str(found)) if isinstance(found, Failure) else found
 
 
 def _blob(reply: Mapping[str, Any]) -> Blob:
     # The body refuses to end before the announced length, which makes a cut reply a failure that is tried again.
     return Blob(reply["Body"].read(), quoted(reply["ETag"]))
+
+
+def _info(key: str, each: Mapping[str, Any]) -> ObjectInfo:
+    modified_ms = int(each["LastModified"].timestamp()) * 1000
+    return ObjectInfo(key, int(each["Size"]), quoted(each["ETag"]), modified_ms)
+
+
+def _refusals(reply: Mapping[str, Any]) -> dict[str, str]:
+    return {each["Key"]: printable_code(each.get("Code")) for each in reply.get("Errors", ())}
 
 
 def _ranged(reply: Mapping[str, Any]) -> bytes | None:

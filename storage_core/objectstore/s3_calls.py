@@ -1,8 +1,9 @@
 """Calls of the S3 API: one client per store, made when it is first needed, and what can go wrong with a call as data.
 
-boto3 tries nothing twice here: a conditional write that its library repeats meets its own object (lesson 01). What
-failed is kept as a `Failure`, not as boto3's exception: those carry what the server sent back, and some servers send
-back the request with its session token (lesson 85). No text of a server or of boto3 gets into a message or a log.
+boto3 tries nothing twice here, nor where a redirect points to: a conditional write that its library repeats meets its
+own object (lesson 01), and boto3 recurses without end where all is redirected. What failed is kept as a `Failure`, not
+as boto3's exception: those carry what the server sent back, and some servers send back the request with its session
+token (lesson 85). No text of a server or of boto3 gets into a message or a log but names of errors, regions and hosts.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError, 
 from storage_core.ids import Ids
 from storage_core.objectstore.s3_location import S3Location
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _CODE = re.compile(r"[A-Za-z]{1,64}", re.ASCII)
 _ACCESS_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"})
 _BUSY_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# With one of these and the name of another region S3 says that the request was signed for the wrong one; a HEAD has no
+# body to say more than its status.
+_WRONG_REGION_CODES = frozenset({"400", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
+# Narrow, and without capitals: what a server sends back of a secret does not pass for a place.
+_REGION = re.compile(r"[a-z]{2,5}(?:-[a-z]{2,16}){1,3}-[0-9]{1,2}", re.ASCII)
+_HOST = r"[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){1,8}(?::[0-9]{1,5})?"
+_PLACE = re.compile(rf"(?:https?://)?({_HOST})(?:[/?].*)?", re.ASCII | re.DOTALL)
 _ADVICE_ACCESS = (
     "check the credentials in the environment and what they may do; without s3:ListBucket S3 answers so for objects "
     "that do not exist, too"
@@ -46,6 +55,7 @@ class Trouble(StrEnum):
     RANGE = "the range begins behind the object's end"
     ACCESS = "access denied"
     NOT_IMPLEMENTED = "the server does not implement this"
+    ELSEWHERE = "the server sends requests for this bucket elsewhere"
     REFUSED = "the server refused the request"
     PARTS = "not all parts could be uploaded, and nothing was published"
     NOT_SENT = "the server cannot be reached"
@@ -78,6 +88,12 @@ class Failure:
                 return Unavailable(f"{subject}: {self}; {_ADVICE_ACCESS}", key=subject)
             case Trouble.NOT_IMPLEMENTED:
                 return Unsupported(f"{subject}: {self}; use a server that does: see `tidemark probe`", key=subject)
+            case Trouble.ELSEWHERE:
+                return Unsupported(
+                    f"{subject}: {self}; redirects are not followed: put the bucket's own region and endpoint into the "
+                    "URI, s3://bucket/prefix?region=…&endpoint=…",
+                    key=subject,
+                )
             case Trouble.REFUSED:
                 return InvalidInput(f"{subject}: {self}; check bucket, region and endpoint", key=subject)
             case _:
@@ -112,15 +128,19 @@ class S3Calls:
         return self._retries.attempts
 
     def once(self, act: Callable[[Any], T]) -> T | Failure:
-        """Return what `act` makes of the client, or what went wrong. One attempt."""
+        """Return what `act` makes of the client, or what went wrong. One attempt.
+
+        Whatever `act` raises is a failure of the call, so it must do no more than call and read the answer.
+        """
         import botocore.exceptions  # a third of a second that tables elsewhere do not pay
-        import urllib3.exceptions
 
         try:
             return act(self._connected())
+        except TidemarkError:
+            raise
         except botocore.exceptions.ClientError as error:
-            return _answered(error.response)
-        except (botocore.exceptions.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
+            return _answered(error.response, self._connected().meta.region_name)
+        except Exception as error:  # noqa: BLE001  # what boto3 makes of an answer that is not S3's, nobody has listed
             return _unanswered(error)
 
     def retried(self, act: Callable[[Any], T]) -> T | Failure:
@@ -136,7 +156,7 @@ class S3Calls:
     def pause(self, attempt: int, failure: Failure) -> None:
         """Wait before the next attempt; `attempt` failed attempts lie behind."""
         longest = min(self._retries.longest_pause_ms, self._retries.first_pause_ms * 2 ** (attempt - 1))
-        log.debug("%s: %s, attempt %d of %d", self._location.uri, failure, attempt, self.attempts)
+        _logger.debug("%s: %s, attempt %d of %d", self._location.uri, failure, attempt, self.attempts)
         # Half of it at random: writers that met once would meet again.
         self._clock.sleep_ms(longest * (1 + self._ids.fraction()) / 2)
 
@@ -160,8 +180,15 @@ class S3Calls:
         session = Session(botocore_session=_session())
         region = self._location.region or session.region_name or "us-east-1"
         with suppress(ValueError):  # an endpoint in the AWS configuration that is none; the text repeats it
-            return session.client("s3", endpoint_url=self._location.endpoint, region_name=region, config=config)
+            client = session.client("s3", endpoint_url=self._location.endpoint, region_name=region, config=config)
+            client.meta.events.register_last("before-parameter-build.s3", _follow_no_redirect)
+            return client
         raise InvalidInput(f"{self._location.uri}: the endpoint in the AWS configuration is no address; correct it")
+
+
+def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
+    """Mark a request as redirected before it is sent: boto3 follows one redirect, and asks others where to."""
+    context.get("s3_redirect", {})["redirected"] = True
 
 
 def _session() -> Any:
@@ -186,10 +213,23 @@ def printable_code(code: object) -> str:
     return code if isinstance(code, str) and _CODE.fullmatch(code) else "an error without a name"
 
 
-def _answered(response: Any) -> Failure:
-    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    code = str(response.get("Error", {}).get("Code", ""))
-    return Failure(_trouble(status, code), f"{status} {printable_code(code)}" if code != str(status) else code)
+def _answered(response: Any, own_region: str) -> Failure:
+    metadata, error = response.get("ResponseMetadata", {}), response.get("Error", {})
+    status, headers = int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})
+    code = str(error.get("Code", ""))
+    detail = f"{status} {printable_code(code)}" if code != str(status) else code
+    region = _place(_REGION, headers.get("x-amz-bucket-region"), error.get("Region"))
+    if status in _REDIRECTS or (code in _WRONG_REGION_CODES and region not in (None, own_region)):
+        host = _place(_PLACE, error.get("Endpoint"), headers.get("location"))
+        named = f", to region {region}" if region else f", to {host}" if host else ""
+        return Failure(Trouble.ELSEWHERE, detail + named)
+    return Failure(_trouble(status, code), detail)
+
+
+def _place(form: re.Pattern[str], *texts: object) -> str | None:
+    """The first of the texts that has this form, or the part of it that the form asks for."""
+    found = (form.fullmatch(each) for each in texts if isinstance(each, str))
+    return next((each[each.lastindex or 0] for each in found if each), None)
 
 
 def _trouble(status: int, code: str) -> Trouble:
@@ -225,6 +265,7 @@ def _by_code(status: int, code: str) -> Trouble:
 
 def _unanswered(error: Exception) -> Failure:
     """A failure without an answer, by the kind of boto3's exception alone: their texts hold addresses and more."""
+    import urllib3.exceptions
     from botocore import exceptions
 
     name = type(error).__name__
@@ -243,5 +284,7 @@ def _unanswered(error: Exception) -> Failure:
             return Failure(Trouble.ACCESS, name)
         case exceptions.BotoCoreError():
             return Failure(Trouble.REFUSED, name)
-        case _:
+        case urllib3.exceptions.HTTPError() | OSError():
             return Failure(Trouble.BUSY, name)
+        case _:
+            return Failure(Trouble.BUSY, f"an answer that is not understood: {name}")

@@ -25,7 +25,8 @@ from storage_core.objectstore.s3_calls import Failure, S3Calls, Trouble
 
 WRITE_ID = "tidemark-write-id"
 
-# After these the request may have taken effect. An upload that is gone may be so because it was completed.
+# After these the request may have taken effect, also when the answer, say one without an ETag, is not understood. An
+# upload that is gone may be so because it was completed.
 _MAY_HAVE_APPLIED = frozenset({Trouble.BUSY, Trouble.NO_UPLOAD})
 # After these it has not, and the object says whether another attempt makes sense.
 _NOT_APPLIED = frozenset({Trouble.NOT_SENT, Trouble.CONTENTION, Trouble.PRECONDITION, Trouble.ABSENT})

@@ -117,6 +117,13 @@ def test_the_life_of_a_table_leaves_no_secret_in_it_nor_in_our_logs(
         Answer(404, "NoSuchBucket", ECHO.format("NoSuchBucket").encode()),
         Answer(412, "PreconditionFailed", ECHO.format("PreconditionFailed").encode()),
         Answer(503, "SlowDown", ECHO.format("SlowDown").encode()),
+        Answer(200, body=f"<{KEY_CANARY}".encode(), headers=(("last-modified", SESSION_CANARY),)),
+        Answer(
+            307,
+            body=f"<Error><Code>{KEY_CANARY}</Code><Region>{KEY_CANARY}</Region></Error>".encode(),
+            headers=(("location", f"http://u:{KEY_CANARY}@other.example/{KEY_CANARY}?token={SESSION_CANARY}"),),
+        ),
+        Answer(301, "PermanentRedirect", headers=(("location", f"http://other.example/?token={SESSION_CANARY}"),)),
         HttpFault.REQUEST_LOST,
     ],
 )

@@ -36,6 +36,11 @@ APPLIED_BUT_REFUSED = Answer(412, "PreconditionFailed", applied=True)
 APPLIED_BUT_BUSY = Answer(503, "SlowDown", applied=True)
 LOST = HttpFault.REPLY_LOST
 DROPPED = HttpFault.REQUEST_LOST
+NO_ETAG = Answer(200, body=b"")
+GARBAGE = Answer(200, body=b"<html><body>Please log in")
+ANOTHER_PAGE = Answer(200, body=b"<html><body>Please log in</body></html>")
+APPLIED_WITHOUT_ETAG = Answer(200, body=b"", applied=True)
+APPLIED_AND_GARBAGE = Answer(200, body=b"<html><body>Please log in", applied=True)
 
 PART = 5 * 2**20
 RETRIES = Retries(attempts=3)
@@ -73,6 +78,9 @@ def other(uri: str) -> S3Store:
         ([LOST], {"put": 1, "head": 1}),
         ([APPLIED_BUT_BUSY], {"put": 1, "head": 1}),
         ([APPLIED_BUT_REFUSED], {"put": 1, "head": 1}),
+        ([APPLIED_WITHOUT_ETAG], {"put": 1, "head": 1}),
+        ([APPLIED_AND_GARBAGE], {"put": 1, "head": 1}),
+        ([NO_ETAG], {"put": 2, "head": 1}),
         ([DROPPED], {"put": 2, "head": 1}),
         ([SLOW_DOWN], {"put": 2, "head": 1}),
         ([INTERNAL_ERROR, LOST], {"put": 2, "head": 2}),
@@ -148,6 +156,16 @@ def test_a_swap_whose_reply_was_lost_and_whose_object_was_replaced_is_unknown(
     assert other.get("k").data == b"theirs"
 
 
+def test_a_put_and_a_look_that_are_not_answered_as_s3_does_are_unknown(store: S3Store, front: Front) -> None:
+    front.on("put", "/k", APPLIED_WITHOUT_ETAG)
+    front.on("head", "/k", *[NO_ETAG] * 3)
+    result = store.put("k", b"ours", IfAbsent())
+    assert isinstance(result, OutcomeUnknown)
+    assert "not understood" in result.reason
+    assert front.requests == {"put": 1, "head": 3}
+    assert store.get("k").data == b"ours"
+
+
 @pytest.mark.parametrize("mode", [IfAbsent(), Overwrite()])
 def test_a_put_that_stays_unanswered_is_unknown_and_cleans_nothing_up(
     store: S3Store, front: Front, clock: ManualClock, mode: PutMode
@@ -217,6 +235,77 @@ def test_a_put_that_never_reached_the_server_is_unavailable_and_not_unknown(
     assert s3_server.front.requests == {}
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "headers", "said"),
+    [
+        (307, "TemporaryRedirect", {"x-amz-bucket-region": "eu-west-3"}, "to region eu-west-3"),
+        (301, "PermanentRedirect", {"location": "https://s3.other.example:9000/x?y=z"}, "to s3.other.example:9000"),
+        (302, "", {"location": "/login"}, "302"),
+        (308, "", {}, "308"),
+        (400, "AuthorizationHeaderMalformed", {"x-amz-bucket-region": "eu-west-3"}, "to region eu-west-3"),
+    ],
+)
+def test_a_redirect_is_not_followed_and_says_where_to(
+    store: S3Store, front: Front, status: int, code: str, headers: dict[str, str], said: str
+) -> None:
+    answer = Answer(status, code, headers=tuple(headers.items()))
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: store.get("k"),
+        "head": lambda: store.head("k"),
+        "list": lambda: list(store.list("")),
+        "put": lambda: store.put("k", b"x", IfAbsent()),
+    }
+    for kind, call in calls.items():
+        front.on(kind, "", *[answer] * 3)
+        with pytest.raises(Unsupported, match="redirects are not followed") as refused:
+            call()
+        assert said in str(refused.value)
+    assert front.requests == dict.fromkeys(calls, 1)
+
+
+def test_a_redirect_after_a_lost_reply_leaves_the_put_unknown(store: S3Store, front: Front) -> None:
+    front.on("put", "/k", DROPPED, Answer(307, "TemporaryRedirect"))
+    assert isinstance(store.put("k", b"ours", IfAbsent()), OutcomeUnknown)
+
+
+def test_a_400_that_names_the_region_asked_is_no_redirect(store: S3Store, front: Front) -> None:
+    front.on("head", "/k", Answer(400, headers=(("x-amz-bucket-region", "eu-central-1"),)))
+    with pytest.raises(InvalidInput, match="400"):
+        store.head("k")
+
+
+def test_a_read_that_is_not_answered_as_s3_does_is_unavailable(store: S3Store, front: Front) -> None:
+    etag_of(store.put("k", b"0123", IfAbsent()))
+    reads: tuple[tuple[str, Answer, Callable[[], object]], ...] = (
+        ("get", NO_ETAG, lambda: store.get("k")),
+        ("get", GARBAGE, lambda: store.get("k")),
+        ("head", NO_ETAG, lambda: store.head("k")),
+        ("list", NO_ETAG, lambda: list(store.list(""))),
+        ("list", GARBAGE, lambda: list(store.list(""))),
+        ("list", ANOTHER_PAGE, lambda: list(store.list(""))),
+    )
+    for kind, answer, read in reads:
+        front.forget()
+        front.on(kind, "", *[answer] * 3)
+        with pytest.raises(Unavailable, match="no usable answer"):
+            read()
+        assert front.requests == {kind: 3}
+
+
+def test_a_listing_that_never_goes_on_is_unavailable(store: S3Store, front: Front) -> None:
+    onward = "<IsTruncated>true</IsTruncated><NextContinuationToken>a</NextContinuationToken>"
+    page = Answer(200, body=f"<ListBucketResult>{onward}</ListBucketResult>".encode())
+    front.on("list", "", *[page] * 3)
+    with pytest.raises(Unavailable, match="same page"):
+        list(store.list(""))
+    assert front.requests == {"list": 2}
+
+
+def test_a_delete_that_is_answered_with_garbage_is_a_reason_per_key(store: S3Store, front: Front) -> None:
+    front.on("delete", "", *[GARBAGE] * 3)
+    assert "no usable answer" in str(store.delete(["k"])["k"])
+
+
 @pytest.mark.parametrize("step", [HttpFault.REPLY_CUT, LOST, SLOW_DOWN, INTERNAL_ERROR, Answer(429, "TooManyRequests")])
 def test_a_read_is_tried_again_and_then_unavailable(
     store: S3Store, front: Front, clock: ManualClock, step: Step
@@ -244,6 +333,12 @@ def test_a_read_is_tried_again_and_then_unavailable(
 
 def test_a_range_of_a_server_that_sends_everything_is_unsupported(store: S3Store, front: Front) -> None:
     front.on("get", "/k", Answer(200, body=b"0123456789"))
+    with pytest.raises(Unsupported, match="byte ranges"):
+        store.get_range("k", 2, 4)
+
+
+def test_a_range_that_comes_longer_than_asked_is_unsupported(store: S3Store, front: Front) -> None:
+    front.on("get", "/k", Answer(206, body=b"0123456789", headers=(("content-range", "bytes 0-9/10"),)))
     with pytest.raises(Unsupported, match="byte ranges"):
         store.get_range("k", 2, 4)
 

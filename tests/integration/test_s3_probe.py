@@ -21,7 +21,8 @@ from storage_core.testkit.s3_server import CONDITIONS, Answer, HttpFault, S3Serv
 SCHEMA = pa.schema([("a", pa.int64())])
 ROWS = [{"a": 1}]
 
-CREATE_ONLY, SWAP_FRESH, SWAP_STALE, LIST, DELETE = Capability
+CREATE_ONLY, SWAP_FRESH, SWAP_STALE, METADATA, LIST, DELETE = Capability
+WRITE_ID_HEADER = "x-amz-meta-tidemark-write-id"
 NOTHING_LISTED = Answer(200, body=b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
 
 
@@ -44,7 +45,7 @@ def test_a_store_that_keeps_the_contract_has_every_capability_and_is_left_empty(
     assert [(each.capability, each.ok) for each in found.findings] == [(each, True) for each in Capability]
     assert found.missing == ()
     found.require()
-    assert store.requests == {"get": 0, "put": 4, "list": 1, "head": 0, "delete": 2}
+    assert store.requests == {"get": 0, "put": 4, "list": 1, "head": int(place == "s3"), "delete": 2}
     assert list(store.list("")) == []
 
 
@@ -54,6 +55,7 @@ def test_a_store_that_keeps_the_contract_has_every_capability_and_is_left_empty(
         (CONDITIONS, [CREATE_ONLY, SWAP_STALE]),
         (("If-None-Match",), [CREATE_ONLY]),
         (("If-Match",), [SWAP_STALE]),
+        ((WRITE_ID_HEADER,), [METADATA]),
     ],
 )
 def test_a_server_that_ignores_conditions_is_refused_by_the_name_of_what_it_lacks(
@@ -71,7 +73,12 @@ def test_a_server_that_ignores_conditions_is_refused_by_the_name_of_what_it_lack
 
 def test_a_server_that_does_not_implement_conditions_is_refused(s3_server: S3Server, uri: str) -> None:
     s3_server.front.on("put", "/_probe/", *[Answer(501, "NotImplemented")] * 4)
-    assert [each.capability for each in probe(open_store(uri), a_key()).missing] == [CREATE_ONLY, SWAP_FRESH, LIST]
+    assert [each.capability for each in probe(open_store(uri), a_key()).missing] == [
+        CREATE_ONLY,
+        SWAP_FRESH,
+        METADATA,
+        LIST,
+    ]
 
 
 def test_a_listing_without_what_was_written_is_refused(s3_server: S3Server, uri: str) -> None:
@@ -84,6 +91,42 @@ def test_a_delete_that_is_denied_is_refused_with_the_reason(s3_server: S3Server,
     (missing,) = probe(open_store(uri), a_key()).missing
     assert missing.capability is DELETE
     assert "403 AccessDenied" in missing.found
+
+
+def test_a_store_that_answers_a_put_without_an_etag_is_proven_by_looking(s3_server: S3Server, uri: str) -> None:
+    s3_server.front.on(
+        "put", "/_probe/", Answer(200, body=b"", applied=True), Answer(200, body=b"<html>", applied=True)
+    )
+    assert [each.capability for each in probe(open_store(uri), a_key()).missing] == []
+
+
+def test_a_server_that_redirects_proves_nothing_and_is_told_from_one_that_lacks_something(
+    s3_server: S3Server, uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = Answer(307, "TemporaryRedirect", headers=(("x-amz-bucket-region", "eu-west-3"),))
+    for kind in ("put", "head", "list", "delete", "get"):
+        s3_server.front.on(kind, "", *[moved] * 20)
+    for arguments in (["probe", uri], ["describe", uri], ["sql", uri, "select 1"]):
+        assert main(arguments) == 2
+        assert "region eu-west-3" in capsys.readouterr().err
+    with pytest.raises(Unsupported, match="region eu-west-3"):
+        Table.create(uri, SCHEMA)
+
+
+def test_no_table_is_made_behind_a_front_that_drops_metadata(s3_server: S3Server, uri: str) -> None:
+    s3_server.front.ignore(WRITE_ID_HEADER)
+    with pytest.raises(Unsupported, match="metadata: the user metadata of a write did not come back") as refused:
+        Table.create(uri, SCHEMA)
+    assert refused.value.context["missing"] == ["metadata"]
+    assert list(open_store(uri).list("")) == []
+
+
+def test_an_append_whose_answer_has_no_etag_is_found_by_looking(s3_server: S3Server, uri: str) -> None:
+    table = Table.create(uri, SCHEMA)
+    s3_server.front.on("put", "/_transaction_log/", Answer(200, body=b"", applied=True))
+    table.append(ROWS)
+    assert Table.open(uri).version == 1
+    assert Table.open(uri).scan().to_arrow().num_rows == 1
 
 
 def test_what_cannot_be_found_out_is_unavailable_and_leaves_nothing(s3_server: S3Server, uri: str) -> None:

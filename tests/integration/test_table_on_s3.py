@@ -1,17 +1,23 @@
-"""The whole life of a table on S3, where no object has a local file: in this process, and by jobs in Spark tasks."""
+"""The whole life of a table on S3, where no object has a local file: in this process, and by jobs in Spark tasks.
+
+The jobs run as users run them, each as a process of its own: a Spark session of this process, and the Python workers
+that it keeps, may be older than the credentials in its environment.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from jobs import catch_up, checkpoint, collect, compact, ingest, merge
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.request import JobRequest, to_argv
 from pipelines.cli import main
 from storage_core import Table, col
 from storage_core.formats.keys import KeyKind, parse
@@ -19,6 +25,7 @@ from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.s3_server import SECRET_KEY, S3Server
 
+ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("path", pa.string()), ("bytes", pa.int64())])
 HOUR = "2015-05-17T{:02}:00:00Z"
 TEXT_INDEX = {"name": "text", "kind": "fulltext", "columns": ["path"]}
@@ -97,23 +104,18 @@ def test_jobs_ingest_compact_index_checkpoint_and_collect_a_table_on_s3(
     declaration = tmp_path / "clicks.yaml"
     declaration.write_text(DECLARATION.format(uri=uri, landing=landing), encoding="utf-8")
     request = JobRequest(table_uri=uri, declaration=str(declaration), master="local[2]", horizon_ms=0)
-    with Spark("local[2]") as spark:
-        ingested = ingest.run(request, spark)
-        assert (ingested.status, ingested.rows_out, ingested.details["rejected"]) == ("committed", 60, 2)
-        assert ingest.run(request, spark).status == "nothing_to_do"
-        compacted = compact.run(request, spark)
-        assert (compacted.splits_in, compacted.splits_out, compacted.rows_out) == (6, 3, 60)
-        assert catch_up.run(request, spark).status == "committed"
-        assert checkpoint.run(request, spark).status == "committed"
-        settings = str(spark.session().sparkContext.getConf().getAll())
-        assert SECRET_KEY not in settings + ingested.to_json() + compacted.to_json()
+    ingested = job("ingest", request)
+    assert (ingested["status"], ingested["rows_out"], ingested["details"]["rejected"]) == ("committed", 60, 2)
+    assert job("ingest", request)["status"] == "nothing_to_do"
+    compacted = job("compact", request)
+    assert (compacted["splits_in"], compacted["splits_out"], compacted["rows_out"]) == (6, 3, 60)
+    assert job("catch_up", request)["status"] == "committed"
+    assert job("checkpoint", request)["status"] == "committed"
     table = Table.open(uri)
     assert sorted(table.scan(["bytes"]).to_arrow().column(0).to_pylist()) == list(range(60))
     assert table.explain_search(index="text")["scanned"] == []
     assert table.search("59", index="text", cache_dir=tmp_path / "cache").column("bytes").to_pylist() == [59]
-    with Spark("local[2]") as unused:
-        collected = collect.run(request, unused)
-    assert collected.details["failed"] == {}
+    assert job("collect", request)["details"]["failed"] == {}
     assert Table.open(uri).scan().to_arrow().num_rows == 60
     assert main(["describe", uri, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 60
@@ -125,10 +127,43 @@ def test_a_keyed_table_on_s3_is_merged_by_a_job(uri: str) -> None:
     table = Table.create(uri, SCHEMA, primary_key="path")
     table.append(parsed_times(rows(0, 5)))
     table.append(parsed_times(rows(3, 8)))
-    with Spark("local[2]") as spark:
-        assert merge.run(JobRequest(table_uri=uri, master="local[2]"), spark).rows_out == 8
+    assert job("merge", JobRequest(table_uri=uri, master="local[2]"))["rows_out"] == 8
     assert Table.open(uri).scan().to_arrow().num_rows == 8
     assert (Table.open(uri).get("/page 7") or {})["bytes"] == 7
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("s3_server")
+def test_the_settings_of_a_spark_session_hold_no_credentials_of_the_environment() -> None:
+    code = (
+        "from jobs.spark import Spark\nwith Spark('local[1]') as spark:\n"
+        "    print(spark.session().sparkContext.getConf().getAll())"
+    )
+    settings = python("-c", code)
+    assert "spark.master" in settings
+    assert SECRET_KEY not in settings
+
+
+def job(name: str, request: JobRequest) -> dict[str, Any]:
+    """The report of a job that ran as a command and said no secret on the way."""
+    report: dict[str, Any] = json.loads(python("-m", f"jobs.{name}", *to_argv(request), "--json").splitlines()[-1])
+    return report
+
+
+def python(*arguments: str) -> str:
+    """What a Python process with the environment of now prints; it must end well, and say no secret."""
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert SECRET_KEY not in ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def parsed_times(found: list[dict[str, object]]) -> list[dict[str, object]]:
