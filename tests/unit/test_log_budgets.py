@@ -1,39 +1,59 @@
-"""What opening, committing and checkpointing cost in requests and bytes: the same at any age of the table."""
+"""What opening, committing and checkpointing cost in requests and bytes at versions 13, 1,003 and 10,003 of one log.
+
+The log has all of its version files, and a state every ten versions. Where a cost grows with history, the test says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
 from storage_core.config import TableConfig
-from storage_core.formats.keys import version_key
-from storage_core.log.checkpoint import write_checkpoint
+from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.testkit.copies import copy_of
 from storage_core.testkit.log_tables import log_on, metadata, removal, split
 
-AGES = (10, 1_000, 10_000)
-FILES = 1_000
+AGES = (13, 1_003, 10_003)
+"""Each three versions after a state, so that all that differs is what lies before."""
+
+ONE_STATE_MORE = 10_013
+FILES = 20
+HINT = f"{LOG_PREFIX}_last_checkpoint"
 
 Cost = dict[str, int]
+Aged = Callable[[int], MemoryStore]
 
 
-def _aged(version: int) -> MemoryStore:
-    """Return a table of 1,000 files at `version`, checkpointed five versions before; older versions are collected."""
+@pytest.fixture(scope="module")
+def logs() -> Mapping[int, MemoryStore]:
+    """The log as it was at each age, committed version by version. Every commit replaces a split: 20 stay live."""
     store = MemoryStore("aged")
     log = log_on(store)
-    log.create(metadata(TableConfig(checkpoint_interval=0)))
-    head = log.commit(log.snapshot(), [split(f"n{n}") for n in range(FILES)], operation="APPEND").snapshot
-    checkpointed = version - 5
-    write_checkpoint(store, replace(head, version=checkpointed, timestamp=head.timestamp + version), log.ids.uuid)
-    store.delete([version_key(number) for number in (0, 1)])
-    for number in range(5):
-        log.commit(log.snapshot(), [split(f"new{number}")], operation="APPEND")
-    assert log.snapshot().version == version
-    return store
+    head = log.create(metadata(TableConfig(checkpoint_interval=0)))
+    head = log.commit(head, [split(f"n{n}") for n in range(FILES)], operation="APPEND").snapshot
+    found = {}
+    for version in range(2, ONE_STATE_MORE + 1):
+        head = log.commit(head, [split(f"v{version}"), removal(_replaced(version))], operation="COMPACT").snapshot
+        assert head.version == version
+        if version % 10 == 0:
+            head = log.checkpoint(head, compact=True).snapshot  # shares nothing: no LIST, which is slow in memory
+        if version in (*AGES, ONE_STATE_MORE):
+            found[version] = copy_of(store)
+    return found
+
+
+def _replaced(version: int) -> str:
+    return "n0" if version == 2 else f"v{version - 1}"
+
+
+@pytest.fixture
+def aged(logs: Mapping[int, MemoryStore]) -> Aged:
+    """A copy of the log at an age, to be changed at will."""
+    return lambda version: copy_of(logs[version])
 
 
 def _cost(store: MemoryStore, act: Callable[[TransactionLog], object]) -> Cost:
@@ -42,30 +62,54 @@ def _cost(store: MemoryStore, act: Callable[[TransactionLog], object]) -> Cost:
     return {kind: count for kind, count in metered.requests.items() if count}
 
 
-def _same_at_every_age(act: Callable[[TransactionLog], object]) -> Cost:
-    costs = [_cost(_aged(version), act) for version in AGES]
+def _same_at_every_age(aged: Aged, act: Callable[[TransactionLog], object]) -> Cost:
+    costs = [_cost(aged(version), act) for version in AGES]
     assert costs == [costs[0]] * len(AGES)
     return costs[0]
 
 
-def test_opening_with_a_checkpoint_is_a_get_for_hint_and_state_and_one_per_later_version_and_a_probe() -> None:
-    assert _same_at_every_age(lambda log: log.snapshot()) == {"get": 2 + 5 + 1}
-
-
-def test_looking_at_all_files_is_one_more_per_manifest() -> None:
-    assert _same_at_every_age(lambda log: log.snapshot().splits.table()) == {"get": 2 + 5 + 1 + 1}
-
-
-def test_opening_without_the_hint_is_one_list_more_and_the_hint_that_is_not_there() -> None:
-    def act(log: TransactionLog) -> None:
-        log.snapshot()
-
-    costs = []
+def test_the_log_under_test_has_every_version_file_and_a_state_and_a_manifest_per_ten(aged: Aged) -> None:
     for version in AGES:
-        store = _aged(version)
-        store.delete(["_transaction_log/_last_checkpoint"])
-        costs.append(_cost(store, act))
-    assert costs == [{"get": 1 + 1 + 5 + 1, "list": 1}] * len(AGES)
+        store = aged(version)
+        keys = [info.key for info in store.list(LOG_PREFIX)]
+        assert sum(key.startswith(VERSIONS_PREFIX) and key.endswith(".json") for key in keys) == version + 1
+        assert sum("/state-v" in key for key in keys) == sum("/manifest-" in key for key in keys) == version // 10
+        assert log_on(store).snapshot().version == version
+        assert len(log_on(store).snapshot().splits) == FILES
+
+
+def test_opening_with_the_hint_gets_hint_and_state_and_later_versions_and_a_probe_and_lists_what_lies_beyond(
+    aged: Aged,
+) -> None:
+    assert _same_at_every_age(aged, lambda log: log.snapshot()) == {"get": 2 + 3 + 1, "list": 1}
+
+
+def test_looking_at_all_files_is_one_get_more_per_manifest(aged: Aged) -> None:
+    assert _same_at_every_age(aged, lambda log: log.snapshot().splits.table()) == {"get": 2 + 3 + 1 + 1, "list": 1}
+
+
+def test_opening_a_version_behind_the_newest_state_costs_what_lies_between(aged: Aged) -> None:
+    for version in AGES:
+        assert _cost(aged(version), lambda log, at=version - 1: log.snapshot(version=at)) == {"get": 2 + 2}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("version", "pages"), [(13, 1), (1_003, 2), (10_003, 13)])
+def test_opening_a_version_before_the_newest_state_lists_the_whole_log_a_page_per_thousand_objects(
+    aged: Aged, version: int, pages: int
+) -> None:
+    # The hint, which names a later state; a state and six versions, or in the young log seven versions from 0 on.
+    cost = _cost(aged(version), lambda log: log.snapshot(version=version - 7))
+    assert cost == {"get": 1 + 7, "list": pages}
+
+
+@pytest.mark.parametrize(("version", "pages"), [(13, 1), (1_003, 2), (10_003, 13)])
+def test_opening_without_the_hint_lists_the_whole_log_a_page_per_thousand_objects(
+    aged: Aged, version: int, pages: int
+) -> None:
+    store = aged(version)
+    store.delete([HINT])
+    # The hint that is not there, the state, three versions and a probe: the GETs are the same at any age.
+    assert _cost(store, lambda log: log.snapshot()) == {"get": 1 + 1 + 3 + 1, "list": pages}
 
 
 def test_opening_without_any_checkpoint_is_a_list_and_a_get_per_version() -> None:
@@ -78,24 +122,16 @@ def test_opening_without_any_checkpoint_is_a_list_and_a_get_per_version() -> Non
     assert _cost(store, lambda log: log.snapshot()) == {"get": 1 + 10 + 1, "list": 1}
 
 
-def test_opening_at_a_version_costs_what_lies_between_it_and_the_state_before() -> None:
+def test_a_commit_is_a_head_and_a_put_at_any_age(aged: Aged) -> None:
     for version in AGES:
-        store = _aged(version)
-        assert _cost(store, lambda log, at=version - 3: log.snapshot(version=at)) == {"get": 2 + 2}  # type: ignore[misc]
+        store = aged(version)
+        head = log_on(store).snapshot()
+        cost = _cost(store, lambda log, on=head: log.commit(on, [split("x")], operation="APPEND"))  # type: ignore[misc]
+        assert cost == {"head": 1, "put": 1}
 
 
-def test_a_commit_is_a_head_and_a_put_at_any_age() -> None:
-    def act(log: TransactionLog, store: MemoryStore) -> Cost:
-        head = log.snapshot()
-        return _cost(store, lambda metered: metered.commit(head, [split("x")], operation="APPEND"))
-
-    for version in AGES:
-        store = _aged(version)
-        assert act(log_on(store), store) == {"head": 1, "put": 1}
-
-
-def test_a_commit_that_removes_reads_the_manifest_that_lists_the_split_once() -> None:
-    store = _aged(1_000)
+def test_a_commit_that_removes_reads_the_manifest_that_lists_the_split_once(aged: Aged) -> None:
+    store = aged(1_003)
     head = log_on(store).snapshot()
     metered = MeteredStore(store)
     opened = log_on(metered).snapshot()
@@ -109,16 +145,24 @@ def test_a_commit_that_removes_reads_the_manifest_that_lists_the_split_once() ->
     assert len(log_on(store).snapshot().splits) == len(head.splits) - 1
 
 
-def test_a_checkpoint_costs_three_puts_at_any_age() -> None:
-    cost = _same_at_every_age(lambda log: log.checkpoint(log.snapshot()))
-    # To open 8; the hint twice; one new manifest, the state and the hint; a LIST of the manifests to be shared.
-    assert cost == {"get": 8 + 2, "put": 3, "list": 1}
+def test_a_checkpoint_costs_three_puts_at_any_age(aged: Aged) -> None:
+    cost = _same_at_every_age(aged, lambda log: log.checkpoint(log.snapshot()))
+    # To open 6 and a LIST; the hint twice, and the manifest from which a split was removed; one new manifest, the state
+    # and the hint; a LIST of the manifests to be shared.
+    assert cost == {"get": 6 + 2 + 1, "put": 3, "list": 1 + 1}
+
+
+def test_a_checkpoint_lists_one_page_more_per_thousand_manifests_that_are_not_collected(aged: Aged) -> None:
+    def lists(version: int) -> int:
+        return _cost(aged(version), lambda log: log.checkpoint(log.snapshot()))["list"]
+
+    assert (lists(10_003), lists(ONE_STATE_MORE)) == (1 + 1, 1 + 2)
 
 
 @pytest.mark.parametrize("files", [1, 100])
-def test_a_commit_writes_as_many_bytes_at_version_10_000_as_at_version_10(files: int) -> None:
+def test_a_commit_writes_as_many_bytes_at_version_10_003_as_at_version_13(aged: Aged, files: int) -> None:
     def written(version: int) -> int:
-        store = _aged(version)
+        store = aged(version)
         head = log_on(store).snapshot()
         metered = MeteredStore(store)
         log_on(metered, seed=5).commit(head, [split(f"x{number}") for number in range(files)], operation="APPEND")
