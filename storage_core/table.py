@@ -183,8 +183,8 @@ class Table:
     def open(uri: str, at: At | None = None) -> Table:
         """Open a table at its newest version, or at a version number, a moment (ISO text or datetime, UTC) or a tag.
 
-        Raises `NotFound` when there is no table, or no such version. Requests: one GET for the hint, two for the
-        checkpoint it names, one per version after it, and one that finds no further version.
+        Raises `NotFound` when there is no table, or no such version. Requests: one GET each for the hint and the
+        checkpoint it names, one per version after it, one that finds no further version, and one LIST beyond it.
         """
         store, log = _parts(uri)
         return Table(store, log, log.snapshot() if at is None else snapshot_at(log, at), pinned=at is not None)

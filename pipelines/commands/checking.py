@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from storage_core.fsck.outcome import Outcome
     from storage_core.fsck.report import Report
 
-_CORRUPT = 4
-
 
 def fsck(
     uri: Uri,
@@ -57,8 +55,8 @@ def repair(
     source, target = open_store(resolve(uri).uri), open_store(into)
     outcome = run(source, target, clock=SystemClock(), ids=SystemIds(), dry_run=dry_run)
     _show_outcome(outcome, as_json=as_json)
-    if outcome.check is not None and not outcome.check.clean:
-        raise typer.Exit(_CORRUPT)
+    if outcome.check is not None:
+        raise typer.Exit(outcome.check.exit_code)
 
 
 def _show_report(report: Report, *, as_json: bool) -> None:

@@ -88,7 +88,7 @@ def gc(
 ) -> None:
     """Delete what no retained version needs any more.
 
-    Only what has been unneeded for the whole grace period goes, and a table keeps its old versions as long as it says.
+    Only what has been unneeded for the whole horizon goes, and a table keeps its old versions as long as it says.
     """
     from jobs.collect import run
     from jobs.request import JobRequest

@@ -31,7 +31,7 @@ from storage_core.split.lineage import Lineage
 from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.write import write_split
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> p
     names = {each.name for each in order.columns}
     runs = merge_order([split.read(names) for split in splits], order)
     input_rows = [split.rows for split in splits]
-    log.debug("merge order: %d rows in %d runs of %d splits", runs.rows, len(runs), len(splits))
+    _logger.debug("merge order: %d rows in %d runs of %d splits", runs.rows, len(runs), len(splits))
     columns = [take_column([_column(split, name) for split in splits], runs, input_rows) for name in schema.names]
     fields = [pa.field(field.name, column.type, field.nullable) for field, column in zip(schema, columns, strict=True)]
     return pa.table(columns, schema=pa.schema(fields))

@@ -40,11 +40,6 @@ class Runs:
         """Return the number of rows of the output."""
         return int(self.count.sum())
 
-    def triples(self) -> list[tuple[int, int, int]]:
-        """Return the runs as (input, start, count), for people and tests."""
-        columns = (self.input.tolist(), self.start.tolist(), self.count.tolist())
-        return list(zip(*columns, strict=True))
-
     def positions(self, input_rows: Sequence[int]) -> Positions:
         """Return, per output row, its position in the concatenation of the inputs, whose row counts are given."""
         first = _offsets(input_rows)[self.input] + self.start

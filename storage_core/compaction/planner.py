@@ -83,8 +83,7 @@ def debt(snapshot: Snapshot, *, now_ms: int | None = None) -> list[WindowDebt]:
 
 def _is_candidate(add: Add, snapshot: Snapshot, windows: Collection[int | None] | None) -> bool:
     wanted = windows is None or add.windowStart in windows
-    whole = add.deletionVector is None or add.deletionVector.cardinality == 0
-    return wanted and whole and add.size < snapshot.config.target_split_bytes / 2
+    return wanted and add.rows_gone is None and add.size < snapshot.config.target_split_bytes / 2
 
 
 def _active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:

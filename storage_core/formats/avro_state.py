@@ -19,13 +19,12 @@ import fastavro
 import pyarrow as pa
 from fastavro.types import Schema
 
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, read_columns, read_records, seal
 
 FORMAT_VERSION = 1
 STATE_PROTOCOL_VERSION = 4
 MAX_ENTRIES_PER_MANIFEST = 50_000
-OWN_FIELD_IDS = range(160, 200)
 
 
 class Compression(StrEnum):
@@ -199,8 +198,16 @@ def content_id(data: bytes) -> str:
 
 
 def encode_entries(entries: Iterable[Entry], compression: Compression = Compression.ZSTD) -> bytes:
-    """Return an Avro file of the entries in the given order; absent optional fields become null."""
-    return _write(ENTRY_SCHEMA, [_sorted_maps(entry) for entry in entries], compression)
+    """Return an Avro file of the entries in the given order; absent optional fields become null.
+
+    Raises `InvalidInput` for more entries than a manifest may hold.
+    """
+    records = [_sorted_maps(entry) for entry in entries]
+    if len(records) > MAX_ENTRIES_PER_MANIFEST:
+        raise InvalidInput(
+            f"a manifest holds at most {MAX_ENTRIES_PER_MANIFEST:,} entries, found {len(records):,}; write several"
+        )
+    return _write(ENTRY_SCHEMA, records, compression)
 
 
 def decode_entries(data: bytes, where: str) -> pa.Table:

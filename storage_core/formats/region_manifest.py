@@ -12,7 +12,7 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | region_spec_id | 10 | uint32 | region spec of the region; 0 when no spec governs it |
 | region_id | 11 | message | the 16 bytes of the region's UUID (1) |
 | writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
-| checksum | 101 | fixed64 | ours: xxh3-64 of the message with the fields up to 100 only; absent before release 0.2 |
+| checksum | 101 | fixed64 | ours: xxh3-64 of the message with the fields up to 100 only; absent in early 0.1 |
 
 Protobuf finds little wrong with damaged bytes, and a replay point that is off by a bit hides acknowledged rows: hence
 the checksum.

@@ -7,10 +7,10 @@
 | n+8 … n+16 | xxh3-64 of bytes 0 … n, unsigned 64-bit little-endian |
 | n+16 … n+24 | `TMWAL` and the format version: `54 4d 57 41 4c 00 00 01` |
 
-The schema metadata holds `writer_epoch`, `generation`, `writer_id`, `seq` and, since release 0.2, `number` as text.
-(writer_id, seq) is unique, so no two entries have equal bytes. The number is the entry's place in its log: two entries
-that changed places would each be sound, and the older record would win. An entry without rows is a fence sentinel: it
-only occupies its place in the log.
+The schema metadata holds `writer_epoch`, `generation`, `writer_id`, `seq` and, but in early 0.1, `number` as
+text. (writer_id, seq) is unique, so no two entries have equal bytes. The number is the entry's place in its log: two
+entries that changed places would each be sound, and the older record would win. An entry without rows is a fence
+sentinel: it only occupies its place in the log.
 """
 
 from __future__ import annotations

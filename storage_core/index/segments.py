@@ -25,7 +25,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.split.read import conform_split, read_split
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 DEFINITION = "definition"
 
@@ -127,7 +127,7 @@ def write(
     packed = bundle.pack(files, identity=segment_id, properties=properties)
     key = keys.segment_key(definition.name, segment_id)
     _create(store, key, packed.data)
-    log.info("wrote segment %s over %s: %d bytes", key, add.path, len(packed.data))
+    _logger.info("wrote segment %s over %s: %d bytes", key, add.path, len(packed.data))
     return IndexSegment(
         index=definition.name,
         kind=definition.kind,

@@ -44,7 +44,7 @@ from storage_core.split.write import SplitContext, sort_and_write
 
 __all__ = ["IngestResult", "IngestWork", "execute", "pending", "plan"]
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ def execute(
     except NotFound as error:
         return IngestResult(file=landed.path, rejected={f"the file is gone: {error}": 1})
     result = run.result(now_ms)
-    log.info(
+    _logger.info(
         "ingested %s: %d rows into %d splits, %d rejected",
         landed.path,
         result.rows_out,
@@ -265,7 +265,7 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
 def _reject_file(store: ObjectStore, work: IngestWork, reason: str) -> IngestResult:
     landed = work.landed
     key = write_quarantine(store, landed.path, landed.size, [RejectedLine(landed.path, None, reason, "")])
-    log.info("rejected %s: %s", landed.path, reason)
+    _logger.info("rejected %s: %s", landed.path, reason)
     # A record never goes back. After a rejection at a larger size, this one is looked at again by every run.
     is_new = work.rejected_size is None or work.rejected_size < landed.size
     txns = (Txn(appId=rejected_app(landed.path), version=landed.size),) if is_new else ()

@@ -20,7 +20,7 @@ from storage_core.ingest.rejection import RejectedLine
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 _NAMESPACE = uuid.UUID("6f4dd3c6-3a0a-5d0e-9a43-7a1a5f0b6a53")
@@ -41,7 +41,7 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
     data = json.dumps(body, ensure_ascii=False, sort_keys=True).encode()
     key = quarantine_key(source, _entry_id(data))
     if create_derived(store, key, data, advice="run the ingestion again"):
-        log.info("quarantined %d of %s as %s", len(rejected), source, key)
+        _logger.info("quarantined %d of %s as %s", len(rejected), source, key)
     return key
 
 

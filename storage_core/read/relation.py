@@ -40,7 +40,7 @@ class Verified:
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""
-        if add.deletionVector is not None and add.deletionVector.cardinality:
+        if add.rows_gone is not None:
             raise Unsupported(
                 f"{add.path}: has a deletion vector, which this release cannot apply; upgrade", key=add.path
             )

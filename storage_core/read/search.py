@@ -27,7 +27,7 @@ from storage_core.split.read import conform_split, read_split
 
 SCORE = "score"
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _Sources:
             try:
                 return self.cache.segment(self.store, segment)
             except (Corrupt, NotFound) as error:
-                log.warning("segment %s is not usable, reading %s instead: %s", segment.path, split, error)
+                _logger.warning("segment %s is not usable, reading %s instead: %s", segment.path, split, error)
         add = self.snapshot.splits[split]
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 

@@ -18,7 +18,7 @@ from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.wal import Logged
 from storage_core.rows.fold import record_schema
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Captured:
             return any(generation.may_hold(self.store, found, key, key.column_names))
         except (Corrupt, NotFound) as error:
             # The filter only saves work: without it the generation is read.
-            log.warning("a bloom filter of region %s is not usable: %s", found.region, error)
+            _logger.warning("a bloom filter of region %s is not usable: %s", found.region, error)
             return True
 
 

@@ -65,7 +65,7 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file, `Unsupported` for a
     split with a deletion vector, which this release cannot apply.
     """
-    if add.deletionVector is not None and add.deletionVector.cardinality:
+    if add.rows_gone is not None:
         raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it
@@ -105,11 +105,6 @@ def read_split(
     """
     whole = verify or columns is None
     return open_split(store, add, whole=whole, as_dictionary=as_dictionary).read(columns)
-
-
-def read_metadata(store: ObjectStore, add: Add) -> Mapping[str, str]:
-    """Return what the file says about itself: its key-value metadata. One or two ranged GETs of the footer."""
-    return open_split(store, add, whole=False).metadata
 
 
 def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:

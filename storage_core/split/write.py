@@ -32,7 +32,7 @@ from storage_core.split.encode import cut, decoded, encode, present_order
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe, sealed
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _UNCUT = 2**31 - 1
 
@@ -174,7 +174,7 @@ def write_split(
     metadata = describe(described, table_id=context.table_id, schema_string=schema_string)
     data = encode(rows, context.order, sealed(metadata | write_origin(_origin(context, lineage))))
     _create(store, key, data)
-    log.info("wrote split %s: %d rows, %d bytes", key, rows.num_rows, data.size)
+    _logger.info("wrote split %s: %d rows, %d bytes", key, rows.num_rows, data.size)
     return with_file_figures(described, data)
 
 

@@ -1,4 +1,4 @@
-"""One table that holds every kind of object, damaged copies of it, and the answers of its readers."""
+"""One table that holds every kind of object, and the answers of its readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage_core.ingest.rejection import RejectedLine
 from storage_core.log.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import set_tag
-from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.table import Table
@@ -86,14 +86,6 @@ def every_kind() -> EveryKind:
     store.put(FOREIGN, b"not ours", IfAbsent())
     collect(store, table.log, clock=clock)
     return EveryKind(store, clock, older.version)
-
-
-def copy_of(store: ObjectStore, name: str, clock: ManualClock) -> MemoryStore:
-    """Return a store with the same objects; their bytes are shared, so a copy costs no more than its keys."""
-    copied = MemoryStore(name, clock=clock)
-    for info in store.list(""):
-        copied.put(info.key, store.get(info.key).data, Overwrite())
-    return copied
 
 
 def open_copy(store: ObjectStore, clock: ManualClock) -> Table:

@@ -19,6 +19,9 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 
 SHARED_MANIFEST = "manifests/manifest-a1b2c3d4.avro"
 
+OWN_FIELD_IDS = range(160, 200)
+"""The ids of the fields of an entry that are not the source's but ours."""
+
 
 def put_state(
     store: ObjectStore,
@@ -56,7 +59,7 @@ def put_hint(store: ObjectStore, version: int) -> None:
 def entry_schema() -> dict[str, Any]:
     """Return the schema of a file entry: one unknown field, then the documented ones backwards and renumbered."""
     unknown = {"name": "aggregateHints", "type": ["null", "string"], "default": None, "field-id": 150}
-    documented = [each for each in _fields(avro_state.ENTRY_SCHEMA) if each["field-id"] < min(avro_state.OWN_FIELD_IDS)]
+    documented = [each for each in _fields(avro_state.ENTRY_SCHEMA) if each["field-id"] < min(OWN_FIELD_IDS)]
     renumbered = [{**each, "field-id": 900 + position} for position, each in enumerate([unknown, *documented[::-1]])]
     return {"type": "record", "name": "FileEntry", "namespace": "somebody.else", "fields": renumbered}
 

@@ -6,7 +6,6 @@ opened and whatever went wrong on the way, is compared with that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -30,8 +29,9 @@ from storage_core.log.actions import (
 from storage_core.log.codec import decode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
+from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.copies import copy_of
 
 State = dict[str, dict[str, Any]]
 
@@ -125,27 +125,14 @@ def state_of(snapshot: Snapshot) -> State:
     }
 
 
-def copy_of(store: ObjectStore) -> MemoryStore:
-    """Return all objects of a store in a store of their own."""
-    return _copied(store, lambda _: True)
-
-
 def without_hint(store: ObjectStore) -> MemoryStore:
     """Return a copy of a store that has lost its checkpoint hint."""
-    return _copied(store, lambda key: key != last_checkpoint_key())
+    return copy_of(store, wanted=lambda key: key != last_checkpoint_key())
 
 
 def version_files(store: ObjectStore) -> MemoryStore:
     """Return the version files of a table alone: no hint, no state."""
-    return _copied(store, lambda key: (found := parse(key)) is not None and found.kind is KeyKind.VERSION)
-
-
-def _copied(store: ObjectStore, chosen: Callable[[str], bool]) -> MemoryStore:
-    copy = MemoryStore("copy")
-    for info in store.list(""):
-        if chosen(info.key):
-            copy.put(info.key, store.get(info.key).data, IfAbsent())
-    return copy
+    return copy_of(store, wanted=lambda key: (found := parse(key)) is not None and found.kind is KeyKind.VERSION)
 
 
 def _nothing() -> State:

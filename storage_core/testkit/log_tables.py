@@ -7,6 +7,7 @@ import pyarrow as pa
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.ids import SeededIds
 from storage_core.log.actions import Add, IndexSegment, Metadata, Remove
+from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import to_schema_string
@@ -33,6 +34,39 @@ def log_on(store: ObjectStore, *, clock: ManualClock | None = None, seed: int = 
 def split(name: str, rows: int = 1) -> Add:
     """Return an add of a split; the log never opens the file."""
     return Add(path=f"splits/all/{name}.parquet", size=100 * rows, modificationTime=START_MS, numRecords=rows)
+
+
+def full_split() -> Add:
+    """Return an add in which every field has a value of its own; the keys of its maps are not in their order."""
+    return Add(
+        path="splits/900/full.parquet",
+        size=123,
+        modificationTime=4,
+        partitionValues={"z": "1", "a": "é"},
+        dataChange=False,
+        stats="{}",
+        minValues={"b": "1", "a": "x"},
+        maxValues={},
+        numRecords=9,
+        hasFooterOffsets=True,
+        footerStartOffset=1,
+        footerEndOffset=2,
+        splitTags=("t", "s"),
+        numMergeOps=3,
+        docMappingRef="-Yvhbr-oYcs5ph-v",
+        docMappingJson='{"test":"value"}',
+        uncompressedSizeBytes=5,
+        windowStart=900,
+        windowSeconds=900,
+        sortSchema="timestamp/V2",
+        sourceId="src",
+        partitionId="p",
+        minRowKey='["a"]',
+        maxRowKey='["b"]',
+        nullCounts={"a": 1},
+        xxh3="00000000000000ff",
+        deletionVector=inline([1, 2]),
+    )
 
 
 def removal(name: str) -> Remove:

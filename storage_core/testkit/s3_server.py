@@ -47,13 +47,14 @@ class HttpFault(StrEnum):
 class Answer:
     """An answer given instead of the server's, which applies the request only when `applied` says so.
 
-    `code` is S3's name of an error; `body` replaces the error's XML.
+    `code` is S3's name of an error; `body` replaces the error's XML; `headers` are more of them.
     """
 
     status: int
     code: str = ""
     body: bytes | None = None
     applied: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Step = HttpFault | Answer
@@ -269,7 +270,7 @@ def _answer(answer: Answer, *, head: bool = False) -> bytes:
     text = f"<Error><Code>{answer.code}</Code><Message>as the test asked</Message></Error>"
     body = b"" if head else text.encode() if answer.body is None else answer.body
     status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
-    return _message(status, [("Content-Type", "application/xml")], body)
+    return _message(status, [("Content-Type", "application/xml"), *answer.headers], body)
 
 
 def _message(status: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:

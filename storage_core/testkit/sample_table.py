@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage_core.config import TableConfig
+from storage_core.config import HOUR_MS, TableConfig
 from storage_core.formats import keys
 from storage_core.ids import SeededIds
 from storage_core.log.actions import Action, Add, IndexSegment, Remove, RemoveIndexSegment
@@ -74,6 +74,17 @@ class SampleTable:
     def checkpoint(self) -> int:
         """Checkpoint the newest version and return it."""
         return self.log.checkpoint(self.log.snapshot()).version
+
+    def superseded(self) -> Snapshot:
+        """Return a version that is replaced, checkpointed over, and an hour out of retention."""
+        old = self.append(2)
+        target = self.log.snapshot()
+        self.replace(old)
+        self.checkpoint()
+        self.append()
+        self.checkpoint()
+        self.clock.now += target.config.version_retention_ms + HOUR_MS
+        return target
 
     def objects(self, prefix: str = "") -> set[str]:
         """Return the keys that exist."""

@@ -274,6 +274,8 @@ class Writer:
             self.do()
         except Crash:
             self.start()
+            # What the dead process had opened reads through its dead store.
+            self.snapshot = TransactionLog(self.world.objects).snapshot()
         finally:
             self.store.forget()
             self.busy = False

@@ -209,6 +209,15 @@ def test_the_exit_codes_are_those_of_the_errors(path: Path, heading: str, head: 
     assert {kind: int(row[0]) for row in rows for kind in INLINE.findall(row[kinds_at])} == _kinds()
 
 
+def test_the_specification_lists_exactly_the_operations_of_the_code() -> None:
+    naming = re.compile(r'(?:\boperation(?:: str)? ?= ?|^OPERATION = )"([A-Z][A-Z ]*)"', re.MULTILINE)
+    product = [path for path in SOURCES if "testkit" not in path.parts]
+    named = {found for path in product for found in naming.findall(path.read_text(encoding="utf-8"))}
+    rows = _table(_section(SPEC, "2.1 Actions"), "Field", "Rule")
+    (rule,) = (rule for field, rule in rows if field == "`commitInfo.operation`")
+    assert sorted(INLINE.findall(rule)) == sorted(named)
+
+
 def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defaults() -> None:
     rows = _table(_section(SPEC, "2.3 Table configuration"), "Key", "Value", "Default")
     written = {key.strip("`").replace("<name>", "text"): default for key, _, default in rows}

@@ -9,48 +9,20 @@ from typing import Any
 import pytest
 
 from storage_core.config import TableConfig
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats import avro_state
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.log import state_layout
 from storage_core.log.actions import Add, Txn
-from storage_core.log.deletion_vector import inline
 from storage_core.log.files import LiveFiles
 from storage_core.log.schema_registry import canonical, doc_mapping
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.log_tables import log_on, metadata, removal, segment, split
+from storage_core.testkit.foreign_logs import OWN_FIELD_IDS
+from storage_core.testkit.log_tables import full_split, log_on, metadata, removal, segment, split
 
-FULL_ADD = Add(
-    path="splits/900/full.parquet",
-    size=123,
-    modificationTime=4,
-    partitionValues={"z": "1", "a": "2"},
-    dataChange=False,
-    stats="{}",
-    minValues={"b": "1", "a": "x"},
-    maxValues={},
-    numRecords=9,
-    hasFooterOffsets=True,
-    footerStartOffset=1,
-    footerEndOffset=2,
-    splitTags=("t", "s"),
-    numMergeOps=3,
-    docMappingRef="-Yvhbr-oYcs5ph-v",
-    docMappingJson='{"test":"value"}',
-    uncompressedSizeBytes=5,
-    windowStart=900,
-    windowSeconds=900,
-    sortSchema="timestamp/V2",
-    sourceId="src",
-    partitionId="p",
-    minRowKey='["a"]',
-    maxRowKey='["b"]',
-    nullCounts={"a": 1},
-    xxh3="00000000000000ff",
-    deletionVector=inline([0]),
-)
+FULL_ADD = full_split()
 
 
 def _state_files(store: MemoryStore) -> dict[str, bytes]:
@@ -135,7 +107,7 @@ def test_the_schema_keeps_the_field_ids_and_the_order_of_the_source() -> None:
         ("footerEndOffset", 121), ("hasFooterOffsets", 122), ("splitTags", 130), ("numMergeOps", 131),
         ("docMappingRef", 132), ("uncompressedSizeBytes", 133), ("addedAtVersion", 140), ("addedAtTimestamp", 141),
     ]  # fmt: skip
-    assert all(number in avro_state.OWN_FIELD_IDS for _, number in declared[18:])
+    assert all(number in OWN_FIELD_IDS for _, number in declared[18:])
     assert len({number for _, number in declared}) == len(declared)
     names = {each.name for each in fields(Add)} | {"addedAtVersion", "addedAtTimestamp"}
     assert {name for name, _ in declared} == names
@@ -159,6 +131,15 @@ def test_a_torn_state_or_manifest_is_corrupt(cut: int) -> None:
         avro_state.decode_entries(data[:cut], "somewhere")
     with pytest.raises(Corrupt, match="somewhere"):
         avro_state.decode_state(data, "somewhere")
+
+
+def test_a_manifest_of_more_entries_than_the_format_admits_is_refused() -> None:
+    entry = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
+             "hasFooterOffsets": False, "addedAtVersion": 0, "addedAtTimestamp": 0}  # fmt: skip
+    most = avro_state.MAX_ENTRIES_PER_MANIFEST
+    assert avro_state.decode_entries(avro_state.encode_entries([entry] * most), "somewhere").num_rows == most
+    with pytest.raises(InvalidInput, match="at most 50,000 entries, found 50,001"):
+        avro_state.encode_entries([entry] * (most + 1))
 
 
 def test_segments_are_part_of_the_state() -> None:

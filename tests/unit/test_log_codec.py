@@ -103,6 +103,22 @@ def test_damage_is_named_by_key_and_line(text: bytes, named: str) -> None:
     assert WHERE in str(caught.value)
 
 
+def test_a_version_file_that_was_doubled_is_refused_and_not_applied_twice() -> None:
+    data = codec.encode_version(EVERY_ACTION)
+    with pytest.raises(Corrupt, match=r"07\.json: 2 commits in one file"):
+        codec.decode_version(data + data, WHERE)
+
+
+def test_a_commit_that_says_its_number_says_it_first() -> None:
+    info, *rest = EVERY_ACTION
+    assert isinstance(info, CommitInfo)
+    late = codec.encode_version([*rest, replace(info, version=7)])
+    with pytest.raises(Corrupt, match=r"07\.json: expected `commitInfo` first"):
+        codec.decode_version(late, WHERE)
+    theirs = [*rest, info]
+    assert codec.decode_version(codec.encode_version(theirs), WHERE) == theirs
+
+
 def test_a_torn_gzip_is_corrupt_wherever_it_is_cut() -> None:
     data = codec.encode_version(EVERY_ACTION)
     for end in range(2, len(data)):

@@ -10,40 +10,12 @@ import pytest
 
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import ENTRY_SCHEMA, encode_entries
-from storage_core.log import deletion_vector
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import FILES_SCHEMA, adds_of, table_of
+from storage_core.testkit.log_tables import full_split
 
 BARE = Add(path="a.parquet", size=1, modificationTime=2)
-FULL = Add(
-    path="b.parquet",
-    size=10,
-    modificationTime=20,
-    partitionValues={"day": "2015-05-17", "none": "é"},
-    dataChange=False,
-    stats="{}",
-    minValues={"n": "1", "s": "a"},
-    maxValues={"n": "9"},
-    numRecords=3,
-    hasFooterOffsets=True,
-    footerStartOffset=4,
-    footerEndOffset=9,
-    splitTags=("x", "y"),
-    numMergeOps=2,
-    docMappingRef="ref",
-    docMappingJson="{}",
-    uncompressedSizeBytes=99,
-    windowStart=3600,
-    windowSeconds=900,
-    sortSchema="n|s",
-    sourceId="source",
-    partitionId="p",
-    minRowKey="[1]",
-    maxRowKey="[9]",
-    nullCounts={"n": 0, "s": 1},
-    xxh3="0" * 16,
-    deletionVector=deletion_vector.inline([1, 2]),
-)
+FULL = full_split()
 
 
 def test_the_columns_are_the_fields_of_an_entry_in_their_order() -> None:

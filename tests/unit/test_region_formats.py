@@ -55,7 +55,7 @@ def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
         + b"w"
     )
     assert region_manifest.encode(manifest) == expected + _checksum(expected)
-    assert region_manifest.decode(expected, "here") == manifest  # as releases before 0.2 wrote it
+    assert region_manifest.decode(expected, "here") == manifest  # as early 0.1 wrote it
 
 
 def test_every_flipped_bit_of_a_region_manifest_is_noticed_or_changes_nothing() -> None:

@@ -43,21 +43,9 @@ def go_back(table: SampleTable, target: Snapshot, *, store: ObjectStore | None =
     return restore(log, target, doomed=partial(doomed, used))
 
 
-def superseded(table: SampleTable) -> Snapshot:
-    """Return a version that is replaced, checkpointed over, and just out of retention."""
-    old = table.append(2)
-    target = table.log.snapshot()
-    table.replace(old)
-    table.checkpoint()
-    table.append()
-    table.checkpoint()
-    table.clock.now += RETENTION_MS + HOUR_MS
-    return target
-
-
 def test_what_a_restore_brings_back_survives_every_later_collection() -> None:
     table = made()
-    target = superseded(table)
+    target = table.superseded()
     go_back(table, target)
     for _ in range(4):
         table.clock.now += RETENTION_MS + HOUR_MS
@@ -71,7 +59,7 @@ def test_a_collection_at_any_moment_of_a_restore_takes_nothing_that_it_brings_ba
     outcomes = set()
     for moment in count():
         table = made()
-        target = superseded(table)
+        target = table.superseded()
         if noted:
             run(table)
             table.clock.now += 2 * HOUR_MS
@@ -93,7 +81,7 @@ def test_a_restore_at_any_moment_of_a_collection_keeps_what_it_brings_back() -> 
     outcomes = set()
     for moment in count():
         table = made()
-        target = superseded(table)
+        target = table.superseded()
 
         def restore_now(table: SampleTable = table, target: Snapshot = target) -> None:
             try:

@@ -18,7 +18,7 @@ from storage_core.formats.keys import KeyKind, parse
 from storage_core.ids import SeededIds
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.metadata import differences
-from storage_core.split.read import read_metadata, read_split
+from storage_core.split.read import open_split, read_split
 from storage_core.split.write import SplitContext, context_of, sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
 from storage_core.testkit.fault_store import FaultStore, PutFault
@@ -51,7 +51,7 @@ def test_rows_are_stored_in_the_order_of_the_sort_schema(store: MemoryStore) -> 
 
 def test_the_file_and_its_action_say_the_same(store: MemoryStore) -> None:
     (add,) = sort_and_write(store, events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
-    metadata = read_metadata(store, add)
+    metadata = open_split(store, add, whole=False).metadata
     assert differences(metadata, add) == []
     assert metadata["tidemark.sort_schema"] == add.sortSchema == "service|host|timestamp/V2"
     assert metadata["tidemark.window_start"] == "7200"
@@ -63,7 +63,7 @@ def test_the_file_and_its_action_say_the_same(store: MemoryStore) -> None:
 
 def test_a_field_that_differs_from_the_action_is_named(store: MemoryStore) -> None:
     (add,) = sort_and_write(store, events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
-    metadata = read_metadata(store, add)
+    metadata = open_split(store, add, whole=False).metadata
     assert differences(metadata, replace(add, windowStart=10800)) == [
         "tidemark.window_start: the log says '10800', the file says '7200'"
     ]

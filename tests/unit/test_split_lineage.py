@@ -15,7 +15,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.lineage import Lineage, MergedRange, Origin, read_origin, write_origin
 from storage_core.split.metadata import PREFIX, add_of, describe, require_sealed, sealed
-from storage_core.split.read import read_metadata
+from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.keyed_table import KeyedTable
@@ -112,7 +112,7 @@ def test_a_written_split_carries_its_table() -> None:
     store = MemoryStore("origins")
     where = replace(context(), planned_version=4)
     (add,) = sort_and_write(store, events([{"at": 1, "service": "s"}]), context=where, ids=SeededIds(1), now_ms=1)
-    metadata = read_metadata(store, add)
+    metadata = open_split(store, add, whole=False).metadata
     require_sealed(metadata, add.path)
     assert read_origin(metadata, add.path) == Origin(
         table_id=TABLE_ID,
@@ -134,7 +134,7 @@ def test_the_output_of_a_compaction_names_its_inputs_with_their_rows() -> None:
     ]
     (operation,) = plan(snapshot(adds))
     (output,) = execute(store, operation, ids=SeededIds(3), now_ms=1).adds
-    origin = read_origin(read_metadata(store, output), output.path)
+    origin = read_origin(open_split(store, output, whole=False).metadata, output.path)
     assert origin is not None
     assert origin.lineage.operation == "compact"
     assert origin.lineage.replaces == {add.path: add.numRecords for add in adds}
@@ -154,7 +154,7 @@ def test_the_outputs_of_a_merge_name_every_split_that_left_also_one_that_was_del
         writer.flush()
     table.merge()
     outputs = table.snapshot.splits.values()
-    origins = [read_origin(read_metadata(table.store, add), add.path) for add in outputs]
+    origins = [read_origin(open_split(table.store, add, whole=False).metadata, add.path) for add in outputs]
     lineages = [each.lineage for each in origins if each is not None]
     assert {path: rows for each in lineages for path, rows in each.replaces.items()} == before
     assert {(each.operation, each.merged and (each.merged.after, each.merged.generation)) for each in lineages} == {

@@ -14,7 +14,7 @@ from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.split.read import conform_split, open_split, read_metadata, read_split
+from storage_core.split.read import conform_split, open_split, read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import SCHEMA, context, events
 
@@ -120,7 +120,7 @@ def test_an_object_that_is_not_parquet_is_corrupt(store: MemoryStore, add: Add) 
     with pytest.raises(Corrupt, match="not a readable Parquet file"):
         read_split(store, add, ["count"])
     with pytest.raises(Corrupt, match="not a readable Parquet file"):
-        read_metadata(store, add)
+        open_split(store, add, whole=False)
 
 
 def test_a_row_count_that_the_log_does_not_know_is_corrupt(store: MemoryStore, add: Add) -> None:

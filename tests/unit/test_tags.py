@@ -66,18 +66,6 @@ def run(table: SampleTable, *, store: ObjectStore | None = None, horizon_ms: int
     return collect(store or table.store, log_of(table, store), clock=table.clock, horizon_ms=horizon_ms)
 
 
-def superseded(table: SampleTable) -> Snapshot:
-    """Return a version that is replaced, checkpointed over, and just out of retention."""
-    old = table.append(2)
-    target = table.log.snapshot()
-    table.replace(old)
-    table.checkpoint()
-    table.append()
-    table.checkpoint()
-    table.clock.now += RETENTION_MS + HOUR_MS
-    return target
-
-
 def age_and_collect(table: SampleTable) -> None:
     """Collect until nothing is left to collect: the first run notes, the later ones delete."""
     for _ in range(3):
@@ -149,7 +137,7 @@ def test_a_tag_costs_few_requests_however_many_versions_there_are(table: SampleT
     metered = MeteredStore(table.store)
     tag(table, "nightly", snapshot, store=metered)
     # The head, its state as the checkpoint that it is, the tags and the plan, before and after.
-    assert metered.requests == {"get": 11, "head": 7, "put": 1, "list": 0, "delete": 0}
+    assert metered.requests == {"get": 11, "head": 7, "put": 1, "list": 1, "delete": 0}
 
 
 # --- concurrency and lost replies
@@ -247,7 +235,7 @@ def test_tags_of_a_newer_format_are_refused(table: SampleTable) -> None:
 
 
 def test_a_tagged_version_outlives_retention_whole(table: SampleTable) -> None:
-    target = superseded(table)
+    target = table.superseded()
     tag(table, "audit", target)
     age_and_collect(table)
     assert keys.version_key(target.version) not in table.objects()
@@ -256,7 +244,7 @@ def test_a_tagged_version_outlives_retention_whole(table: SampleTable) -> None:
 
 
 def test_without_the_tag_the_same_version_goes(table: SampleTable) -> None:
-    target = superseded(table)
+    target = table.superseded()
     age_and_collect(table)
     assert files_of(target) & table.objects() == set()
     with pytest.raises(NotFound, match=r"version 1 is no longer retained; memory://tags retains versions 2 \(of "):
@@ -264,7 +252,7 @@ def test_without_the_tag_the_same_version_goes(table: SampleTable) -> None:
 
 
 def test_a_version_goes_when_its_tag_is_removed(table: SampleTable) -> None:
-    target = superseded(table)
+    target = table.superseded()
     tag(table, "audit", target)
     age_and_collect(table)
     remove_tag(table.log, "audit")
@@ -274,7 +262,7 @@ def test_a_version_goes_when_its_tag_is_removed(table: SampleTable) -> None:
 
 
 def test_an_expired_tag_keeps_nothing_and_the_collector_removes_it(table: SampleTable, clock: ManualClock) -> None:
-    target = superseded(table)
+    target = table.superseded()
     kept = tag(table, "kept", table.log.snapshot())
     tag(table, "brief", target, hours=100)
     age_and_collect(table)
@@ -294,7 +282,7 @@ def test_a_dry_run_removes_no_tag(table: SampleTable, clock: ManualClock) -> Non
 
 
 def test_a_clock_that_runs_ahead_ends_no_tag(table: SampleTable, clock: ManualClock) -> None:
-    target = superseded(table)
+    target = table.superseded()
     tag(table, "audit", target, hours=100)
     ahead = ManualClock(clock.now + 1000 * HOUR_MS)
     for _ in range(3):
@@ -306,7 +294,7 @@ def test_a_clock_that_runs_ahead_ends_no_tag(table: SampleTable, clock: ManualCl
 
 
 def test_a_tag_on_a_version_that_does_not_open_stops_the_collector(table: SampleTable) -> None:
-    target = superseded(table)
+    target = table.superseded()
     tag(table, "audit", target)
     age_and_collect(table)
     orphan = table.upload_split()
@@ -319,7 +307,7 @@ def test_a_tag_on_a_version_that_does_not_open_stops_the_collector(table: Sample
 
 
 def test_a_version_in_the_collectors_plan_cannot_be_tagged(table: SampleTable) -> None:
-    target = superseded(table)
+    target = table.superseded()
     run(table)
     with pytest.raises(SnapshotExpired, match="version 1 of memory://tags is no longer retained"):
         tag(table, "audit", target)
@@ -327,7 +315,7 @@ def test_a_version_in_the_collectors_plan_cannot_be_tagged(table: SampleTable) -
 
 
 def test_a_version_whose_files_are_gone_cannot_be_tagged(table: SampleTable) -> None:
-    target = superseded(table)
+    target = table.superseded()
     age_and_collect(table)
     with pytest.raises(SnapshotExpired, match="objects are collected"):
         tag(table, "audit", target)
@@ -336,7 +324,7 @@ def test_a_version_whose_files_are_gone_cannot_be_tagged(table: SampleTable) -> 
 
 def test_a_tag_that_is_set_between_the_passes_is_seen_by_the_second(table: SampleTable) -> None:
     """The collector has written its plan for a version and is about to read the roots again."""
-    target = superseded(table)
+    target = table.superseded()
     faulty = FaultStore(table.store)
     refused: list[SnapshotExpired] = []
 
@@ -373,7 +361,7 @@ def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version
     kept = []
     for moment in count():
         table = impatient()
-        target = superseded(table)
+        target = table.superseded()
 
         def set_tag_now(table: SampleTable = table, target: Snapshot = target) -> None:
             with suppress(SnapshotExpired):
@@ -392,7 +380,7 @@ def test_a_collection_at_any_moment_of_a_tagging_loses_no_tagged_version() -> No
     kept = []
     for moment in count():
         table = impatient()
-        target = superseded(table)
+        target = table.superseded()
         meanwhile = Meanwhile(moment, partial(run, table, horizon_ms=0))
         with suppress(SnapshotExpired):
             tag(table, "audit", target, store=FaultStore(table.store, watch=meanwhile))
@@ -416,7 +404,7 @@ def test_a_version_that_is_checkpointed_as_json_is_kept_as_well(clock: ManualClo
         checkpoint_interval=0, version_retention_ms=RETENTION_MS, gc_horizon_ms=HOUR_MS, checkpoint_format=form
     )
     table = SampleTable(MemoryStore("json", clock=clock), clock, config)
-    target = superseded(table)
+    target = table.superseded()
     tag(table, "audit", target)
     age_and_collect(table)
     assert keys.version_key(target.version) not in table.objects()

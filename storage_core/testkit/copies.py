@@ -1,0 +1,23 @@
+"""Copies of stores, for tests that damage, kill or continue a table and keep the original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from storage_core.clock import Clock
+from storage_core.objectstore.contract import IfAbsent, ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+
+
+def copy_of(
+    store: ObjectStore, name: str = "copy", clock: Clock | None = None, *, wanted: Callable[[str], bool] | None = None
+) -> MemoryStore:
+    """Return a store with the same objects, or those whose keys are wanted.
+
+    Their bytes are shared where the store is in memory, so that a copy costs no more than its keys. `clock` dates them.
+    """
+    copied = MemoryStore(name, clock=clock)
+    for info in store.list(""):
+        if wanted is None or wanted(info.key):
+            copied.put(info.key, store.get(info.key).data, IfAbsent())
+    return copied
