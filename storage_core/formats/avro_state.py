@@ -40,7 +40,7 @@ _CODECS: Mapping[Compression, tuple[str, int | None]] = {
     Compression.SNAPPY: ("snappy", None),
     Compression.NONE: ("null", None),
 }
-# Large blocks: fewer to check on the way in, and better compressed (16 kB, the library's default, is 8 % larger).
+# Large blocks: fewer to check on the way in, and better compressed than by the library's default of 16 kB.
 _BLOCK_BYTES = 256 * 2**10
 _SYNC_MARKER = hashlib.sha256(b"tidemark state").digest()[:16]
 
