@@ -21,6 +21,8 @@ GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow")
 LOG_PREFIX = "_transaction_log/"
 VERSIONS_PREFIX = f"{LOG_PREFIX}0"
 """What every version file starts with (and nothing else but JSON checkpoints): versions have fewer than 20 digits."""
+STATES_PREFIX = f"{LOG_PREFIX}state-v"
+"""What every state starts with."""
 QUARANTINE_PREFIX = "quarantine/"
 
 _MAX_VERSION = 2**63 - 1
@@ -97,6 +99,14 @@ def validate_tag_name(name: str) -> str:
 def version_key(version: int) -> str:
     """Return the key of one version file of the transaction log."""
     return f"_transaction_log/{_version(version):020d}.json"
+
+
+def near_prefix(version: int, *, states: bool = False) -> str:
+    """Return what the keys of 1,000 versions start with: those that differ from `version` in the last three digits.
+
+    Of their version files and JSON checkpoints, or of their states.
+    """
+    return f"{STATES_PREFIX if states else LOG_PREFIX}{_version(version):020d}"[:-3]
 
 
 def last_checkpoint_key() -> str:

@@ -31,8 +31,8 @@ from storage_core.ids import Ids
 from storage_core.ingest.quarantine import read_entry
 from storage_core.log.actions import Action, Add, Fence, MergedGenerations, Remove, RemoveIndexSegment, Txn
 from storage_core.log.json_checkpoint import part_keys
+from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
-from storage_core.log.replay import list_log
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state

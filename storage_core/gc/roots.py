@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage_core.formats.keys import KeyKind, ParsedKey
+from storage_core.formats.keys import ParsedKey
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
 from storage_core.log.hint import Checkpointed, CheckpointKind
@@ -20,8 +20,6 @@ from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
 STATES_KEPT = 2
-
-_KINDS = {KeyKind.STATE: CheckpointKind.AVRO_STATE, KeyKind.JSON_CHECKPOINT: CheckpointKind.JSON}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +46,8 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
     checkpoints = {_behind(each) for each in (kept.base, kept.head)} - {None}
     region_ids = set(kept.head.merged_generations)
     for parsed in listed:
-        if parsed.version is not None and parsed.kind in _KINDS:
-            checkpoints.add(Checkpointed(parsed.version, _KINDS[parsed.kind]))
+        if (checkpointed := Checkpointed.at(parsed)) is not None:
+            checkpoints.add(checkpointed)
         elif parsed.region is not None:
             region_ids.add(parsed.region)
     newest = sorted(each.version for each in checkpoints if each is not None)[-STATES_KEPT:]

@@ -35,7 +35,7 @@ from storage_core.log.state_layout import Layout, layout
 from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
-from storage_core.objectstore.reading import exists
+from storage_core.objectstore.reading import missing
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def write_checkpoint(
 
     Idempotent: a second call writes nothing. Only what is new since the state that the snapshot was loaded from goes
     into new manifests, unless the layout joins old ones or `compact` asks for all; the caller makes sure that the state
-    is still there. One PUT per new manifest, one for the state, one LIST where manifests are shared, and one GET and
+    is still there. One PUT per new manifest, one for the state, one HEAD per manifest that is shared, and one GET and
     one PUT for the hint. `recover` is what the returned snapshot falls back to. Raises `CommitUnknown` or `Unavailable`
     when the store does not say; calling again is safe.
     """
@@ -149,10 +149,7 @@ def _is_complete(store: ObjectStore, listed: ListedFiles | None) -> bool:
     """Return whether every manifest that could be shared exists: a lost one is not passed on from state to state."""
     if listed is None or not listed.closed:
         return True
-    found = {info.key for info in store.list(f"{LOG_PREFIX}manifests/")}
-    # A listing may lack what is there, so it only clears.
-    doubtful = [key for part in listed.parts if (key := LOG_PREFIX + part.info.path) not in found]
-    return all(exists(store, key) for key in doubtful)
+    return not missing(store, [LOG_PREFIX + part.info.path for part in listed.parts])
 
 
 def _already_there(store: ObjectStore, snapshot: Snapshot) -> CheckpointResult:

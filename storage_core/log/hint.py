@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from storage_core.errors import NotFound
-from storage_core.formats.keys import json_checkpoint_key, last_checkpoint_key, state_key
+from storage_core.formats.keys import KeyKind, ParsedKey, json_checkpoint_key, last_checkpoint_key, state_key
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore
 from storage_core.objectstore.reading import exists
 
@@ -30,12 +30,21 @@ class CheckpointKind(StrEnum):
     JSON_MULTIPART = "json-multipart"
 
 
+_KINDS = {KeyKind.STATE: CheckpointKind.AVRO_STATE, KeyKind.JSON_CHECKPOINT: CheckpointKind.JSON}
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
     """A version that is checkpointed, and in which form."""
 
     version: int
     kind: CheckpointKind
+
+    @staticmethod
+    def at(parsed: ParsedKey) -> Checkpointed | None:
+        """Return the checkpoint whose root lies at a key; None when no root does. In parts or not, JSON is `JSON`."""
+        kind = _KINDS.get(parsed.kind)
+        return None if kind is None or parsed.version is None else Checkpointed(parsed.version, kind)
 
     @property
     def key(self) -> str:

@@ -18,10 +18,10 @@ from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
 from storage_core.log.conflicts import Plan, require_writable, validated
 from storage_core.log.history import HistoryEntry, entries, find_commit
+from storage_core.log.listing import has_log
 from storage_core.log.replay import (
     advance,
     based_on_newest_state,
-    list_log,
     open_head,
     open_timestamp,
     open_version,
@@ -48,7 +48,7 @@ class TransactionLog:
     ids: Ids = field(default_factory=SystemIds, kw_only=True)
 
     def create(self, metadata: Metadata, *, operation: str = "CREATE TABLE") -> Snapshot:
-        """Create the table as version 0 and return it. One LIST and one PUT.
+        """Create the table as version 0 and return it. Two LIST and one PUT.
 
         Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists here already or the
         schema or configuration cannot be read, `CommitUnknown` when the store did not say.
@@ -71,8 +71,11 @@ class TransactionLog:
         return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
 
     def exists(self) -> bool:
-        """Return whether there is a table here. One LIST: version 0 may have been collected, so no one key decides."""
-        return list_log(self.store).newest >= 0
+        """Return whether there is a table here. Version 0 may have been collected, so no one key decides.
+
+        One LIST, two where there is no version file.
+        """
+        return has_log(self.store)
 
     def snapshot(self, *, version: int | None = None, timestamp_ms: int | None = None) -> Snapshot:
         """Return the newest snapshot, or the one at `version`, or the newest committed at or before `timestamp_ms`.

@@ -7,37 +7,25 @@ never answers. Any read error ends the load: a version file that cannot be read 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
-from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX, KeyKind, parse, state_key, version_key
+from storage_core.formats.keys import VERSIONS_PREFIX, KeyKind, parse, state_key, version_key
 from storage_core.log.actions import Action, is_ours
 from storage_core.log.codec import decode_numbered
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.listed_files import Recover
+from storage_core.log.listing import LogListing, list_head, list_log, list_near
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
 from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LogListing:
-    """Versions and checkpoints that a listing showed, ascending. May lack what was written while it ran."""
-
-    versions: tuple[int, ...]
-    checkpoints: tuple[Checkpointed, ...]
-
-    @property
-    def newest(self) -> int:
-        """The highest version of either, -1 when there is none."""
-        return max((*self.versions[-1:], *(each.version for each in self.checkpoints[-1:])), default=-1)
 
 
 def read_version(store: ObjectStore, version: int) -> list[Action] | None:
@@ -68,7 +56,8 @@ def open_head(store: ObjectStore) -> Snapshot:
     """Return the newest snapshot. Raises `NotFound` when there is no table.
 
     With a good hint: one GET each for hint and state, forward probes until one finds nothing, and one LIST of what lies
-    beyond. Without one, a LIST of the whole log and as many GETs as it takes. Raises `Corrupt` for a gap.
+    beyond. Without one, the LISTs of `list_head` and as many GETs as it takes, or a LIST of the whole log where no
+    checkpoint is near. Raises `Corrupt` for a gap.
     """
     base = _hinted(store, None)
     if base is not None:
@@ -77,7 +66,10 @@ def open_head(store: ObjectStore) -> Snapshot:
 
 
 def open_version(store: ObjectStore, version: int) -> Snapshot:
-    """Return the snapshot at `version`, from a state at or below it. Raises `NotFound` naming what there is."""
+    """Return the snapshot at `version`, from a state at or below it. Raises `NotFound` naming what there is.
+
+    Where the hint names a later state, the LIST of `list_near`, or of the whole log where no checkpoint is near.
+    """
     base = _hinted(store, version)
     found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version)
     if found.version != version:
@@ -121,28 +113,6 @@ def _is_later(store: ObjectStore, version: int, timestamp_ms: int) -> bool:
     """Whether the version was committed after that time; one whose file is gone is older than all that are there."""
     actions = read_version(store, version)
     return actions is not None and commit_timestamp(actions, 0) > timestamp_ms
-
-
-def list_log(store: ObjectStore) -> LogListing:
-    """Return the versions and checkpoints that exist. One LIST per 1,000 objects of the log."""
-    versions: set[int] = set()
-    checkpoints: set[Checkpointed] = set()
-    for info in store.list(LOG_PREFIX):
-        parsed = parse(info.key)
-        if parsed is None or parsed.version is None:
-            continue
-        match parsed.kind:
-            case KeyKind.VERSION:
-                versions.add(parsed.version)
-            case KeyKind.STATE:
-                checkpoints.add(Checkpointed(parsed.version, CheckpointKind.AVRO_STATE))
-            case KeyKind.JSON_CHECKPOINT:
-                checkpoints.add(Checkpointed(parsed.version, CheckpointKind.JSON))
-            case _:
-                pass
-    # Of two forms of one version the state comes last: it is tried first.
-    in_order = sorted(checkpoints, key=lambda each: (each.version, each.kind is CheckpointKind.AVRO_STATE))
-    return LogListing(tuple(sorted(versions)), tuple(in_order))
 
 
 def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
@@ -227,17 +197,27 @@ def recovery(store: ObjectStore, version: int) -> Recover:
 
 
 def _from_listing(store: ObjectStore, at: int | None, below: int | None = None) -> Snapshot:
+    """Replay from a checkpoint near `at` or the head; where none leads there, from any that a whole listing shows."""
+    near = list_head(store) if at is None else list_near(store, at)
+    found = _from_checkpoint_of(store, near, at, below)
+    if found is not None and found.version == (near.newest if at is None else at):
+        return found
     listing = list_log(store)
-    limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
-    usable = [each for each in reversed(listing.checkpoints) if all(each.version <= limit for limit in limits)]
-    base = next((loaded[0] for loaded in (_load(store, each) for each in usable) if loaded is not None), None)
-    found = advance(store, base, at)
+    found = _from_checkpoint_of(store, listing, at, below)
     if found is None:
         raise _nothing_to_start_from(store, listing, at)
     expected = listing.newest if at is None else min(at, listing.newest)
     if found.version < expected:
         raise _gap(store, found.version + 1, expected)
     return found
+
+
+def _from_checkpoint_of(store: ObjectStore, listing: LogListing, at: int | None, below: int | None) -> Snapshot | None:
+    """Replay from the newest usable checkpoint listed, and from nothing where the listing reaches back to version 0."""
+    limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
+    usable = [each for each in reversed(listing.checkpoints) if all(each.version <= limit for limit in limits)]
+    base = next((loaded[0] for loaded in (_load(store, each) for each in usable) if loaded is not None), None)
+    return None if base is None and listing.since > 0 else advance(store, base, at)
 
 
 def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | None) -> NotFound | Corrupt:

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.gc.boundary import read_boundary
 from storage_core.log.history import entries
+from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
-from storage_core.log.replay import list_log
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags, tagged
 
@@ -59,7 +59,7 @@ def _moment(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
     try:
         return log.snapshot(timestamp_ms=(moment - _EPOCH) // _MILLISECOND)
     except NotFound:
-        if list_log(log.store).newest < 0:
+        if not log.exists():
             raise  # there is no table at all
         raise NotFound(
             f"nothing is retained from {moment.isoformat()} or before; {_retained(log)}", at=moment, uri=log.store.uri

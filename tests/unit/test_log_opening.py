@@ -319,8 +319,9 @@ def test_refreshing_is_one_get_per_new_version_and_one_more(store: MemoryStore) 
 
 def test_a_checkpoint_is_three_puts_and_a_second_one_changes_nothing(store: MemoryStore) -> None:
     head = log_on(store).snapshot()
-    # The hint twice: whether the state behind the snapshot is the newest, and to replace it. The LIST is of manifests.
-    assert _requests(store, lambda log: log.checkpoint(head)) == {"get": 2, "put": 3, "list": 1}
+    # The hint twice: whether the state behind the snapshot is the newest, and to replace it. The HEAD is of a manifest
+    # that is shared.
+    assert _requests(store, lambda log: log.checkpoint(head)) == {"get": 2, "put": 3, "head": 1}
     before = {info.key: info.etag for info in store.list("")}
     assert not log_on(store).checkpoint(head).written
     assert {info.key: info.etag for info in store.list("")} == before

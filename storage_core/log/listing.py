@@ -1,0 +1,143 @@
+"""What a listing shows of a log: all of it, or what lies near a version or the head, whatever the log's age.
+
+A listing only says where to start. What it shows may be damaged and what it lacks may be there, so nobody concludes
+from one of these alone that a version does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from storage_core.formats.keys import (
+    LOG_PREFIX,
+    STATES_PREFIX,
+    VERSIONS_PREFIX,
+    KeyKind,
+    ParsedKey,
+    near_prefix,
+    parse,
+    state_key,
+    version_key,
+)
+from storage_core.log.hint import Checkpointed, CheckpointKind
+from storage_core.objectstore.contract import ObjectInfo, ObjectStore
+
+SPAN = 1_000
+"""How many versions are near one another: as many as there are keys on a page of a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogListing:
+    """Versions and checkpoints that a listing showed, ascending. May lack what was written while it ran.
+
+    `since` is the first version that was asked for: 0 when nothing of the log was left out.
+    """
+
+    versions: tuple[int, ...]
+    checkpoints: tuple[Checkpointed, ...]
+    since: int = 0
+
+    @staticmethod
+    def of(keys: Iterable[ParsedKey], since: int = 0) -> LogListing:
+        """Return what the keys name. Of two forms of one version the state comes last: it is tried first."""
+        versions, checkpoints = set(), set()
+        for parsed in keys:
+            if parsed.kind is KeyKind.VERSION and parsed.version is not None:
+                versions.add(parsed.version)
+            elif (checkpointed := Checkpointed.at(parsed)) is not None:
+                checkpoints.add(checkpointed)
+        in_order = sorted(checkpoints, key=lambda each: (each.version, each.kind is CheckpointKind.AVRO_STATE))
+        return LogListing(tuple(sorted(versions)), tuple(in_order), since)
+
+    @property
+    def newest(self) -> int:
+        """The highest version of either, -1 when there is none."""
+        return max((*self.versions[-1:], *(each.version for each in self.checkpoints[-1:])), default=-1)
+
+
+def list_log(store: ObjectStore) -> LogListing:
+    """Return the versions and checkpoints that exist. One LIST per 1,000 objects of the log."""
+    return LogListing.of(_parsed(store.list(LOG_PREFIX)))
+
+
+def has_log(store: ObjectStore) -> bool:
+    """Return whether there is any version or checkpoint. One LIST, two where there is no version file."""
+    return any(True for prefix in (VERSIONS_PREFIX, STATES_PREFIX) for _ in _parsed(store.list(prefix)))
+
+
+def list_near(store: ObjectStore, at: int) -> LogListing:
+    """Return checkpoints among the 1,000 versions up to `at`. One LIST where a state is near, four or so where none is.
+
+    By prefixes of digits, as no store promises to list in order.
+    """
+    found, since = _checkpoints_near(store, at, KeyKind.STATE)
+    if not found:
+        found, since = _checkpoints_near(store, at, KeyKind.JSON_CHECKPOINT)
+    return LogListing.of(found, since)
+
+
+def list_head(store: ObjectStore) -> LogListing:
+    """Return the newest versions and checkpoints near them. One LIST when all of the log fits on a page.
+
+    Else another for the states, two more where none are near, and one for the versions per doubling of their number
+    beyond 1,000, or twice that.
+    """
+    first = list(islice(store.list(LOG_PREFIX), SPAN))
+    if len(first) < SPAN:
+        return LogListing.of(_parsed(first))
+    versions, since = _tail(store)
+    newest = max((parsed.version for parsed in versions if parsed.version is not None), default=-1)
+    # Others' states may be newer than any version file, so they are listed to the end.
+    states = store.list(STATES_PREFIX, state_key(newest - SPAN) if newest >= SPAN else None)
+    found = list(_parsed(states))
+    if not found and newest >= 0:
+        found, _ = _checkpoints_near(store, newest, KeyKind.JSON_CHECKPOINT)
+    return LogListing.of([*versions, *found], since)
+
+
+def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[ParsedKey], int]:
+    """Return the checkpoints up to `at` of its 1,000 versions, or of the 1,000 before, and the first version seen."""
+    since = at
+    for since in range(at - at % SPAN, max(-1, at - 2 * SPAN), -SPAN):
+        shown = _parsed(store.list(near_prefix(since, states=kind is KeyKind.STATE)))
+        found = [parsed for parsed in shown if parsed.kind is kind and (parsed.version or 0) <= at]
+        if found:
+            return found, since
+    return [], since
+
+
+def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
+    """Return the version files, and what is named like them, from some version on to the last; and that version.
+
+    Found by galloping, then halving, with a page for each try: what it shows is the new lower end, and one that shows
+    nothing the upper.
+    """
+    since, shown, low, beyond, step = 0, _page(store, -1), -1, None, SPAN
+    while len(shown) == SPAN:
+        low = max(parsed.version or 0 for parsed in shown)
+        while True:
+            tried = low + step if beyond is None else (low + beyond) // 2
+            if beyond is not None and beyond - low <= SPAN:
+                tried = low
+            page = _page(store, tried)
+            if page or tried == low:
+                break
+            beyond = tried
+        if not page:
+            break
+        since, shown, step = tried + 1, page, step * 2
+    return shown, since
+
+
+def _page(store: ObjectStore, after: int) -> list[ParsedKey]:
+    """Up to 1,000 of the version files after one, and of what is named like them: all that there are if fewer."""
+    return list(islice(_parsed(store.list(VERSIONS_PREFIX, version_key(after) if after >= 0 else None)), SPAN))
+
+
+def _parsed(infos: Iterable[ObjectInfo]) -> Iterator[ParsedKey]:
+    for info in infos:
+        parsed = parse(info.key)
+        if parsed is not None and parsed.version is not None:
+            yield parsed
