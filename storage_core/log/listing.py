@@ -63,8 +63,8 @@ def list_log(store: ObjectStore) -> LogListing:
 
 
 def has_log(store: ObjectStore) -> bool:
-    """Return whether there is any version or checkpoint. One LIST, two where there is no version file."""
-    return any(True for prefix in (VERSIONS_PREFIX, STATES_PREFIX) for _ in _parsed(store.list(prefix)))
+    """Return whether there is any version or checkpoint. One LIST, one more per 1,000 manifests that came first."""
+    return any(True for _ in _parsed(store.list(LOG_PREFIX)))
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:

@@ -48,7 +48,7 @@ class TransactionLog:
     ids: Ids = field(default_factory=SystemIds, kw_only=True)
 
     def create(self, metadata: Metadata, *, operation: str = "CREATE TABLE") -> Snapshot:
-        """Create the table as version 0 and return it. Two LIST and one PUT.
+        """Create the table as version 0 and return it. One LIST and one PUT.
 
         Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists here already or the
         schema or configuration cannot be read, `CommitUnknown` when the store did not say.
@@ -71,10 +71,7 @@ class TransactionLog:
         return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
 
     def exists(self) -> bool:
-        """Return whether there is a table here. Version 0 may have been collected, so no one key decides.
-
-        One LIST, two where there is no version file.
-        """
+        """Return whether there is a table here. One LIST: version 0 may have been collected, so no one key decides."""
         return has_log(self.store)
 
     def snapshot(self, *, version: int | None = None, timestamp_ms: int | None = None) -> Snapshot:
