@@ -446,4 +446,4 @@ def test_a_collection_costs_a_pinned_number_of_requests(table: SampleTable) -> N
     run(table, store=metered, horizon_ms=0)
     # One of them to open, two to look for a checkpoint before the retained version, which this young table has none of.
     assert (idle["list"], idle["put"], idle["delete"]) == (4, 0, 0)
-    assert (metered.requests["list"], metered.requests["put"], metered.requests["delete"]) == (7, 2, 1)
+    assert (metered.requests["list"], metered.requests["put"], metered.requests["delete"]) == (8, 2, 1)
