@@ -20,7 +20,7 @@ from storage_core.formats.keys import (
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk
-from storage_core.log.actions import Protocol
+from storage_core.log.actions import is_ours
 from storage_core.log.files import LiveFiles
 from storage_core.log.hint import Checkpointed, read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
@@ -28,8 +28,6 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import ObjectStore
-
-_FEATURE = "tidemark"
 
 # What can be wrong with a log that keeps others' rules: that its reader cannot read it.
 _OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FORMAT})
@@ -68,12 +66,13 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     walk.note_gaps([_version_of(root) for root in roots])
     hinted = read_hint(store)
     head, unreadable = _head(store)
-    is_ours = _is_ours(walk.protocol if head is None else head.protocol)
-    checkpoints = _Checkpoints(store, inventory, walk.sound if is_ours else [])
+    protocol = walk.protocol if head is None else head.protocol
+    ours = protocol is None or is_ours(protocol)
+    checkpoints = _Checkpoints(store, inventory, walk.sound if ours else [])
     for root in roots:
         checkpoints.check(root)
     findings = [*walk.findings, *_manifests(store, inventory), *checkpoints.findings, *_hint(hinted, inventory, roots)]
-    if not is_ours:
+    if not ours:
         findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
     return LogCheck(
         findings=(*findings, *unreadable),
@@ -82,7 +81,7 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
         checkpoints=frozenset(checkpoints.sound),
         head=head,
         newest=max([*inventory.versions(KeyKind.VERSION), *map(_version_of, roots), hinted.version if hinted else -1]),
-        is_ours=is_ours,
+        is_ours=ours,
     )
 
 
@@ -182,10 +181,6 @@ def _head(store: ObjectStore) -> tuple[Snapshot | None, list[Finding]]:
     except DAMAGE as error:
         return None, [damage_of(Kind.TABLE_UNREADABLE, error, store.uri, "a table that opens")]
     return head, []
-
-
-def _is_ours(protocol: Protocol | None) -> bool:
-    return protocol is None or _FEATURE in (protocol.writerFeatures or ())
 
 
 def _manifests(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:

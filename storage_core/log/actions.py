@@ -20,7 +20,7 @@ READER_VERSION = 4
 WRITER_VERSION = 4
 OWN_FEATURE = "tidemark"
 VECTORS_FEATURE = "deletionVectors"
-FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", "tidemark", VECTORS_FEATURE})
+FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", OWN_FEATURE, VECTORS_FEATURE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ def _is_complete(store: ObjectStore, listed: ListedFiles | None) -> bool:
 def _already_there(store: ObjectStore, snapshot: Snapshot) -> CheckpointResult:
     """The state of somebody else, with its own manifests: those are kept, what this call has put is garbage."""
     try:
-        snapshot, _ = load_checkpoint(store, snapshot.version)
+        snapshot = load_checkpoint(store, snapshot.version)
     except Corrupt as error:
         _logger.warning("version %d of %s has a damaged state already: %s", snapshot.version, store.uri, error)
     return CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)

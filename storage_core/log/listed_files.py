@@ -22,11 +22,11 @@ Recover = Callable[[Exception], pa.Table]
 class Part:
     """The entries of one manifest, read when first looked at and kept; what `info` says of them is known without."""
 
-    def __init__(self, info: ManifestInfo, read: Callable[[], pa.Table], *, ours: bool = True) -> None:
-        """Stand for what `read` gives; `ours` tells that the bounds are in the order of the columns' types."""
+    def __init__(self, info: ManifestInfo, read: Callable[[], pa.Table], *, typed_bounds: bool = True) -> None:
+        """Stand for what `read` gives; `typed_bounds` are in the order of the columns' types, others of text."""
         self.info = info
         self._read = read
-        self._ours = ours
+        self._typed_bounds = typed_bounds
         # Plain attributes: before Python 3.12 a `cached_property` lets one thread at a time read, of all parts.
         self._table: pa.Table | None = None
         self._rows: Mapping[str, int] | None = None
@@ -44,7 +44,7 @@ class Part:
         info = self.info
         return ManifestBounds(
             partitions=info.partition_bounds or {},
-            in_order_of_type=self._ours,
+            in_order_of_type=self._typed_bounds,
             windows=info.windows,
             window_seconds=info.window_seconds,
             has_null_window=info.without_window != 0,

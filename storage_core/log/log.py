@@ -12,7 +12,7 @@ from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
-from storage_core.log.actions import Action, Metadata, Protocol
+from storage_core.log.actions import OWN_FEATURE, Action, Metadata, Protocol
 from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
@@ -34,7 +34,7 @@ from storage_core.objectstore.contract import Committed, ObjectStore
 from storage_core.objectstore.create import put_if_absent
 from storage_core.rows.schema import from_schema_string
 
-TABLE_FEATURES = ("avroState", "schemaDeduplication", "tidemark")
+TABLE_FEATURES = ("avroState", "schemaDeduplication", OWN_FEATURE)
 
 _logger = logging.getLogger(__name__)
 

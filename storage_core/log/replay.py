@@ -144,7 +144,7 @@ def _hinted(store: ObjectStore, at: int | None) -> Snapshot | None:
         return None
     loaded = _load(store, hinted)
     # Where states are commits themselves, a newer one may exist that no version file leads to: only a LIST shows it.
-    return loaded[0] if loaded is not None and loaded[1] else None
+    return loaded if loaded is not None and is_ours(loaded.protocol) else None
 
 
 def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
@@ -167,11 +167,10 @@ def _without_state(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, splits=LiveFiles(added={add.path: Added(add, *at) for add, at in every}))
 
 
-def _load(store: ObjectStore, wanted: Checkpointed) -> tuple[Snapshot, bool] | None:
+def _load(store: ObjectStore, wanted: Checkpointed) -> Snapshot | None:
     try:
         if wanted.kind is not CheckpointKind.AVRO_STATE:
-            loaded = load_json_checkpoint(store, wanted.version)
-            return loaded, is_ours(loaded.protocol)
+            return load_json_checkpoint(store, wanted.version)
         return load_checkpoint(store, wanted.version, recovery(store, wanted.version))
     except (NotFound, Corrupt) as error:
         _logger.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
@@ -216,7 +215,7 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, at: int | None,
     """Replay from the newest usable checkpoint listed, and from nothing where the listing reaches back to version 0."""
     limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
     usable = [each for each in reversed(listing.checkpoints) if all(each.version <= limit for limit in limits)]
-    base = next((loaded[0] for loaded in (_load(store, each) for each in usable) if loaded is not None), None)
+    base = next((loaded for loaded in (_load(store, each) for each in usable) if loaded is not None), None)
     return None if base is None and listing.since > 0 else advance(store, base, at)
 
 

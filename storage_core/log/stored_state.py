@@ -21,8 +21,8 @@ from storage_core.log.state import is_own, metadata_of, snapshot_of
 from storage_core.objectstore.contract import ObjectStore
 
 
-def load_checkpoint(store: ObjectStore, version: int, recover: Recover | None = None) -> tuple[Snapshot, bool]:
-    """Return the snapshot that the state of `version` holds, and whether Tidemark wrote it.
+def load_checkpoint(store: ObjectStore, version: int, recover: Recover | None = None) -> Snapshot:
+    """Return the snapshot that the state of `version` holds.
 
     One GET for the state; its manifests are read when somebody looks at them, and when one cannot be, `recover` lists
     the splits instead. Raises `NotFound` without such a state, `Corrupt` when it is damaged.
@@ -32,14 +32,14 @@ def load_checkpoint(store: ObjectStore, version: int, recover: Recover | None = 
     metadata = metadata_of(state, where) or _metadata_elsewhere(store, version)
     listed = ListedFiles(
         version,
-        tuple(Part(info, _reader(store, state, info), ours=is_own(state)) for info in state.manifests),
+        tuple(Part(info, _reader(store, state, info), typed_bounds=is_own(state)) for info in state.manifests),
         frozenset(state.tombstones),
         state.num_files,
         state.total_bytes,
         closed=is_own(state),
         recover=recover,
     )
-    return snapshot_of(state, listed, metadata, where), is_own(state)
+    return snapshot_of(state, listed, metadata, where)
 
 
 def read_state(store: ObjectStore, version: int) -> StateManifest:
