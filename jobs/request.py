@@ -61,7 +61,7 @@ class JobRequest:
     """One run of one job on one table. Fields that a job does not use are ignored by it.
 
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
-    collector's grace period. `run_id` is recorded in the commit. `master` is Spark's master URL.
+    collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL.
     """
 
     table_uri: str
@@ -85,7 +85,7 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--index", help="one index by name (default: every index)")
     result.add_argument("--declaration", help="the tables/*.yaml file that declares the table")
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
-    result.add_argument("--horizon-ms", type=int, help="override of the grace period before an object is deleted")
+    result.add_argument("--horizon-ms", type=int, help="override of the horizon before an object is deleted")
     result.add_argument("--run-id", help="recorded in the commit, to find the run that made it")
     result.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")

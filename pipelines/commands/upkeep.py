@@ -81,7 +81,7 @@ def gc(
     uri: Uri,
     *,
     horizon: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Grace period instead of the table's own, such as 24h or 0s.")
+        str | None, typer.Option(metavar="DURATION", help="Horizon instead of the table's own, such as 24h or 0s.")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,

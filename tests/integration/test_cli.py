@@ -471,7 +471,7 @@ def test_gc_shows_and_then_deletes_what_nothing_needs(events: str, run: Run) -> 
     dry = run("gc", events, "--dry-run", "--json").lines
     assert dry[:-1] == [{"key": orphan, "reason": "orphan_split", "size": 30}]
     assert (dry[-1]["summary"]["status"], dry[-1]["summary"]["candidates"]) == ("planned", 1)
-    assert run("gc", events, "--json").lines[-1]["summary"]["deleted"] == 0  # within its grace period
+    assert run("gc", events, "--json").lines[-1]["summary"]["deleted"] == 0  # within its horizon
     assert path.exists()
     gone = run("gc", events, "--horizon", "0s", "--json").lines
     assert (gone[0]["deleted"], gone[-1]["summary"]["deleted"]) == (True, 1)

@@ -69,7 +69,7 @@ def test_a_fresh_table_has_nothing_to_collect_and_gets_no_plan(table: SampleTabl
     assert table.objects() == before
 
 
-def test_with_grace_zero_the_orphans_go_and_nothing_else(table: SampleTable) -> None:
+def test_with_a_horizon_of_zero_the_orphans_go_and_nothing_else(table: SampleTable) -> None:
     live = table.append(2)
     removed = table.append(1)
     table.replace(removed)
@@ -361,7 +361,7 @@ def test_a_clock_that_runs_ahead_deletes_nothing_early(table: SampleTable, clock
     assert (report.deleted, reasons(report)) == ((), {orphan: Reason.ORPHAN_SPLIT})
 
 
-def test_a_first_sight_by_a_clock_that_is_behind_does_not_shorten_the_grace(table: SampleTable) -> None:
+def test_a_first_sight_by_a_clock_that_is_behind_does_not_shorten_the_horizon(table: SampleTable) -> None:
     table.upload_split()
     collect(table.store, table.log, clock=ManualClock(0))
     assert run(table).deleted == ()
@@ -398,7 +398,7 @@ def test_two_collectors_that_meet_do_not_overwrite_each_others_plan(table: Sampl
         write_plan(table.store, stale, {}, nonce="b")
 
 
-def test_a_damaged_plan_starts_the_grace_period_again(table: SampleTable, clock: ManualClock) -> None:
+def test_a_damaged_plan_starts_the_horizon_again(table: SampleTable, clock: ManualClock) -> None:
     orphan = table.upload_split()
     run(table)
     clock.now += 2 * DAY_MS

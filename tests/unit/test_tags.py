@@ -341,7 +341,7 @@ def test_a_tag_that_is_set_between_the_passes_is_seen_by_the_second(table: Sampl
 
 
 def impatient() -> SampleTable:
-    """A table that grants nothing any grace."""
+    """A table whose horizon is zero."""
     clock = ManualClock()
     config = TableConfig(checkpoint_interval=0, version_retention_ms=RETENTION_MS, gc_horizon_ms=0)
     return SampleTable(MemoryStore("race", clock=clock), clock, config)
@@ -357,7 +357,7 @@ def is_kept(table: SampleTable, target: Snapshot) -> bool:
 
 
 def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version() -> None:
-    """Without any grace: before each single request of the collector somebody tags the version that it drops."""
+    """With a horizon of zero: before each single request of the collector somebody tags the version that it drops."""
     kept = []
     for moment in count():
         table = impatient()
@@ -376,7 +376,7 @@ def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version
 
 
 def test_a_collection_at_any_moment_of_a_tagging_loses_no_tagged_version() -> None:
-    """The other way round: a whole collection without grace before each single request of whoever sets the tag."""
+    """The other way round: a whole such collection before each single request of whoever sets the tag."""
     kept = []
     for moment in count():
         table = impatient()
