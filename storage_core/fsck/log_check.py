@@ -21,8 +21,9 @@ from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk
 from storage_core.log.actions import is_ours
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.files import LiveFiles
-from storage_core.log.hint import Checkpointed, read_hint
+from storage_core.log.hint import read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from storage_core.formats.keys import ParsedKey
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
-from storage_core.log.hint import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.log import TransactionLog
-from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
@@ -43,18 +42,18 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
     Requests: see `retained` and `region_roots`, and one GET per checkpoint. Any read error is raised and ends a sweep.
     """
     kept = retained(log, now_ms=now_ms)
-    checkpoints = {_behind(each) for each in (kept.base, kept.head)} - {None}
+    # By root key: what lists a JSON checkpoint cannot tell whether it is in parts.
+    checkpoints = {each.key: each for each in (kept.base.checkpoint, kept.head.checkpoint) if each is not None}
     region_ids = set(kept.head.merged_generations)
     for parsed in listed:
         if (checkpointed := Checkpointed.at(parsed)) is not None:
-            checkpoints.add(checkpointed)
+            checkpoints.setdefault(checkpointed.key, checkpointed)
         elif parsed.region is not None:
             region_ids.add(parsed.region)
-    newest = sorted(each.version for each in checkpoints if each is not None)[-STATES_KEPT:]
-    known = {each.version for each in checkpoints if each is not None}
+    newest = sorted(each.version for each in checkpoints.values())[-STATES_KEPT:]
+    known = {each.version for each in checkpoints.values()}
     unlisted = {version for version in kept.tagged - known if version < kept.base.version}
-    every = [each for each in checkpoints if each is not None]
-    every += [Checkpointed(version, CheckpointKind.AVRO_STATE) for version in unlisted]
+    every = [*checkpoints.values(), *(Checkpointed(version, CheckpointKind.AVRO_STATE) for version in unlisted)]
     regions = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
     return Roots(
         retained=kept,
@@ -62,15 +61,6 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
         keys=kept.keys | _retained_checkpoints(every, newest, kept) | _named(store, every),
         regions={region: found for region, found in regions.items() if found is not None},
     )
-
-
-def _behind(snapshot: Snapshot) -> Checkpointed | None:
-    """The checkpoint that the snapshot was opened from."""
-    if snapshot.checkpoint_version is None:
-        return None
-    listed = snapshot.splits.listed
-    kind = CheckpointKind.JSON if listed is None else CheckpointKind.AVRO_STATE
-    return Checkpointed(snapshot.checkpoint_version, kind)
 
 
 def _retained_checkpoints(every: Iterable[Checkpointed], newest: Sequence[int], kept: Retained) -> frozenset[str]:

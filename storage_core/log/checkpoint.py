@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.config import CheckpointFormat
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import (
     Compression,
@@ -23,9 +22,10 @@ from storage_core.formats.avro_state import (
     encode_state,
 )
 from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.file_columns import entries_of
 from storage_core.log.files import LiveFiles
-from storage_core.log.hint import CheckpointHint, CheckpointKind, advance_hint
+from storage_core.log.hint import CheckpointHint, advance_hint
 from storage_core.log.json_checkpoint import write_json_checkpoint
 from storage_core.log.listed_files import ListedFiles, Part, Recover
 from storage_core.log.schema_registry import renames, renormalized
@@ -38,12 +38,6 @@ from storage_core.objectstore.create import create_derived
 from storage_core.objectstore.reading import missing
 
 _logger = logging.getLogger(__name__)
-
-_KINDS: Mapping[CheckpointFormat, CheckpointKind] = {
-    "avro": CheckpointKind.AVRO_STATE,
-    "json": CheckpointKind.JSON,
-    "json-multipart": CheckpointKind.JSON_MULTIPART,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +70,16 @@ def write_checkpoint(
     one PUT for the hint. `recover` is what the returned snapshot falls back to. Raises `CommitUnknown` or `Unavailable`
     when the store does not say; calling again is safe.
     """
-    kind = _KINDS[snapshot.config.checkpoint_format]
+    wanted = Checkpointed.in_format(snapshot.version, snapshot.config.checkpoint_format)
     if snapshot.checkpoint_version == snapshot.version:
         result = CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
-    elif kind is CheckpointKind.AVRO_STATE:
+    elif wanted.kind is CheckpointKind.AVRO_STATE:
         result = _write_state(store, snapshot, compact=compact, recover=recover)
     else:
-        result = _write_json(store, snapshot, in_parts=kind is CheckpointKind.JSON_MULTIPART)
+        result = _write_json(store, snapshot, wanted)
     hint = CheckpointHint(
         version=snapshot.version,
-        kind=kind,
+        kind=wanted.kind,
         actions=result.files + len(snapshot.segments) + len(snapshot.txns),
         size_bytes=result.bytes,
         files=result.files,
@@ -103,9 +97,10 @@ def _planned(snapshot: Snapshot, *, compact: bool) -> Layout:
         return layout(snapshot.splits, snapshot.metadata.partitionColumns, compact=True)
 
 
-def _write_json(store: ObjectStore, snapshot: Snapshot, *, in_parts: bool) -> CheckpointResult:
+def _write_json(store: ObjectStore, snapshot: Snapshot, wanted: Checkpointed) -> CheckpointResult:
+    in_parts = wanted.kind is CheckpointKind.JSON_MULTIPART
     size, written = write_json_checkpoint(store, snapshot, in_parts=in_parts)
-    after = replace(snapshot, checkpoint_version=snapshot.version)
+    after = replace(snapshot, checkpoint=wanted)
     return CheckpointResult(snapshot.version, len(snapshot.splits), size if written else 0, written, after)
 
 
@@ -133,7 +128,8 @@ def _write_state(store: ObjectStore, snapshot: Snapshot, *, compact: bool, recov
         return _already_there(store, snapshot)
     _logger.info("checkpoint of %s at version %d: %d files, %d bytes", store.uri, snapshot.version, files, size)
     listed = ListedFiles(snapshot.version, parts, planned.tombstones, files, listing.bytes, recover=recover)
-    after = replace(snapshot, splits=LiveFiles(listed), checkpoint_version=snapshot.version)
+    behind = Checkpointed(snapshot.version, CheckpointKind.AVRO_STATE)
+    after = replace(snapshot, splits=LiveFiles(listed), checkpoint=behind)
     return CheckpointResult(snapshot.version, files, size, written=True, snapshot=after)
 
 

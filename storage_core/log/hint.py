@@ -10,46 +10,16 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from storage_core.errors import NotFound
-from storage_core.formats.keys import KeyKind, ParsedKey, json_checkpoint_key, last_checkpoint_key, state_key
+from storage_core.formats.keys import last_checkpoint_key
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore
 from storage_core.objectstore.reading import exists
 
 _ATTEMPTS = 5
 
 _logger = logging.getLogger(__name__)
-
-
-class CheckpointKind(StrEnum):
-    """In which form a version is checkpointed, as the hint spells it."""
-
-    AVRO_STATE = "avro-state"
-    JSON = "json"
-    JSON_MULTIPART = "json-multipart"
-
-
-_KINDS = {KeyKind.STATE: CheckpointKind.AVRO_STATE, KeyKind.JSON_CHECKPOINT: CheckpointKind.JSON}
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpointed:
-    """A version that is checkpointed, and in which form."""
-
-    version: int
-    kind: CheckpointKind
-
-    @staticmethod
-    def at(parsed: ParsedKey) -> Checkpointed | None:
-        """Return the checkpoint whose root lies at a key; None when no root does. In parts or not, JSON is `JSON`."""
-        kind = _KINDS.get(parsed.kind)
-        return None if kind is None or parsed.version is None else Checkpointed(parsed.version, kind)
-
-    @property
-    def key(self) -> str:
-        """The key of the checkpoint's root, which is put last."""
-        return state_key(self.version) if self.kind is CheckpointKind.AVRO_STATE else json_checkpoint_key(self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from storage_core.formats.keys import (
     parse,
 )
 from storage_core.log.actions import Action, Add, CommitInfo
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder
@@ -72,9 +73,10 @@ def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
     key = json_checkpoint_key(version)
     data = store.get(key).data
     parts = part_keys(data, key)
+    kind = CheckpointKind.JSON if parts is None else CheckpointKind.JSON_MULTIPART
     actions = decode_version(data, key) if parts is None else [each for part in parts for each in _part(store, part)]
     try:
-        return _snapshot(version, actions)
+        return _snapshot(Checkpointed(version, kind), actions)
     except Corrupt as error:
         raise Corrupt(f"{key}: {error}", key=key) from error
 
@@ -116,9 +118,9 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
     yield from ordered
 
 
-def _snapshot(version: int, actions: Sequence[Action]) -> Snapshot:
-    builder = SnapshotBuilder.at_checkpoint(version)
-    builder.apply(version, actions)
+def _snapshot(checkpoint: Checkpointed, actions: Sequence[Action]) -> Snapshot:
+    builder = SnapshotBuilder.at_checkpoint(checkpoint)
+    builder.apply(checkpoint.version, actions)
     found = builder.build()
     info = commit_info(actions)
     runs = info.metrics.get(_ADDED_AT) if info is not None else None

@@ -21,7 +21,7 @@ from storage_core.formats.keys import (
     state_key,
     version_key,
 )
-from storage_core.log.hint import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 
 SPAN = 1_000

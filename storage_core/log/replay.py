@@ -14,9 +14,10 @@ import pyarrow as pa
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
 from storage_core.formats.keys import VERSIONS_PREFIX, KeyKind, parse, state_key, version_key
 from storage_core.log.actions import Action, is_ours
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.codec import decode_numbered
 from storage_core.log.files import Added, LiveFiles
-from storage_core.log.hint import Checkpointed, CheckpointKind, read_hint
+from storage_core.log.hint import read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.listed_files import Recover
 from storage_core.log.listing import LogListing, list_head, list_log, list_near
@@ -153,10 +154,13 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     A new state shares the manifests of the one behind it, and only of the newest it is certain that the collector keeps
     them. One GET; where the hint names another checkpoint than is behind the snapshot, those of `open_version` more.
     """
-    hinted = read_hint(store)
-    if hinted is not None and (hinted.version == snapshot.checkpoint_version or hinted.version > snapshot.version):
-        return snapshot if hinted.version == snapshot.checkpoint_version else _without_state(snapshot)
-    if hinted is None and snapshot.splits.listed is None:
+    hinted, listed = read_hint(store), snapshot.splits.listed
+    if hinted is not None and hinted.version > snapshot.version:
+        return _without_state(snapshot)
+    # A JSON checkpoint leaves the list as it is, of an older state, which the collector need not keep.
+    if hinted == snapshot.checkpoint and (listed is None or (hinted is not None and listed.version == hinted.version)):
+        return snapshot
+    if hinted is None and listed is None:
         return snapshot
     return open_version(store, snapshot.version)
 

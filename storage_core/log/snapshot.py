@@ -32,6 +32,7 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import commit_info
 from storage_core.log.files import FilesBuilder, LiveFiles
 from storage_core.rows.schema import from_schema_string
@@ -44,8 +45,8 @@ class Snapshot:
     `timestamp` is the commit time in ms. `splits` are the live splits by path, in no order, kept in columns: see
     `LiveFiles`. `txns` maps appId to the highest recorded version, `fences` a resource to its highest token,
     `merged_generations` a region to its last merged generation, `segments` and `mergeskips` paths to their action.
-    `checkpoint_version` is the state that loading started from or that was written since, None without one; it is
-    no part of equality. Not slotted: `schema` and `config` are parsed once per snapshot.
+    `checkpoint` is the one that loading started from or that was written since, None without one; it is no part of
+    equality. Not slotted: `schema` and `config` are parsed once per snapshot.
     """
 
     version: int
@@ -58,7 +59,12 @@ class Snapshot:
     merged_generations: Mapping[str, int] = field(default_factory=dict)
     segments: Mapping[str, IndexSegment] = field(default_factory=dict)
     mergeskips: Mapping[str, MergeSkip] = field(default_factory=dict)
-    checkpoint_version: int | None = field(default=None, compare=False)
+    checkpoint: Checkpointed | None = field(default=None, compare=False)
+
+    @property
+    def checkpoint_version(self) -> int | None:
+        """The version of the checkpoint behind the snapshot, None without one."""
+        return None if self.checkpoint is None else self.checkpoint.version
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -111,14 +117,14 @@ class SnapshotBuilder:
         self._generations: dict[str, int] = dict(base.merged_generations) if base else {}
         self._segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
         self._mergeskips: dict[str, MergeSkip] = dict(base.mergeskips) if base else {}
-        self._checkpoint_version = base.checkpoint_version if base else None
+        self._checkpoint = base.checkpoint if base else None
 
     @staticmethod
-    def at_checkpoint(version: int) -> SnapshotBuilder:
-        """Return a builder whose next version is a checkpoint of `version`: all that the table then holds."""
+    def at_checkpoint(checkpoint: Checkpointed) -> SnapshotBuilder:
+        """Return a builder whose next version is that of the checkpoint: all that the table then holds."""
         builder = SnapshotBuilder()
-        builder.version = version - 1
-        builder._checkpoint_version = version  # its own class
+        builder.version = checkpoint.version - 1
+        builder._checkpoint = checkpoint  # its own class
         return builder
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:
@@ -157,7 +163,7 @@ class SnapshotBuilder:
             merged_generations=self._generations,
             segments=self._segments,
             mergeskips=self._mergeskips,
-            checkpoint_version=self._checkpoint_version,
+            checkpoint=self._checkpoint,
         )
 
     def _apply_action(self, version: int, action: Action) -> None:

@@ -28,6 +28,7 @@ from storage_core.log.actions import (
     Txn,
     from_json_object,
 )
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.codec import decode_line, encode_line
 from storage_core.log.file_columns import bounds_of
 from storage_core.log.files import LiveFiles
@@ -110,7 +111,7 @@ def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, w
         },
         segments={action.path: action for action in actions if isinstance(action, IndexSegment)},
         mergeskips={action.path: action for action in actions if isinstance(action, MergeSkip)},
-        checkpoint_version=state.state_version,
+        checkpoint=Checkpointed(state.state_version, CheckpointKind.AVRO_STATE),
     )
 
 

@@ -10,9 +10,9 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import ManifestInfo, StateManifest, content_id, decode_entries, decode_state
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, manifest_key, parse, state_key, version_key
 from storage_core.log.actions import Metadata
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.codec import decode_numbered
 from storage_core.log.file_columns import conform
-from storage_core.log.hint import Checkpointed, CheckpointKind
 from storage_core.log.json_checkpoint import part_keys
 from storage_core.log.listed_files import ListedFiles, Part, Recover
 from storage_core.log.safe_path import is_safe_path

@@ -26,8 +26,8 @@ from storage_core.errors import (
     Unsupported,
 )
 from storage_core.formats.keys import tags_key, validate_tag_name
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.conflicts import require_writable
-from storage_core.log.hint import Checkpointed, CheckpointKind
 from storage_core.log.log import TransactionLog
 from storage_core.log.restore import Doomed, objects_of, replaced, require_kept
 from storage_core.log.snapshot import Snapshot
@@ -174,9 +174,9 @@ def _needed(log: TransactionLog, target: Snapshot, doomed: Doomed) -> list[str]:
 
 def _checkpoint_keys(store: ObjectStore, version: int) -> list[str]:
     """The objects that the version can be opened from without any version file."""
-    both = [Checkpointed(version, kind) for kind in (CheckpointKind.AVRO_STATE, CheckpointKind.JSON)]
     try:
-        found = [key for each in both if exists(store, each.key) for key in (each.key, *named_keys(store, each))]
+        forms = [each for each in Checkpointed.forms(version) if exists(store, each.key)]
+        found = [key for each in forms for key in (each.key, *named_keys(store, each))]
     except NotFound:
         found = []
     if not found:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import count
 from typing import Literal
 
 import pytest
 
-from storage_core.config import TableConfig
+from storage_core.config import HOUR_MS, CheckpointFormat, TableConfig
 from storage_core.errors import Corrupt
-from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, version_key
+from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, state_key, version_key
 from storage_core.gc.collect import collect
 from storage_core.log import json_checkpoint
 from storage_core.log.actions import Action, Fence, MergedGenerations, Protocol, Txn
 from storage_core.log.codec import encode_line, encode_version
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, Overwrite
+from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
+from storage_core.testkit.meanwhile import Meanwhile
 
 Form = Literal["json", "json-multipart"]
 FORMS: tuple[Form, ...] = ("json", "json-multipart")
@@ -136,3 +141,42 @@ def test_old_json_checkpoints_and_their_parts_are_collected_and_the_newest_two_s
     assert {each.version for each in found if each.kind is KeyKind.JSON_CHECKPOINT} == {4, 5}
     assert {each.version for each in found if each.kind is KeyKind.JSON_CHECKPOINT_PART} == {4, 5}
     assert len(log.snapshot().splits) == 5
+
+
+def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_knows() -> None:
+    """An Avro state outlived by JSON checkpoints; its manifests go before each single request of the next state."""
+    for moment in count():
+        clock = ManualClock()
+        store = MemoryStore("t", clock=clock)
+        log = log_on(store, clock=clock)
+        head = log.create(metadata(_brief("avro")))
+        head = log.commit(head, [split(f"a{number:03}") for number in range(40)], operation="X").snapshot
+        state = log.checkpoint(head).version
+        manifests = manifest_keys(read_state(store, state))
+        head = log.commit(log.snapshot(), [metadata(_brief("json"))], operation="X").snapshot
+        for number in range(3):
+            head = log.checkpoint(log.commit(head, [split(f"b{number}")], operation="X").snapshot).snapshot
+        head = log.commit(head, [metadata(_brief("avro"))], operation="X").snapshot
+        while state_key(state) in _keys(store):
+            collect(store, log, clock=clock)
+            clock.now += 2 * HOUR_MS
+        collect(store, log, clock=clock)
+        assert set(manifests) <= _keys(store), "nobody needs them any more, and the next collection takes them"
+        clock.now += 2 * HOUR_MS
+        meanwhile = Meanwhile(moment, partial(collect, store, log, clock=clock))
+        log_on(FaultStore(store, watch=meanwhile), clock=clock).checkpoint(head)
+        assert set(manifest_keys(read_state(store, head.version))) <= _keys(store)
+        assert len(log.snapshot().splits.values()) == 43
+        if not meanwhile.acted:
+            break
+        assert not set(manifests) & _keys(store)
+
+
+def _brief(form: CheckpointFormat) -> TableConfig:
+    return TableConfig(
+        checkpoint_interval=0, checkpoint_format=form, version_retention_ms=0, gc_horizon_ms=HOUR_MS, indexes=(INDEX,)
+    )
+
+
+def _keys(store: ObjectStore) -> set[str]:
+    return {info.key for info in store.list("")}
