@@ -17,16 +17,17 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.lineage import MergedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The part of the log that stays as it is: version files, checkpoints (root keys), the snapshots they lead to."""
+    """The part of the log that stays as it is: version files, checkpoints, the snapshots they lead to."""
 
     versions: tuple[int, ...]
-    checkpoints: tuple[str, ...]
+    checkpoints: tuple[Checkpointed, ...]
     oldest: Snapshot
     snapshot: Snapshot
 

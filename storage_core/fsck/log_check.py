@@ -10,24 +10,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from storage_core.formats.avro_state import content_id
-from storage_core.formats.keys import (
-    KeyKind,
-    last_checkpoint_key,
-    manifest_key,
-    parse,
-    state_key,
-)
+from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key, parse
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk
 from storage_core.log.actions import is_ours
-from storage_core.log.checkpointed import Checkpointed
+from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.files import LiveFiles
 from storage_core.log.hint import read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
 # What can be wrong with a log that keeps others' rules: that its reader cannot read it.
@@ -36,7 +30,7 @@ _OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheck:
-    """What is wrong with the log, and what of it is sound: version files, checkpoints (by root key), the head.
+    """What is wrong with the log, and what of it is sound: version files, checkpoints, the head.
 
     `in_time` are all commits that read, in their order, also those whose files lie in another's place. `newest` is the
     highest version that any key or the hint speaks of, -1 without one. `is_ours` tells that the log keeps all rules of
@@ -46,7 +40,7 @@ class LogCheck:
     findings: tuple[Finding, ...]
     versions: frozenset[int]
     in_time: tuple[ReadVersion, ...]
-    checkpoints: frozenset[str]
+    checkpoints: frozenset[Checkpointed]
     head: Snapshot | None
     newest: int
     is_ours: bool
@@ -62,17 +56,18 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     walk = VersionWalk(store)
     for version in inventory.versions(KeyKind.VERSION):
         walk.read(version)
-    roots = checkpoint_roots(inventory)
+    found = checkpoints_in(inventory)
     walk.note_order()
-    walk.note_gaps([_version_of(root) for root in roots])
+    walk.note_gaps([each.version for each in found])
     hinted = read_hint(store)
     head, unreadable = _head(store)
+    known = [*inventory.versions(KeyKind.VERSION), *(each.version for each in (*found, hinted) if each is not None)]
     protocol = walk.protocol if head is None else head.protocol
     ours = protocol is None or is_ours(protocol)
     checkpoints = _Checkpoints(store, inventory, walk.sound if ours else [])
-    for root in roots:
-        checkpoints.check(root)
-    findings = [*walk.findings, *_manifests(store, inventory), *checkpoints.findings, *_hint(hinted, inventory, roots)]
+    for each in found:
+        checkpoints.check(each)
+    findings = [*walk.findings, *_manifests(store, inventory), *checkpoints.findings, *_hint(hinted, inventory, found)]
     if not ours:
         findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
     return LogCheck(
@@ -81,19 +76,20 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
         in_time=tuple(walk.in_time()),
         checkpoints=frozenset(checkpoints.sound),
         head=head,
-        newest=max([*inventory.versions(KeyKind.VERSION), *map(_version_of, roots), hinted.version if hinted else -1]),
+        newest=max(known, default=-1),
         is_ours=ours,
     )
 
 
-def checkpoint_roots(inventory: Inventory) -> list[str]:
-    """Return the root keys of all checkpoints, Avro states and JSON ones, by version."""
-    roots = [*inventory.of(KeyKind.STATE), *inventory.of(KeyKind.JSON_CHECKPOINT)]
-    return [each.key for each in sorted(roots, key=lambda each: (each.version or 0, each.key))]
+def checkpoints_in(inventory: Inventory) -> list[Checkpointed]:
+    """Return all checkpoints, Avro states and JSON ones, by version; in parts or not, JSON is `JSON`."""
+    found = [each for parsed in inventory.parsed.values() if (each := Checkpointed.at(parsed)) is not None]
+    return sorted(found, key=lambda each: (each.version, each.key))
 
 
-def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: Collection[str]) -> PartOfStore:
+def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: Collection[Checkpointed]) -> PartOfStore:
     """Return the store as if only these version files and checkpoints existed, every part of those, and no hint."""
+    roots = {each.key for each in checkpoints}
 
     def shows(key: str) -> bool:
         parsed = parse(key)
@@ -105,7 +101,7 @@ def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: C
             case KeyKind.VERSION:
                 return parsed.version in versions
             case _:
-                return key in checkpoints
+                return key in roots
 
     return PartOfStore(store, shows)
 
@@ -133,34 +129,33 @@ class _Checkpoints:
     inventory: Inventory
     versions: list[int]
     findings: list[Finding] = field(default_factory=list)
-    sound: list[str] = field(default_factory=list)
+    sound: list[Checkpointed] = field(default_factory=list)
 
-    def check(self, root: str) -> None:
-        version = _version_of(root)
+    def check(self, checkpoint: Checkpointed) -> None:
         try:
-            found = self._load(root, version)
+            found = self._load(checkpoint)
             _ = dict(found.splits)  # manifests are read when somebody looks
-            wrong = self._against_versions(version, found)
+            wrong = self._against_versions(checkpoint.version, found)
         except DAMAGE as error:
-            self.findings.append(damage_of(Kind.STATE_DAMAGED, error, root, "a readable checkpoint"))
+            self.findings.append(damage_of(Kind.STATE_DAMAGED, error, checkpoint.key, "a readable checkpoint"))
             return
         if wrong:
-            self._add(Kind.STATE_DISAGREES, root, "what the version files say", f"other {', '.join(wrong)}")
+            self._add(Kind.STATE_DISAGREES, checkpoint.key, "what the version files say", f"other {', '.join(wrong)}")
         else:
-            self.sound.append(root)
+            self.sound.append(checkpoint)
 
-    def _load(self, root: str, version: int) -> Snapshot:
-        if root != state_key(version):
-            return load_json_checkpoint(self.store, version)
-        for each in manifest_keys(read_state(self.store, version)):
+    def _load(self, checkpoint: Checkpointed) -> Snapshot:
+        if checkpoint.kind is not CheckpointKind.AVRO_STATE:
+            return load_json_checkpoint(self.store, checkpoint.version)
+        for each in named_keys(self.store, checkpoint):
             if each not in self.inventory.objects:
-                self._add(Kind.MANIFEST_DAMAGED, each, f"the manifest that {root} names", "nothing")
-        view = part_of_log(self.store, versions=(), checkpoints=(root,))
-        return TransactionLog(view).snapshot(version=version)
+                self._add(Kind.MANIFEST_DAMAGED, each, f"the manifest that {checkpoint.key} names", "nothing")
+        view = part_of_log(self.store, versions=(), checkpoints=(checkpoint,))
+        return TransactionLog(view).snapshot(version=checkpoint.version)
 
     def _against_versions(self, version: int, found: Snapshot) -> list[str]:
         before = self.sound[-1:]
-        behind = set(range(_version_of(before[0]) + 1 if before else 0, version + 1))
+        behind = set(range(before[0].version + 1 if before else 0, version + 1))
         if not behind <= set(self.versions):
             return []
         view = part_of_log(self.store, versions=behind, checkpoints=before)
@@ -196,9 +191,9 @@ def _manifests(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
             yield Finding(kind=Kind.MANIFEST_DAMAGED, key=parsed.key, expected=expected, found=found)
 
 
-def _hint(hinted: Checkpointed | None, inventory: Inventory, roots: list[str]) -> Iterator[Finding]:
+def _hint(hinted: Checkpointed | None, inventory: Inventory, checkpoints: list[Checkpointed]) -> Iterator[Finding]:
     key = last_checkpoint_key()
-    newest = _version_of(roots[-1]) if roots else None
+    newest = checkpoints[-1].version if checkpoints else None
     if key not in inventory.objects:
         if newest is not None:
             yield Finding(kind=Kind.HINT_STALE, key=key, expected=f"version {newest}", found="nothing")
@@ -209,8 +204,3 @@ def _hint(hinted: Checkpointed | None, inventory: Inventory, roots: list[str]) -
         yield Finding(kind=Kind.HINT_AHEAD, key=key, expected="a checkpoint that exists", found=hinted.key)
     elif newest is not None and hinted.version < newest:
         yield Finding(kind=Kind.HINT_STALE, key=key, expected=f"version {newest}", found=f"version {hinted.version}")
-
-
-def _version_of(root: str) -> int:
-    parsed = parse(root)
-    return -1 if parsed is None or parsed.version is None else parsed.version

@@ -14,7 +14,7 @@ from functools import partial
 from storage_core.clock import Clock
 from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, NotFound
-from storage_core.formats.keys import KeyKind, parse, state_key, tags_key, version_key
+from storage_core.formats.keys import KeyKind, tags_key, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import Inventory, take_inventory
 from storage_core.fsck.known_log import Kept, Rewrite
@@ -30,12 +30,12 @@ from storage_core.gc.protection import doomed
 from storage_core.ids import Ids
 from storage_core.ingest.quarantine import read_entry
 from storage_core.log.actions import Action, Add, Fence, MergedGenerations, Remove, RemoveIndexSegment, Txn
-from storage_core.log.json_checkpoint import part_keys
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.log.stored_state import named_keys
 from storage_core.log.tags import Tag, read_tags, set_tag
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
@@ -102,7 +102,7 @@ class _Repair:
         regions = read_regions(self.source, self.inventory)
         found = salvage(self.source, self.inventory, check, regions)
         tags = self._tags()
-        tagged = self._tagged_roots(tags, found, check.checkpoints)
+        tagged = self._tagged(tags, found, check.checkpoints)
         base = self._base(found, tagged)
         records = self._regions(found, regions)
         for parsed in self.inventory.of(KeyKind.QUARANTINE):
@@ -127,7 +127,7 @@ class _Repair:
 
     # --- the base
 
-    def _base(self, found: Salvage, tagged: list[str]) -> dict[str, Add]:
+    def _base(self, found: Salvage, tagged: list[Checkpointed]) -> dict[str, Add]:
         """Bring the splits and segments over and return the live ones; what older versions name comes where it can."""
         base = {path: add for path, add in found.splits.items() if self.transfer.place(add)}
         missing = {path: add for path, add in found.splits.items() if path not in base}
@@ -169,9 +169,9 @@ class _Repair:
             for version in found.lost_versions
         ]
 
-    def _splits_of(self, roots: list[str]) -> Iterator[Add]:
-        for root in roots:
-            view = part_of_log(self.source, versions=(), checkpoints=(root,))
+    def _splits_of(self, checkpoints: list[Checkpointed]) -> Iterator[Add]:
+        for each in checkpoints:
+            view = part_of_log(self.source, versions=(), checkpoints=(each,))
             yield from TransactionLog(view).snapshot().splits.values()
 
     # --- the regions
@@ -198,7 +198,7 @@ class _Repair:
 
     # --- the log
 
-    def _log(self, found: Salvage, base: dict[str, Add], tagged: list[str]) -> int:
+    def _log(self, found: Salvage, base: dict[str, Add], tagged: list[Checkpointed]) -> int:
         """Write the log: what is kept, then one commit that makes the base what it is. Return the newest version."""
         kept = found.kept
         if kept is not None:
@@ -221,20 +221,12 @@ class _Repair:
             advance_boundary(self.target, first, nonce=self.ids.uuid())
         return head.version
 
-    def _copy_log(self, kept: Kept, tagged: list[str]) -> None:
-        for root in [*kept.checkpoints, *tagged]:
-            for key in self._parts_of(root):
+    def _copy_log(self, kept: Kept, tagged: list[Checkpointed]) -> None:
+        for each in [*kept.checkpoints, *tagged]:
+            for key in (*named_keys(self.source, each), each.key):
                 self.transfer.copy(key)
-            self.transfer.copy(root)
         for version in kept.versions:
             self.transfer.copy(version_key(version))
-
-    def _parts_of(self, root: str) -> tuple[str, ...]:
-        parsed = parse(root)
-        version = 0 if parsed is None or parsed.version is None else parsed.version
-        if root == state_key(version):
-            return manifest_keys(read_state(self.source, version))
-        return part_keys(self.source.get(root).data, root) or ()
 
     def _actions(self, found: Salvage, base: dict[str, Add], head: Snapshot) -> list[Action]:
         now_ms = self.clock.now_ms()
@@ -273,13 +265,12 @@ class _Repair:
             self.transfer.lost.append(Lost(key=tags_key(), reason=str(error)))
             return []
 
-    def _tagged_roots(self, tags: list[Tag], found: Salvage, sound: frozenset[str]) -> list[str]:
+    def _tagged(self, tags: list[Tag], found: Salvage, sound: frozenset[Checkpointed]) -> list[Checkpointed]:
         """The checkpoints that tags keep below the kept versions: each opens its own version and nothing else."""
         if found.kept is None:
             return []
         versions = {each.version for each in tags if each.version < found.kept.first}
-        parsed = {root: parse(root) for root in sound}
-        return sorted(root for root, each in parsed.items() if each is not None and each.version in versions)
+        return sorted((each for each in sound if each.version in versions), key=lambda each: each.key)
 
     def _set_tags(self, tags: list[Tag]) -> None:
         if self.target is None:

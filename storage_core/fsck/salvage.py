@@ -16,7 +16,7 @@ from storage_core.fsck.found_split import FoundSplit, read_found
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.known_log import Kept, KnownLog, Rewrite
 from storage_core.fsck.lineage_replay import Choice, choose
-from storage_core.fsck.log_check import LogCheck, checkpoint_roots, part_of_log
+from storage_core.fsck.log_check import LogCheck, checkpoints_in, part_of_log
 from storage_core.fsck.overtaken import overtaken
 from storage_core.fsck.region_salvage import RegionSalvage
 from storage_core.fsck.report import DAMAGE, Kind
@@ -155,18 +155,19 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
 
 def _kept(store: ObjectStore, check: LogCheck) -> Kept | None:
     """The stretch that reaches furthest, from as early a start as leads there; so it ends in the head if that opens."""
-    at = {root: version for root in check.checkpoints if (version := _version_of(root)) is not None}
-    reached = [(_reach(base, check.versions), base) for base in {-1, *at.values()}]
+    bases = {-1, *(each.version for each in check.checkpoints)}
+    reached = [(_reach(base, check.versions), base) for base in bases]
     for furthest, base in sorted(reached, key=lambda each: (-each[0], each[1])):
-        if furthest >= 0 and (found := _opened(store, check, at, (base, furthest))) is not None:
+        if furthest >= 0 and (found := _opened(store, check, (base, furthest))) is not None:
             return found
     return None
 
 
-def _opened(store: ObjectStore, check: LogCheck, at: Mapping[str, int], stretch: tuple[int, int]) -> Kept | None:
+def _opened(store: ObjectStore, check: LogCheck, stretch: tuple[int, int]) -> Kept | None:
     first, last = max(stretch[0], 0), stretch[1]
     versions = tuple(version for version in sorted(check.versions) if first <= version <= last)
-    checkpoints = tuple(root for root, version in sorted(at.items()) if first <= version <= last)
+    within = [each for each in check.checkpoints if first <= each.version <= last]
+    checkpoints = tuple(sorted(within, key=lambda each: each.key))
     view = part_of_log(store, versions=versions, checkpoints=checkpoints)
     try:
         snapshot, oldest = TransactionLog(view).snapshot(), TransactionLog(view).snapshot(version=first)
@@ -187,12 +188,13 @@ def _reach(base: int, versions: frozenset[int]) -> int:
 def _lost_versions(inventory: Inventory, check: LogCheck, kept: Kept | None) -> tuple[int, ...]:
     """The versions that existed as far as anybody knows, and that cannot be opened any more."""
     bad = (Kind.VERSION_DAMAGED, Kind.VERSION_MISSING, Kind.TIME_GOES_BACK)
-    known = {_version_of(each.key) for each in check.findings if each.kind in bad}
-    known |= {*inventory.versions(KeyKind.VERSION), *map(_version_of, checkpoint_roots(inventory))}
-    known -= {_version_of(root) for root in check.checkpoints}
+    wrong = [parse(each.key) for each in check.findings if each.kind in bad]
+    known = {each.version for each in wrong if each is not None and each.version is not None}
+    known |= {*inventory.versions(KeyKind.VERSION), *(each.version for each in checkpoints_in(inventory))}
+    known -= {each.version for each in check.checkpoints}
     if kept is not None:
         known -= set(range(kept.first, kept.snapshot.version + 1))
-    return tuple(sorted(version for version in known if version is not None))
+    return tuple(sorted(known))
 
 
 def _found(
@@ -254,8 +256,3 @@ def _collected(store: ObjectStore, inventory: Inventory) -> list[str]:
 
 def _actions(store: ObjectStore, version: int) -> list[Action]:
     return decode_version(store.get(version_key(version)).data, version_key(version))
-
-
-def _version_of(key: str) -> int | None:
-    parsed = parse(key)
-    return None if parsed is None else parsed.version
