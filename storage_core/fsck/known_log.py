@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage_core.fsck.lineage_replay import Evidence
 from storage_core.log.actions import (
     Action,
     Add,
-    Fence,
     IndexSegment,
     MergedGenerations,
     Metadata,
     Remove,
-    RemoveIndexSegment,
-    Txn,
 )
 from storage_core.log.checkpointed import Checkpointed
+from storage_core.log.progress import Progress
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.lineage import MergedRange
 
@@ -48,8 +46,8 @@ class Rewrite:
 class KnownLog:
     """The kept part of the log, and every readable action behind it, whatever is missing in between.
 
-    `live`, `gone` and `named` are splits: live after all of it, removed, and named by any of it. The progress is that
-    of the later versions only (`txns`, `fences`), or of all (`merged`). `read_versions` are those that were read.
+    `live`, `gone` and `named` are splits: live after all of it, removed, and named by any of it. Transactions and
+    fences in `progress` are those of the later versions only. `read_versions` are those that were read.
     """
 
     def __init__(self, kept: Kept | None) -> None:
@@ -59,11 +57,8 @@ class KnownLog:
         self.named: dict[str, Add] = self.live | (dict(kept.oldest.splits) if kept else {})
         self.gone: set[str] = set()
         self._added_at = {path: base.splits.added_at(path)[0] for path in self.live} if base else {}
-        self.segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
-        self.txns: dict[str, int] = {}
-        self.fences: dict[str, int] = {}
-        self.merged: dict[str, int] = dict(base.merged_generations) if base else {}
-        self.named_segments = self.segments | (dict(kept.oldest.segments) if kept else {})
+        self.progress = replace(base.progress, txns={}, fences={}) if base else Progress()
+        self.named_segments = self.progress.segments | (dict(kept.oldest.segments) if kept else {})
         self.rewrites: list[Rewrite] = []
         self.read_versions: set[int] = set()
         self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
@@ -131,25 +126,23 @@ class KnownLog:
         match action:
             case Metadata():
                 self.metadata = action
-            case Txn():
-                self.txns[action.appId] = max(action.version, self.txns.get(action.appId, action.version))
-            case Fence():
-                self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
             case MergedGenerations():
                 self._read_merge(action)
-            case IndexSegment():
-                self.segments[action.path] = action
-            case RemoveIndexSegment():
-                self.segments.pop(action.path, None)
             case _:
-                pass
+                self.progress.apply(action)
 
     def _read_merge(self, action: MergedGenerations) -> None:
         """Behind a gap in the versions only the last generation of the range is certain to be of this commit."""
         before = self.merged.get(action.region, 0) if self._certain else action.generation - 1
         self._ranges.append(MergedRange(region=action.region, after=before, generation=action.generation))
-        self.merged[action.region] = max(action.generation, self.merged.get(action.region, 0))
+        newest = max(action.generation, self.merged.get(action.region, 0))
+        self.progress.apply(replace(action, generation=newest))
         self._certain = True
+
+    @property
+    def merged(self) -> dict[str, int]:
+        """The last merged generation of each region."""
+        return self.progress.merged_generations
 
     @property
     def older(self) -> dict[str, Add]:

@@ -29,10 +29,11 @@ from storage_core.gc.boundary import advance_boundary
 from storage_core.gc.protection import doomed
 from storage_core.ids import Ids
 from storage_core.ingest.quarantine import read_entry
-from storage_core.log.actions import Action, Add, Fence, MergedGenerations, Remove, RemoveIndexSegment, Txn
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove, RemoveIndexSegment
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
+from storage_core.log.progress import Progress
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
@@ -237,21 +238,8 @@ class _Repair:
         actions += [add for path, add in sorted(base.items()) if before.get(path) != add]
         dropped = [each for each in head.segments.values() if not self.transfer.place(each)]
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
-        actions += [
-            Txn(appId=app, version=version)
-            for app, version in sorted(found.txns.items())
-            if head.txns.get(app, version - 1) < version
-        ]
-        actions += [
-            Fence(resource=name, token=token)
-            for name, token in sorted(found.fences.items())
-            if head.fences.get(name, token - 1) < token
-        ]
-        actions += [
-            MergedGenerations(region=region, generation=generation)
-            for region, generation in sorted(found.merged.items())
-            if head.merged_generations.get(region, 0) < generation
-        ]
+        known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
+        actions += known.beyond(head.progress)
         return actions
 
     # --- the tags

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import assert_never
 
 import pyarrow as pa
 
@@ -22,19 +21,16 @@ from storage_core.log.actions import (
     Action,
     Add,
     CommitInfo,
-    Fence,
     IndexSegment,
-    MergedGenerations,
     MergeSkip,
     Metadata,
     Protocol,
     Remove,
-    RemoveIndexSegment,
-    Txn,
 )
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import commit_info
 from storage_core.log.files import FilesBuilder, LiveFiles
+from storage_core.log.progress import Progress
 from storage_core.rows.schema import from_schema_string
 
 
@@ -65,6 +61,17 @@ class Snapshot:
     def checkpoint_version(self) -> int | None:
         """The version of the checkpoint behind the snapshot, None without one."""
         return None if self.checkpoint is None else self.checkpoint.version
+
+    @property
+    def progress(self) -> Progress:
+        """A copy of what the snapshot holds besides settings and splits, to go on from."""
+        return Progress(
+            dict(self.txns),
+            dict(self.fences),
+            dict(self.merged_generations),
+            dict(self.segments),
+            dict(self.mergeskips),
+        )
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -112,11 +119,7 @@ class SnapshotBuilder:
         self._protocol = base.protocol if base else None
         self._metadata = base.metadata if base else None
         self._splits = FilesBuilder(base.splits if base else None)
-        self._txns: dict[str, int] = dict(base.txns) if base else {}
-        self._fences: dict[str, int] = dict(base.fences) if base else {}
-        self._generations: dict[str, int] = dict(base.merged_generations) if base else {}
-        self._segments: dict[str, IndexSegment] = dict(base.segments) if base else {}
-        self._mergeskips: dict[str, MergeSkip] = dict(base.mergeskips) if base else {}
+        self._progress = base.progress if base else Progress()
         self._checkpoint = base.checkpoint if base else None
 
     @staticmethod
@@ -158,11 +161,11 @@ class SnapshotBuilder:
             protocol=self._protocol,
             metadata=self._metadata,
             splits=self._splits.build(),
-            txns=self._txns,
-            fences=self._fences,
-            merged_generations=self._generations,
-            segments=self._segments,
-            mergeskips=self._mergeskips,
+            txns=self._progress.txns,
+            fences=self._progress.fences,
+            merged_generations=self._progress.merged_generations,
+            segments=self._progress.segments,
+            mergeskips=self._progress.mergeskips,
             checkpoint=self._checkpoint,
         )
 
@@ -179,28 +182,9 @@ class SnapshotBuilder:
                 self._splits.add(action, version, self._timestamp)
             case Remove():
                 self._splits.remove(action.path)
-                self._mergeskips.pop(action.path, None)
+                self._progress.apply(action)
             case _:
-                self._apply_progress(action)
-
-    def _apply_progress(
-        self, action: MergeSkip | Txn | Fence | MergedGenerations | IndexSegment | RemoveIndexSegment
-    ) -> None:
-        match action:
-            case MergeSkip():
-                self._mergeskips[action.path] = action
-            case Txn():
-                self._txns[action.appId] = max(action.version, self._txns.get(action.appId, action.version))
-            case Fence():
-                self._fences[action.resource] = max(action.token, self._fences.get(action.resource, action.token))
-            case MergedGenerations():
-                self._generations[action.region] = action.generation
-            case IndexSegment():
-                self._segments[action.path] = action
-            case RemoveIndexSegment():
-                self._segments.pop(action.path, None)
-            case _:
-                assert_never(action)
+                self._progress.apply(action)
 
 
 def commit_timestamp(actions: Sequence[Action], previous: int) -> int:

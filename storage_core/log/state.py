@@ -19,13 +19,8 @@ from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import ManifestInfo, StateManifest
 from storage_core.log.actions import (
     Action,
-    Fence,
-    IndexSegment,
-    MergedGenerations,
-    MergeSkip,
     Metadata,
     Protocol,
-    Txn,
     from_json_object,
 )
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
@@ -33,6 +28,7 @@ from storage_core.log.codec import decode_line, encode_line
 from storage_core.log.file_columns import bounds_of
 from storage_core.log.files import LiveFiles
 from storage_core.log.listed_files import ListedFiles
+from storage_core.log.progress import Progress
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot, require_readable
 
@@ -98,19 +94,20 @@ def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, w
         )
     protocol = next((action for action in actions if isinstance(action, Protocol)), Protocol())
     require_readable(protocol)
+    progress = Progress()
+    for action in actions:
+        progress.apply(action)
     return Snapshot(
         version=state.state_version,
         timestamp=state.created_at,
         protocol=protocol,
         metadata=_with_registry(metadata, state.schema_registry),
         splits=LiveFiles(listed),
-        txns={action.appId: action.version for action in actions if isinstance(action, Txn)},
-        fences={action.resource: action.token for action in actions if isinstance(action, Fence)},
-        merged_generations={
-            action.region: action.generation for action in actions if isinstance(action, MergedGenerations)
-        },
-        segments={action.path: action for action in actions if isinstance(action, IndexSegment)},
-        mergeskips={action.path: action for action in actions if isinstance(action, MergeSkip)},
+        txns=progress.txns,
+        fences=progress.fences,
+        merged_generations=progress.merged_generations,
+        segments=progress.segments,
+        mergeskips=progress.mergeskips,
         checkpoint=Checkpointed(state.state_version, CheckpointKind.AVRO_STATE),
     )
 
@@ -134,12 +131,7 @@ def manifest_info(path: str, table: pa.Table, snapshot: Snapshot) -> ManifestInf
 def progress_of(snapshot: Snapshot) -> Iterable[Action]:
     """Yield what a snapshot holds besides metadata and splits, as actions in a fixed order."""
     yield snapshot.protocol
-    yield from (Txn(appId=app, version=version) for app, version in sorted(snapshot.txns.items()))
-    yield from (Fence(resource=name, token=token) for name, token in sorted(snapshot.fences.items()))
-    for region, generation in sorted(snapshot.merged_generations.items()):
-        yield MergedGenerations(region=region, generation=generation)
-    yield from (snapshot.segments[path] for path in sorted(snapshot.segments))
-    yield from (snapshot.mergeskips[path] for path in sorted(snapshot.mergeskips))
+    yield from snapshot.progress.actions()
 
 
 def _with_registry(metadata: Metadata, registered: Mapping[str, str]) -> Metadata:

@@ -1,0 +1,77 @@
+"""What the log says besides settings and splits: how far work has come, index segments, skips (design page 02)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from storage_core.log.actions import (
+    Action,
+    Add,
+    CommitInfo,
+    Fence,
+    IndexSegment,
+    MergedGenerations,
+    MergeSkip,
+    Metadata,
+    Protocol,
+    Remove,
+    RemoveIndexSegment,
+    Txn,
+)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What was applied so far; mutable, for those who replay. See `Snapshot` for what the fields map."""
+
+    txns: dict[str, int] = field(default_factory=dict)
+    fences: dict[str, int] = field(default_factory=dict)
+    merged_generations: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, IndexSegment] = field(default_factory=dict)
+    mergeskips: dict[str, MergeSkip] = field(default_factory=dict)
+
+    def apply(self, action: Action) -> None:
+        """Take the next action of the log. Transactions and fences never go back."""
+        match action:
+            case Txn():
+                self.txns[action.appId] = max(action.version, self.txns.get(action.appId, action.version))
+            case Fence():
+                self.fences[action.resource] = max(action.token, self.fences.get(action.resource, action.token))
+            case MergedGenerations():
+                self.merged_generations[action.region] = action.generation
+            case IndexSegment():
+                self.segments[action.path] = action
+            case RemoveIndexSegment():
+                self.segments.pop(action.path, None)
+            case MergeSkip():
+                self.mergeskips[action.path] = action
+            case Remove():
+                self.mergeskips.pop(action.path, None)
+            case CommitInfo() | Protocol() | Metadata() | Add():
+                pass
+            case _:
+                assert_never(action)
+
+    def actions(self) -> Iterator[Action]:
+        """Yield the actions that lead here from nothing, in a fixed order."""
+        yield from (Txn(appId=app, version=version) for app, version in sorted(self.txns.items()))
+        yield from (Fence(resource=name, token=token) for name, token in sorted(self.fences.items()))
+        for region, generation in sorted(self.merged_generations.items()):
+            yield MergedGenerations(region=region, generation=generation)
+        yield from (self.segments[path] for path in sorted(self.segments))
+        yield from (self.mergeskips[path] for path in sorted(self.mergeskips))
+
+    def beyond(self, head: Progress) -> Iterator[Action]:
+        """Yield the transactions, fences and merges that are further than the head's, in the order of `actions`."""
+        for action in self.actions():
+            match action:
+                case Txn(appId=app, version=version) if head.txns.get(app, version - 1) < version:
+                    yield action
+                case Fence(resource=name, token=token) if head.fences.get(name, token - 1) < token:
+                    yield action
+                case MergedGenerations(region=region, generation=last) if head.merged_generations.get(region, 0) < last:
+                    yield action
+                case _:
+                    pass
