@@ -101,12 +101,12 @@ def version_key(version: int) -> str:
     return f"_transaction_log/{_version(version):020d}.json"
 
 
-def near_prefix(version: int, *, states: bool = False) -> str:
+def near_prefix(version: int, kind: KeyKind) -> str:
     """Return what the keys of 1,000 versions start with: those that differ from `version` in the last three digits.
 
-    Of their version files and JSON checkpoints, or of their states.
+    Of their states, or, of the other kinds, of their version files and JSON checkpoints together.
     """
-    return f"{STATES_PREFIX if states else LOG_PREFIX}{_version(version):020d}"[:-3]
+    return f"{STATES_PREFIX if kind is KeyKind.STATE else LOG_PREFIX}{_version(version):020d}"[:-3]
 
 
 def last_checkpoint_key() -> str:

@@ -14,10 +14,8 @@ from storage_core.gc.mark import Unreachable, mark
 from storage_core.gc.plan import Candidate, Plan
 from storage_core.gc.retention import named_since
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 from storage_core.region.generation import MANIFEST_FILE
-
-BATCH_KEYS = 1000
 
 # Names that a stalled writer could take again once they are free. A shorter horizon than the table's own never applies
 # to them, whatever the caller overrides.
@@ -100,8 +98,8 @@ def _delete(store: ObjectStore, batch: Sequence[Candidate], swept: Swept) -> Non
 def _batches(due: Iterable[Candidate]) -> Iterator[list[Candidate]]:
     for _, stage in groupby(sorted(due, key=lambda each: (_goes_last(each), each.key)), key=_goes_last):
         members = list(stage)
-        for start in range(0, len(members), BATCH_KEYS):
-            yield members[start : start + BATCH_KEYS]
+        for start in range(0, len(members), PAGE_KEYS):
+            yield members[start : start + PAGE_KEYS]
 
 
 def _goes_last(candidate: Candidate) -> bool:

@@ -22,10 +22,10 @@ from storage_core.formats.keys import (
     version_key,
 )
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
-from storage_core.objectstore.contract import ObjectInfo, ObjectStore
+from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
 
 SPAN = 1_000
-"""How many versions are near one another: as many as there are keys on a page of a listing."""
+"""How many versions are near one another: those whose keys differ in the last three digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ def has_log(store: ObjectStore) -> bool:
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
-    """Return checkpoints among the 1,000 versions up to `at`. One LIST where a state is near, four or so where none is.
+    """Return the checkpoints up to `at` of `at`'s thousand, else of the one before.
 
-    By prefixes of digits, as no store promises to list in order.
+    One LIST where a state is near, four or so where none is. By prefixes of digits: no store promises to list in order.
     """
     found, since = _checkpoints_near(store, at, KeyKind.STATE)
     if not found:
@@ -84,24 +84,36 @@ def list_head(store: ObjectStore) -> LogListing:
     Else another for the states, two more where none are near, and one for the versions per doubling of their number
     beyond 1,000, or twice that.
     """
-    first = list(islice(store.list(LOG_PREFIX), SPAN))
-    if len(first) < SPAN:
+    first = list(islice(store.list(LOG_PREFIX), PAGE_KEYS))
+    if len(first) < PAGE_KEYS:
         return LogListing.of(_parsed(first))
-    versions, since = _tail(store)
-    newest = max((parsed.version for parsed in versions if parsed.version is not None), default=-1)
+    shown, since = _tail(store)
+    newest = max((parsed.version for parsed in shown if parsed.version is not None), default=-1)
     # Others' states may be newer than any version file, so they are listed to the end.
     states = store.list(STATES_PREFIX, state_key(newest - SPAN) if newest >= SPAN else None)
     found = list(_parsed(states))
     if not found and newest >= 0:
         found, _ = _checkpoints_near(store, newest, KeyKind.JSON_CHECKPOINT)
-    return LogListing.of([*versions, *found], since)
+    return LogListing.of([*shown, *found], since)
+
+
+def newest_beyond(store: ObjectStore, version: int) -> int:
+    """Return the newest version whose file is listed after that of `version`; `version` where none is. One LIST."""
+    later = _parsed(store.list(VERSIONS_PREFIX, version_key(version)))
+    return max((parsed.version or 0 for parsed in later if parsed.kind is KeyKind.VERSION), default=version)
+
+
+def listed_states(store: ObjectStore) -> list[int]:
+    """Return the versions that a listing shows a state of, in no order. One LIST per 1,000 keys of states."""
+    shown = _parsed(store.list(STATES_PREFIX))
+    return [parsed.version for parsed in shown if parsed.kind is KeyKind.STATE and parsed.version is not None]
 
 
 def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[ParsedKey], int]:
     """Return the checkpoints up to `at` of its 1,000 versions, or of the 1,000 before, and the first version seen."""
     since = at
     for since in range(at - at % SPAN, max(-1, at - 2 * SPAN), -SPAN):
-        shown = _parsed(store.list(near_prefix(since, states=kind is KeyKind.STATE)))
+        shown = _parsed(store.list(near_prefix(since, kind)))
         found = [parsed for parsed in shown if parsed.kind is kind and (parsed.version or 0) <= at]
         if found:
             return found, since
@@ -114,12 +126,12 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
     Found by galloping, then halving, with a page for each try: what it shows is the new lower end, and one that shows
     nothing the upper.
     """
-    since, shown, low, beyond, step = 0, _page(store, -1), -1, None, SPAN
-    while len(shown) == SPAN:
+    since, shown, low, beyond, step = 0, _page(store, -1), -1, None, PAGE_KEYS
+    while len(shown) == PAGE_KEYS:
         low = max(parsed.version or 0 for parsed in shown)
         while True:
             tried = low + step if beyond is None else (low + beyond) // 2
-            if beyond is not None and beyond - low <= SPAN:
+            if beyond is not None and beyond - low <= PAGE_KEYS:
                 tried = low
             page = _page(store, tried)
             if page or tried == low:
@@ -133,7 +145,7 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
 
 def _page(store: ObjectStore, after: int) -> list[ParsedKey]:
     """Up to 1,000 of the version files after one, and of what is named like them: all that there are if fewer."""
-    return list(islice(_parsed(store.list(VERSIONS_PREFIX, version_key(after) if after >= 0 else None)), SPAN))
+    return list(islice(_parsed(store.list(VERSIONS_PREFIX, version_key(after) if after >= 0 else None)), PAGE_KEYS))
 
 
 def _parsed(infos: Iterable[ObjectInfo]) -> Iterator[ParsedKey]:

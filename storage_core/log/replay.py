@@ -12,7 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
-from storage_core.formats.keys import VERSIONS_PREFIX, KeyKind, parse, state_key, version_key
+from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Action, is_ours
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.codec import decode_numbered
@@ -20,7 +20,7 @@ from storage_core.log.files import Added, LiveFiles
 from storage_core.log.hint import read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.listed_files import Recover
-from storage_core.log.listing import LogListing, list_head, list_log, list_near
+from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
 from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
@@ -121,16 +121,12 @@ def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
 
     One LIST, of version files after the snapshot's. That they are missing there proves nothing: a listing only accuses.
     """
-    while True:
-        later = store.list(VERSIONS_PREFIX, start_after=version_key(found.version))
-        shown = [parsed for info in later if (parsed := parse(info.key)) and parsed.kind is KeyKind.VERSION]
-        newest = max((each.version for each in shown if each.version is not None), default=found.version)
-        if newest <= found.version:
-            return found
+    while (newest := newest_beyond(store, found.version)) > found.version:
         following = advance(store, found)
         if following is None or following.version == found.version:
             raise _gap(store, found.version + 1, newest)
         found = following
+    return found
 
 
 def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:

@@ -8,13 +8,14 @@ import pyarrow as pa
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import ManifestInfo, StateManifest, content_id, decode_entries, decode_state
-from storage_core.formats.keys import LOG_PREFIX, KeyKind, manifest_key, parse, state_key, version_key
+from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key, version_key
 from storage_core.log.actions import Metadata
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.codec import decode_numbered
 from storage_core.log.file_columns import conform
 from storage_core.log.json_checkpoint import part_keys
 from storage_core.log.listed_files import ListedFiles, Part, Recover
+from storage_core.log.listing import listed_states
 from storage_core.log.safe_path import is_safe_path
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.state import is_own, metadata_of, snapshot_of
@@ -49,12 +50,6 @@ def read_state(store: ObjectStore, version: int) -> StateManifest:
     if state.state_version != version:
         raise Corrupt(f"{key}: expected the state of version {version}, found {state.state_version}", key=key)
     return state
-
-
-def listed_states(store: ObjectStore) -> list[int]:
-    """Return the versions that a listing shows a state of, in no order. One LIST per 1,000 keys of the log."""
-    parsed = (parse(info.key) for info in store.list(LOG_PREFIX + "state-v"))
-    return [each.version for each in parsed if each and each.kind is KeyKind.STATE and each.version is not None]
 
 
 def named_keys(store: ObjectStore, checkpoint: Checkpointed) -> tuple[str, ...]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+PAGE_KEYS: Final = 1000
+"""How many keys one LIST returns and one request deletes at most."""
 
 
 @dataclass(frozen=True, slots=True)

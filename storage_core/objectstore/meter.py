@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
+from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, ObjectStore, PutMode, PutResult
 
 RequestKind = Literal["get", "put", "list", "head", "delete"]
-
-PAGE_KEYS = 1000
 
 
 class RequestMeter:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.ids import Ids, SystemIds
-from storage_core.objectstore.contract import Blob, ObjectInfo, PutMode, PutResult
+from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, PutMode, PutResult
 from storage_core.objectstore.key_safety import check_key, check_prefix, check_range, is_safe_key
 from storage_core.objectstore.s3_calls import Failure, Retries, S3Calls, Trouble, printable_code
 from storage_core.objectstore.s3_location import S3Location
@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 PART_BYTES = 16 * 2**20
 _MOST_NAME_BYTES = 1024
-_PAGE_KEYS = 1000
 
 
 class S3Store:
@@ -126,8 +125,8 @@ class S3Store:
         """Delete objects, one request per 1,000 keys; an illegal key raises `InvalidInput` before the first."""
         names = {self._name(key): key for key in keys}
         refused: dict[str, str] = {}
-        for start in range(0, len(names), _PAGE_KEYS):
-            refused |= self._delete(list(names)[start : start + _PAGE_KEYS])
+        for start in range(0, len(names), PAGE_KEYS):
+            refused |= self._delete(list(names)[start : start + PAGE_KEYS])
         return {key: refused.get(name) for name, key in names.items()}
 
     def local_path(self, key: str) -> Path | None:

@@ -11,6 +11,7 @@ from typing import assert_never
 from storage_core.clock import Clock
 from storage_core.errors import NotFound, TidemarkError, Unavailable
 from storage_core.objectstore.contract import (
+    PAGE_KEYS,
     Blob,
     Conflict,
     ObjectInfo,
@@ -19,7 +20,7 @@ from storage_core.objectstore.contract import (
     PutMode,
     PutResult,
 )
-from storage_core.objectstore.meter import PAGE_KEYS, RequestKind
+from storage_core.objectstore.meter import RequestKind
 from storage_core.testkit.fault_store.answers import changed_content, changed_listing
 from storage_core.testkit.fault_store.faults import (
     Crash,
