@@ -19,6 +19,11 @@ class Ids(Protocol):
         ...
 
 
+def random_pause_ms(ids: Ids, failures: int, *, first_ms: int, longest_ms: int) -> float:
+    """Return how long to wait after so many failures in a row: at random, less than `first_ms` doubled each time."""
+    return ids.fraction() * float(min(first_ms * 2 ** (failures - 1), longest_ms))
+
+
 class SystemIds:
     """Identifiers from the operating system's randomness."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from storage_core.errors import CommitConflict, CommitUnknown
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.contract import Committed, Conflict, ObjectStore, OutcomeUnknown, unchanged
 
 
 def replace_state(store: ObjectStore, key: str, data: bytes, *, etag: str | None) -> str:
@@ -13,7 +13,7 @@ def replace_state(store: ObjectStore, key: str, data: bytes, *, etag: str | None
 
     Raises `CommitConflict` when another collector was first, `CommitUnknown` when the store did not say.
     """
-    result = store.put(key, data, IfAbsent() if etag is None else IfMatch(etag))
+    result = store.put(key, data, unchanged(etag))
     match result:
         case Committed(new):
             return new

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, Unavailable
 from storage_core.formats.keys import version_key
-from storage_core.ids import Ids
+from storage_core.ids import Ids, random_pause_ms
 from storage_core.log.actions import Action, CommitInfo
 from storage_core.log.codec import commit_info, encode_version
 from storage_core.log.conflicts import Plan, settle
@@ -165,7 +165,7 @@ class Committer:
         return planned
 
     def _delay_ms(self, failures: int) -> float:
-        return self.ids.fraction() * float(min(BASE_DELAY_MS * 2 ** (failures - 1), MAX_DELAY_MS))
+        return random_pause_ms(self.ids, failures, first_ms=BASE_DELAY_MS, longest_ms=MAX_DELAY_MS)
 
     def _gave_up(self, last: _Attempt, label: CommitLabel) -> CommitConflict | CommitUnknown:
         head = last.head

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from storage_core.errors import NotFound
 from storage_core.formats.keys import last_checkpoint_key
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
-from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore
+from storage_core.objectstore.contract import Committed, ObjectStore, unchanged
 from storage_core.objectstore.reading import exists
 
 _ATTEMPTS = 5
@@ -67,13 +67,13 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
         try:
             blob = store.get(last_checkpoint_key())
         except NotFound:
-            mode: IfAbsent | IfMatch = IfAbsent()
+            etag = None
         else:
             current = _checkpointed(blob.data)
             if current is not None and current.version >= hint.version and exists(store, current.key):
                 return False
-            mode = IfMatch(blob.etag)
-        if isinstance(store.put(last_checkpoint_key(), hint.to_json(nonce()), mode), Committed):
+            etag = blob.etag
+        if isinstance(store.put(last_checkpoint_key(), hint.to_json(nonce()), unchanged(etag)), Committed):
             _logger.info("checkpoint hint of %s points at version %d", store.uri, hint.version)
             return True
     _logger.warning("checkpoint hint of %s not moved to version %d: %d races lost", store.uri, hint.version, _ATTEMPTS)

@@ -26,18 +26,20 @@ from storage_core.errors import (
     Unsupported,
 )
 from storage_core.formats.keys import tags_key, validate_tag_name
+from storage_core.ids import random_pause_ms
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.restore import Doomed, objects_of, replaced, require_kept
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
-from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.objectstore.contract import Committed, ObjectStore, OutcomeUnknown, PutResult, unchanged
 from storage_core.objectstore.reading import exists
 
 FORMAT_VERSION = 1
 _ATTEMPTS = 10
-_PAUSE_MS = 20
+_FIRST_PAUSE_MS = 40
+_LONGEST_PAUSE_MS = 10_240
 
 _logger = logging.getLogger(__name__)
 
@@ -201,7 +203,8 @@ def _replace(log: TransactionLog, change: Change) -> None:
     last: PutResult | None = None
     for attempt in range(_ATTEMPTS):
         if attempt:
-            log.clock.sleep_ms(log.ids.fraction() * _PAUSE_MS * 2**attempt)
+            pause_ms = random_pause_ms(log.ids, attempt, first_ms=_FIRST_PAUSE_MS, longest_ms=_LONGEST_PAUSE_MS)
+            log.clock.sleep_ms(pause_ms)
         current = read_tags(log.store)
         wanted = change(current.by_name)
         if wanted == current.by_name:  # nothing to do, or our own put whose reply was lost
@@ -221,9 +224,8 @@ def _put(log: TransactionLog, current: Tags, wanted: Mapping[str, Tag]) -> PutRe
         "nonce": log.ids.uuid(),
         "tags": {name: _body(tag) for name, tag in sorted(wanted.items())},
     }
-    mode = IfAbsent() if current.etag is None else IfMatch(current.etag)
     try:
-        return log.store.put(tags_key(), json.dumps(body, separators=(",", ":")).encode(), mode)
+        return log.store.put(tags_key(), json.dumps(body, separators=(",", ":")).encode(), unchanged(current.etag))
     except Unavailable as error:  # the connection may have broken after the request was sent
         return OutcomeUnknown(str(error))
 

@@ -38,6 +38,11 @@ class Overwrite:
 PutMode = IfAbsent | IfMatch | Overwrite
 
 
+def unchanged(etag: str | None) -> IfAbsent | IfMatch:
+    """Return the precondition that an object is as it was read: with this ETag, or, None, not there."""
+    return IfAbsent() if etag is None else IfMatch(etag)
+
+
 @dataclass(frozen=True, slots=True)
 class Committed:
     """The put took effect and is durable."""
