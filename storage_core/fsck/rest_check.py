@@ -9,7 +9,7 @@ from storage_core.clock import Clock
 from storage_core.formats.keys import KeyKind, gc_boundary_key, gc_candidates_key, tags_key
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
-from storage_core.gc.boundary import read_boundary
+from storage_core.gc.boundary import first_version
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import parse_plan
 from storage_core.ingest.quarantine import read_entry
@@ -72,7 +72,7 @@ def _boundary(store: ObjectStore, inventory: Inventory, head: Snapshot | None) -
             yield Finding(kind=Kind.GC_BOUNDARY_DAMAGED, key=key, expected=expected, found="nothing")
         return
     try:
-        first, _ = read_boundary(store)
+        first = first_version(store)
     except DAMAGE as error:
         yield damage_of(Kind.GC_BOUNDARY_DAMAGED, error, key, "the first version that may exist")
         return

@@ -14,11 +14,28 @@ from storage_core.gc.replace import replace_state
 from storage_core.objectstore.contract import ObjectStore
 
 
-def read_boundary(store: ObjectStore) -> tuple[int, str | None]:
-    """Return the first version that may exist, 0 before any collection, and the boundary's ETag. One GET.
+def first_version(store: ObjectStore) -> int:
+    """Return the first version that may exist, 0 before any collection. One GET.
 
-    Raises `Corrupt` when it cannot be parsed: unlike a hint, it is the only record of what was deleted.
+    Raises `Corrupt` when the boundary cannot be parsed: unlike a hint, it is the only record of what was deleted.
     """
+    return _read(store)[0]
+
+
+def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:
+    """Make sure that the boundary is at `first` or beyond; it never goes back. One GET, at most one PUT.
+
+    Raises `CommitConflict` or `CommitUnknown` when it is not certain to be there: then nothing may be deleted.
+    """
+    current, etag = _read(store)
+    if current >= first:
+        return
+    body = json.dumps({"firstVersion": first, "nonce": nonce}, separators=(",", ":")).encode()
+    replace_state(store, gc_boundary_key(), body, etag=etag)
+
+
+def _read(store: ObjectStore) -> tuple[int, str | None]:
+    """The boundary and the ETag to replace it by, which is None without one."""
     try:
         blob = store.get(gc_boundary_key())
     except NotFound:
@@ -27,15 +44,3 @@ def read_boundary(store: ObjectStore) -> tuple[int, str | None]:
         return int(json.loads(blob.data)["firstVersion"]), blob.etag
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{gc_boundary_key()}: not a boundary: {error}; {SEE_CORRUPT}", key=gc_boundary_key()) from error
-
-
-def advance_boundary(store: ObjectStore, first_version: int, *, nonce: str) -> None:
-    """Make sure that the boundary is at `first_version` or beyond; it never goes back. One GET, at most one PUT.
-
-    Raises `CommitConflict` or `CommitUnknown` when it is not certain to be there: then nothing may be deleted.
-    """
-    current, etag = read_boundary(store)
-    if current >= first_version:
-        return
-    body = json.dumps({"firstVersion": first_version, "nonce": nonce}, separators=(",", ":")).encode()
-    replace_state(store, gc_boundary_key(), body, etag=etag)

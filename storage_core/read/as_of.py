@@ -11,7 +11,7 @@ import re
 from typing import TypeAlias
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.gc.boundary import read_boundary
+from storage_core.gc.boundary import first_version
 from storage_core.log.history import entries
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
@@ -47,7 +47,7 @@ def _version(log: TransactionLog, version: int) -> Snapshot:
     except (Corrupt, NotFound):
         # Below the collector's boundary, where no tag is, a missing file is no damage. Asked only when opening failed.
         kept = {tag.version for tag in read_tags(log.store).live(log.clock.now_ms())}
-        if version >= read_boundary(log.store)[0] or version in kept:
+        if version >= first_version(log.store) or version in kept:
             raise
         raise NotFound(
             f"version {version} is no longer retained; {_retained(log)}", version=version, uri=log.store.uri
@@ -76,7 +76,7 @@ def _parsed(at: str | dt.datetime) -> dt.datetime:
 
 def _retained(log: TransactionLog) -> str:
     """What can be read, for a message: the range of versions with its first moment, and the tags."""
-    first, _ = read_boundary(log.store)
+    first = first_version(log.store)
     listed = list_log(log.store)
     versions = [version for version in listed.versions if version >= first]
     tags = read_tags(log.store).live(log.clock.now_ms())

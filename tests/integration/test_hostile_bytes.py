@@ -26,7 +26,7 @@ from storage_core.formats import bundle, keys, region_manifest, wal_entry
 from storage_core.formats.bundle import Expected
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.formats.wal_entry import WalEntry
-from storage_core.gc.boundary import read_boundary
+from storage_core.gc.boundary import first_version
 from storage_core.gc.plan import parse_plan
 from storage_core.ids import SeededIds
 from storage_core.ingest.quarantine import read_entry
@@ -167,7 +167,7 @@ def cases() -> Mapping[str, Case]:
         "quarantine entry, deep": partial(_quarantine, DEEP),
         "quarantine entry of others": partial(_quarantine, b'{"formatVersion":1,"rejected":[1],"source":1,"size":1}'),
         "collector's plan, deep": lambda: parse_plan(DEEP),
-        "collector's boundary, deep": lambda: _stored(keys.gc_boundary_key(), DEEP, read_boundary),
+        "collector's boundary, deep": lambda: _stored(keys.gc_boundary_key(), DEEP, first_version),
         "tags, deep": lambda: _stored(keys.tags_key(), DEEP, read_tags),
         "origin of a split, deep": lambda: read_origin(
             {"tidemark.table_schema": "{}", "tidemark.table_id": "x", "tidemark.configuration": DEEP.decode()},

@@ -7,7 +7,7 @@ import pytest
 from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.formats import keys
-from storage_core.gc.boundary import read_boundary
+from storage_core.gc.boundary import first_version
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.mark import Reason
 from storage_core.gc.plan import read_plan, write_plan
@@ -184,7 +184,7 @@ def test_versions_and_splits_below_the_retained_checkpoint_go_together(brief: Sa
     }
     clock.now += HOUR_MS
     assert set(run(brief).deleted) == {*removed, *(keys.version_key(version) for version in range(base))}
-    assert read_boundary(brief.store)[0] == base
+    assert first_version(brief.store) == base
     assert set(brief.log.snapshot().splits) == {*kept, *later}
     assert set(brief.log.snapshot(version=base).splits) == set(kept)
     assert [entry.version for entry in brief.log.history()] == [base + 1, base]
