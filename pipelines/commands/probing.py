@@ -20,6 +20,6 @@ def probe(uri: Uri, *, as_json: Json = False) -> None:
     from storage_core.objectstore.resolve import open_store
 
     found = probing.probe(open_store(resolve(uri).uri), probe_key(SystemIds().uuid()))
-    records = ({"capability": str(each.capability), "ok": each.ok, "found": each.found} for each in found.findings)
+    records = ({"capability": str(each.capability), "ok": each.ok, "found": each.found} for each in found.trials)
     output.records(records, {"capability": cell, "ok": cell, "found": cell}, as_json=as_json, nothing="")
     found.require()

@@ -35,7 +35,7 @@ class Capability(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Trial:
     """One capability, whether the store has it, and what it was seen to do."""
 
     capability: Capability
@@ -48,12 +48,12 @@ class Probe:
     """What probing a store found: every capability once."""
 
     uri: str
-    findings: tuple[Finding, ...]
+    trials: tuple[Trial, ...]
 
     @property
-    def missing(self) -> tuple[Finding, ...]:
+    def missing(self) -> tuple[Trial, ...]:
         """The capabilities that the store lacks."""
-        return tuple(each for each in self.findings if not each.ok)
+        return tuple(each for each in self.trials if not each.ok)
 
     def require(self) -> None:
         """Return when nothing is missing. Raises `Unsupported` naming what is."""
@@ -74,12 +74,12 @@ def probe(store: ObjectStore, key: str) -> Probe:
     when it says that the bucket is elsewhere: then nothing is proven either way.
     """
     try:
-        findings = (*_puts(store, key), _metadata(store, key), _listing(store, key), _deletion(store, key))
+        trials = (*_puts(store, key), _metadata(store, key), _listing(store, key), _deletion(store, key))
     except TidemarkError:
         with suppress(TidemarkError):  # what went wrong matters more; what is left over the collector takes
             store.delete([key])
         raise
-    return Probe(store.uri, findings)
+    return Probe(store.uri, trials)
 
 
 def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
@@ -101,17 +101,17 @@ def _is_remote(store: ObjectStore) -> bool:
     return store.uri.startswith("s3://")
 
 
-def _puts(store: ObjectStore, key: str) -> tuple[Finding, ...]:
+def _puts(store: ObjectStore, key: str) -> tuple[Trial, ...]:
     first = _put(store, key, 1, IfAbsent())
     second = _put(store, key, 2, IfAbsent())
     if first is None:
-        created = Finding(Capability.CREATE_ONLY, ok=False, found="the first write of a fresh key was refused")
+        created = Trial(Capability.CREATE_ONLY, ok=False, found="the first write of a fresh key was refused")
     else:
         created = _refused(Capability.CREATE_ONLY, second, "a second create-only write")
     current = second or first or _NEVER_AN_ETAG
     fresh = _put(store, key, 3, IfMatch(current))
     found = "a write with the object's own ETag was " + ("refused" if fresh is None else "accepted")
-    swapped = Finding(Capability.SWAP_FRESH, ok=fresh is not None, found=found)
+    swapped = Trial(Capability.SWAP_FRESH, ok=fresh is not None, found=found)
     stale = _put(store, key, 4, IfMatch(current if fresh else _NEVER_AN_ETAG))
     return created, swapped, _refused(Capability.SWAP_STALE, stale, "a write with an outdated ETag")
 
@@ -127,27 +127,27 @@ def _put(store: ObjectStore, key: str, step: int, mode: PutMode) -> str | None:
     return result.etag if isinstance(result, Committed) else None
 
 
-def _refused(capability: Capability, etag: str | None, what: str) -> Finding:
-    return Finding(capability, ok=etag is None, found=f"{what} was {'refused' if etag is None else 'accepted'}")
+def _refused(capability: Capability, etag: str | None, what: str) -> Trial:
+    return Trial(capability, ok=etag is None, found=f"{what} was {'refused' if etag is None else 'accepted'}")
 
 
-def _metadata(store: ObjectStore, key: str) -> Finding:
+def _metadata(store: ObjectStore, key: str) -> Trial:
     if not _is_remote(store):
-        return Finding(Capability.METADATA, ok=True, found="none is needed: no reply can be lost")
+        return Trial(Capability.METADATA, ok=True, found="none is needed: no reply can be lost")
     try:
         kept = store.head(key).write_id is not None
     except NotFound:
-        return Finding(Capability.METADATA, ok=False, found="no object to look at")
+        return Trial(Capability.METADATA, ok=False, found="no object to look at")
     found = f"the user metadata of a write {'came back' if kept else 'did not come back'}"
-    return Finding(Capability.METADATA, ok=kept, found=found)
+    return Trial(Capability.METADATA, ok=kept, found=found)
 
 
-def _listing(store: ObjectStore, key: str) -> Finding:
+def _listing(store: ObjectStore, key: str) -> Trial:
     seen = any(info.key == key for info in store.list(key))
-    return Finding(Capability.LIST, ok=seen, found=f"a key just written was {'listed' if seen else 'not listed'}")
+    return Trial(Capability.LIST, ok=seen, found=f"a key just written was {'listed' if seen else 'not listed'}")
 
 
-def _deletion(store: ObjectStore, key: str) -> Finding:
+def _deletion(store: ObjectStore, key: str) -> Trial:
     reason = store.delete([key])[key] or store.delete([key])[key]
     found = "an object, then its absence, was deleted" if reason is None else f"a delete failed: {reason}"
-    return Finding(Capability.DELETE, ok=reason is None, found=found)
+    return Trial(Capability.DELETE, ok=reason is None, found=found)

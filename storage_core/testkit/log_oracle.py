@@ -37,7 +37,7 @@ State = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class ToldVersion:
     """One version as its file tells it, and the state of the table after it."""
 
     version: int
@@ -52,9 +52,9 @@ class LogOracle:
     """The versions of a log, read from `store` without any fault, each file once: they never change."""
 
     store: ObjectStore
-    versions: list[Committed] = field(default_factory=list)
+    versions: list[ToldVersion] = field(default_factory=list)
 
-    def read(self) -> list[Committed]:
+    def read(self) -> list[ToldVersion]:
         """Read the versions that are new and return all."""
         while (actions := self._next()) is not None:
             info, *others = actions
@@ -62,7 +62,7 @@ class LogOracle:
             state = self.versions[-1].state if self.versions else _nothing()
             after = _applied(state, others)
             version = len(self.versions)
-            self.versions.append(Committed(version, info.commitId, info.timestamp, tuple(others), after))
+            self.versions.append(ToldVersion(version, info.commitId, info.timestamp, tuple(others), after))
         return self.versions
 
     def find(self, commit_id: str) -> int | None:

@@ -42,7 +42,7 @@ def test_a_store_that_keeps_the_contract_has_every_capability_and_is_left_empty(
     uris = {"local": str(tmp_path), "memory": f"memory://probe/{uuid4()}", "s3": uri}
     store = MeteredStore(open_store(uris[place]))
     found = probe(store, a_key())
-    assert [(each.capability, each.ok) for each in found.findings] == [(each, True) for each in Capability]
+    assert [(each.capability, each.ok) for each in found.trials] == [(each, True) for each in Capability]
     assert found.missing == ()
     found.require()
     assert store.requests == {"get": 0, "put": 4, "list": 1, "head": int(place == "s3"), "delete": 2}
