@@ -36,8 +36,11 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     if not inventory.parsed:
         raise NotFound(f"{store.uri}: there is no table here, nor anything of one", uri=store.uri)
     log = check_log(metered, inventory)
-    objects = _objects_of_ours if log.is_ours else _objects_of_others
-    findings = [*log.findings, *objects(metered, inventory, log, clock=clock, deep=deep)]
+    findings = [*log.findings]
+    if log.is_ours:
+        findings += _objects(metered, inventory, log, clock=clock, deep=deep)
+    elif log.head is not None:  # what else lies there is theirs, under names and in formats that are theirs as well
+        findings += check_splits(metered, inventory, log.head, deep=False)
     return Report(
         uri=store.uri,
         version=None if log.head is None else log.head.version,
@@ -49,9 +52,7 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     )
 
 
-def _objects_of_ours(
-    store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: Clock, deep: bool
-) -> Iterator[Finding]:
+def _objects(store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: Clock, deep: bool) -> Iterator[Finding]:
     if log.head is not None:
         yield from check_splits(store, inventory, log.head, deep=deep)
         yield from check_segments(store, inventory, log.head, deep=deep)
@@ -61,15 +62,6 @@ def _objects_of_ours(
     yield from check_regions(store, inventory, merged, deep=deep)
     yield from check_rest(store, inventory, log.head)
     yield from check_unreferenced(store, clock=clock)
-
-
-def _objects_of_others(
-    store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: Clock, deep: bool
-) -> Iterator[Finding]:
-    """What else lies there is theirs, under names and in formats that are theirs as well."""
-    del clock, deep
-    if log.head is not None:
-        yield from check_splits(store, inventory, log.head, deep=False)
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
