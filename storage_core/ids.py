@@ -34,18 +34,3 @@ class SystemIds:
     def fraction(self) -> float:
         """Return a random number in [0, 1)."""
         return random.SystemRandom().random()
-
-
-class SeededIds:
-    """Identifiers that repeat for the same seed: tests and simulations only."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def uuid(self) -> str:
-        """Return the next version-4 UUID of the sequence."""
-        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-
-    def fraction(self) -> float:
-        """Return the next number of the sequence, in [0, 1)."""
-        return self._random.random()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from storage_core.config import TableConfig
-from storage_core.ids import Ids, SeededIds
+from storage_core.ids import Ids
 from storage_core.log.actions import Metadata
 from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
@@ -20,6 +20,7 @@ from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.split.read import conform_split, read_split
 from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.ids import SeededIds
 
 Row = dict[str, object]
 

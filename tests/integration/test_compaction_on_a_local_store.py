@@ -11,7 +11,7 @@ from storage_core.compaction.execute import CompactionResult, execute
 from storage_core.compaction.invariants import audit
 from storage_core.compaction.planner import MergeOperation, debt, plan
 from storage_core.errors import CommitConflict
-from storage_core.ids import SeededIds, SystemIds
+from storage_core.ids import SystemIds
 from storage_core.log.actions import Action, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -21,6 +21,7 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.read import read_split
 from storage_core.split.write import context_of, sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
+from storage_core.testkit.ids import SeededIds
 
 BATCHES = 5
 

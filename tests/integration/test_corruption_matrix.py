@@ -18,7 +18,6 @@ from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.fsck.check import fsck
 from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Finding, Report
-from storage_core.ids import SeededIds
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
@@ -27,6 +26,7 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.damage import Damage, damage
 from storage_core.testkit.every_kind import EveryKind, answers, every_kind
+from storage_core.testkit.ids import SeededIds
 
 RESERVED = "nothing reads it in this release"
 GONE_WITHOUT_TRACE = "nothing that is left tells that it was ever there"

@@ -28,7 +28,6 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.gc.boundary import first_version
 from storage_core.gc.plan import parse_plan
-from storage_core.ids import SeededIds
 from storage_core.ingest.quarantine import read_entry
 from storage_core.log.actions import Add
 from storage_core.log.tags import read_tags
@@ -39,6 +38,7 @@ from storage_core.split.lineage import read_origin
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import context, events
+from storage_core.testkit.ids import SeededIds
 
 ROOT = Path(__file__).resolve().parents[2]
 TEN_GB = 10 * 2**30

@@ -22,7 +22,6 @@ from storage_core.compaction import planner
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import keys
-from storage_core.ids import SeededIds
 from storage_core.index import catch_up, segments
 from storage_core.index.cache import SegmentCache
 from storage_core.index.catch_up import CatchUpWork
@@ -35,6 +34,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import explain_search, search
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.write import context_of, sort_and_write
+from storage_core.testkit.ids import SeededIds
 
 ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"
 LINE = re.compile(r'^(\S+) \S+ \S+ \[([^\]]+)\] "([^"]*)" (\d+) (\S+) "[^"]*" "([^"]*)')

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.config import TableConfig
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -19,6 +18,7 @@ from storage_core.read.predicate import Predicate, col
 from storage_core.read.pruning import explain, prune
 from storage_core.rows.schema import to_schema_string
 from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.ids import SeededIds
 
 SCHEMA = pa.schema({"time": pa.timestamp("us", "UTC"), "n": pa.int64()})
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)

@@ -17,7 +17,6 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.outcome import Outcome
 from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
-from storage_core.ids import SeededIds
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add, CommitInfo, Metadata
 from storage_core.log.codec import decode_version, encode_version
@@ -36,6 +35,7 @@ from storage_core.testkit.copies import copy_of
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.every_kind import EveryKind, answers, every_kind
 from storage_core.testkit.fault_store import FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
 
 

@@ -9,7 +9,6 @@ from uuid import uuid4
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
-from storage_core.ids import SeededIds
 from storage_core.objectstore.contract import (
     Blob,
     Committed,
@@ -25,6 +24,7 @@ from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_calls import Retries
 from storage_core.objectstore.s3_location import parse_s3_uri
 from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.s3_server import Answer, Front, HttpFault, S3Server, Step
 
 SLOW_DOWN = Answer(503, "SlowDown")

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Action, Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.restore import restore
@@ -24,6 +23,7 @@ from storage_core.split.read import read_split
 from storage_core.split.write import context_of, sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
+from storage_core.testkit.ids import SeededIds
 
 COLUMNS = pa.schema(
     [*SCHEMA, pa.field("tags", pa.list_(pa.string())), pa.field("note", pa.struct([("n", pa.int64())]))]

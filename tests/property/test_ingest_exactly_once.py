@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
-from storage_core.ids import SeededIds
 from storage_core.ingest.batch import IngestResult, execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.log.actions import Metadata
@@ -21,6 +20,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.read import read_split
 from storage_core.split.write import context_of
+from storage_core.testkit.ids import SeededIds
 
 MINUTE = 60
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("id", pa.int64())])

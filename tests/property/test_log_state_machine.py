@@ -20,7 +20,6 @@ from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, NotFound
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse
 from storage_core.gc.protection import doomed
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Action, MergedGenerations, Metadata, Txn
 from storage_core.log.deletion_vector import inline
 from storage_core.log.requirements import MergeProgress, Requirement
@@ -32,6 +31,7 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.damage import Damage, damage
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_oracle import LogOracle
 from storage_core.testkit.log_tables import SCHEMA, log_on, metadata, removal, split
 

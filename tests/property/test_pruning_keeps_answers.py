@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from storage_core.clock import SystemClock
 from storage_core.config import TableConfig
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import bounds_of, table_of
 from storage_core.objectstore.memory import MemoryStore
@@ -32,6 +31,7 @@ from storage_core.rows.sort_order import bind
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import SplitContext, sort_and_write
 from storage_core.table import Table
+from storage_core.testkit.ids import SeededIds
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 HOUR = 3600

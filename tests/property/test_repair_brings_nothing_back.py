@@ -12,7 +12,6 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.keys import LOG_PREFIX, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.repair import repair
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.restore import restore
@@ -24,6 +23,7 @@ from storage_core.split.write import context_of, sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
+from storage_core.testkit.ids import SeededIds
 
 Rows = frozenset[int]
 Damage = tuple[str, int, int]

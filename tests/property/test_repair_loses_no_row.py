@@ -12,7 +12,6 @@ from storage_core.compaction.planner import plan
 from storage_core.config import TableConfig
 from storage_core.formats.keys import LOG_PREFIX, version_key
 from storage_core.fsck.repair import repair
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
@@ -23,6 +22,7 @@ from storage_core.split.read import read_split
 from storage_core.split.write import context_of, sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
 Step = str

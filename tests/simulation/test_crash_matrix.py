@@ -17,7 +17,6 @@ from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import NotFound
 from storage_core.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
 from storage_core.gc.protection import doomed
-from storage_core.ids import SeededIds
 from storage_core.log.actions import (
     Action,
     Fence,
@@ -37,6 +36,7 @@ from storage_core.objectstore.reading import exists
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_oracle import LogOracle, State, state_of
 from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
 

@@ -25,7 +25,6 @@ from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, TidemarkError, Unavailable
 from storage_core.formats.keys import last_checkpoint_key
 from storage_core.gc.protection import doomed
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Add, Txn
 from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
@@ -44,6 +43,7 @@ from storage_core.testkit.fault_store import (
     PutFault,
     Rates,
 )
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_oracle import LogOracle, State, state_of
 from storage_core.testkit.log_tables import INDEX, metadata
 from storage_core.testkit.log_work import PLANNERS, Planner, Work

@@ -8,7 +8,6 @@ import pytest
 
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.formats.keys import version_key
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Metadata, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
@@ -20,6 +19,7 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.write import context_of, sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
 
 Row = Mapping[str, object]

@@ -13,7 +13,6 @@ from storage_core.compaction.execute import CompactionResult, execute, merge, re
 from storage_core.compaction.planner import MergeOperation, plan
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -21,6 +20,7 @@ from storage_core.rows import fingerprint
 from storage_core.split.read import open_split, read_split
 from storage_core.split.write import SplitContext, sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
+from storage_core.testkit.ids import SeededIds
 
 FIRST = [
     {"at": 10, "service": "api", "host": "a", "count": 1, "value": 0.5},

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unsupported
 from storage_core.formats.keys import version_key
-from storage_core.ids import SeededIds
 from storage_core.log import codec
 from storage_core.log.actions import Action, Add, Protocol
 from storage_core.log.deletion_vector import VectorStorage, encode, from_json, inline, rows_of, stored, to_json
@@ -32,6 +31,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.read import open_split
 from storage_core.split.write import SplitContext, sort_and_write
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_tables import log_on, metadata, split
 
 WHERE = "_transaction_log/00000000000000000007.json"

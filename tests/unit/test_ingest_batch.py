@@ -11,7 +11,6 @@ import pytest
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
-from storage_core.ids import SeededIds
 from storage_core.ingest.batch import IngestResult, IngestWork, execute, pending, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.lines import BLOCK_BYTES
@@ -24,6 +23,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.read import read_split
 from storage_core.split.write import context_of
+from storage_core.testkit.ids import SeededIds
 
 SCHEMA = pa.schema(
     [

@@ -15,13 +15,13 @@ import xxhash
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
-from storage_core.ids import SeededIds
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split
 from storage_core.split.write import SplitContext, context_of, sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
 from storage_core.testkit.fault_store import FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
 
 NOW_MS = 1_700_000_000_000
 ROWS = [

@@ -9,7 +9,6 @@ import pytest
 from storage_core.compaction.execute import execute
 from storage_core.compaction.planner import plan
 from storage_core.errors import Corrupt
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
@@ -18,6 +17,7 @@ from storage_core.split.metadata import PREFIX, add_of, describe, require_sealed
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
 
 ORIGIN = Origin(

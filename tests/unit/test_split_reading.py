@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, Unsupported
-from storage_core.ids import SeededIds
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import Overwrite
@@ -17,6 +16,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.split.read import conform_split, open_split, read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import SCHEMA, context, events
+from storage_core.testkit.ids import SeededIds
 
 
 @pytest.fixture
