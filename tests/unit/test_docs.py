@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jobs.request import parse, parser
 from pipelines.cli import build
 from storage_core.config import PREFIX, IndexDefinition, TableConfig
 from storage_core.errors import TidemarkError
+from storage_core.fsck.report import Kind
 from storage_core.table import LANDING
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -245,6 +247,14 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
 
 
 # --- decisions
+
+
+def test_the_operations_page_says_of_every_kind_of_finding_what_it_means() -> None:
+    table = OPERATIONS.read_text(encoding="utf-8").split("| `fsck` says |")[1].split("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in INLINE.findall(row.split("|")[1])]
+    meant = {name: {each for each in Kind if fnmatch(each, name.replace("…", "*"))} for name in named}
+    assert [name for name, kinds in meant.items() if not kinds] == []
+    assert set(Kind) - set().union(*meant.values()) == set()
 
 
 def test_the_index_of_decisions_lists_every_decision_in_order() -> None:
