@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.config import TableConfig
-from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
+from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput
 from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import version_key
 from storage_core.log.action_fields import MAX_TIME_MS
@@ -315,48 +315,33 @@ def test_a_table_without_vectors_keeps_its_protocol(log: TransactionLog) -> None
     assert _land(log, log.snapshot(), MINE["compact a b"]).protocol == before
 
 
-@pytest.mark.parametrize(
-    ("protocol", "named"),
-    [
-        (Protocol(readerFeatures=("tidemark", "rowIds", "typeWidening")), "reader features rowIds, typeWidening"),
-        (Protocol(minReaderVersion=5), "reader version 5"),
-    ],
-)
-def test_a_table_that_this_release_cannot_read_is_refused_by_name(protocol: Protocol, named: str) -> None:
-    store = MemoryStore("t")
-    store.put(version_key(0), encode_version([protocol, metadata()]), IfAbsent())
-    with pytest.raises(Unsupported, match=named):
-        log_on(store).snapshot()
+# --- idempotency by transaction ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "protocol",
-    [
-        Protocol(writerFeatures=("tidemark", "rowIds")),
-        Protocol(minWriterVersion=5, writerFeatures=("tidemark",)),
-    ],
-)
-def test_a_table_that_became_too_new_to_write_after_the_plan_is_not_written(protocol: Protocol) -> None:
-    store = MemoryStore("t")
-    log = log_on(store)
-    planned = log.create(metadata())
-    store.put(version_key(1), encode_version([protocol]), IfAbsent())
-    with pytest.raises(Unsupported, match=r"rowIds|writer version 5"):
-        _land(log, planned, THEIRS["append"])
-    assert log.snapshot().version == 1
+def test_work_that_is_recorded_is_not_committed_again(log: TransactionLog) -> None:
+    first = _land(log, log.snapshot(), Commit((split("new"), Txn(appId="landed:a.log", version=100))))
+    for recorded in (100, 99):
+        actions = (split("again"), Txn(appId="landed:a.log", version=recorded))
+        again = log.commit(log.snapshot(), actions, operation="INGEST")
+        assert (again.already_committed, again.version, again.snapshot) == (True, 2, first)
+    newer = log.commit(log.snapshot(), (split("newer"), Txn(appId="landed:a.log", version=101)), operation="INGEST")
+    assert not newer.already_committed
+    assert set(log.snapshot().splits) == {*first.splits, split("newer").path}
 
 
-def test_null_feature_lists_are_those_of_a_table_that_can_be_read_and_not_written() -> None:
-    store = MemoryStore("t")
-    line = b'{"protocol":{"minReaderVersion":4,"minWriterVersion":4,"readerFeatures":null,"writerFeatures":null}}\n'
-    store.put(version_key(0), line + encode_version([metadata()])[:0], IfAbsent())
-    store.put(version_key(1), encode_version([metadata()]), IfAbsent())
-    with pytest.raises(Corrupt, match="metaData"):
-        log_on(store).snapshot(version=0)
-    log = log_on(store)
-    assert log.snapshot().protocol == Protocol()
-    with pytest.raises(Unsupported, match="not created by Tidemark"):
-        _land(log, log.snapshot(), THEIRS["append"])
+def test_work_recorded_since_the_plan_is_found_on_rebase(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    unit = Txn(appId="job", version=1)
+    _land(log, planned, Commit((split("one"), unit)))
+    assert log.commit(planned, (split("other"), unit), operation="INGEST").already_committed
+    assert log.snapshot().version == 2
+
+
+def test_work_that_is_recorded_in_part_conflicts(log: TransactionLog) -> None:
+    _land(log, log.snapshot(), Commit((split("one"), Txn(appId="a", version=1))))
+    both = Commit((split("both"), Txn(appId="a", version=1), Txn(appId="b", version=1)))
+    with pytest.raises(CommitConflict, match="1 of 2 units"):
+        _land(log, log.snapshot(), both)
 
 
 # --- fences, indexes, settings, and what a commit may cost ------------------------------------------------------------
@@ -368,6 +353,51 @@ def test_a_lower_token_is_fenced_whatever_else_the_commit_could_do(log: Transact
     with pytest.raises(Fenced, match="stop"):
         _land(log, planned, Commit((split("x"), Fence(resource="compact", token=4))))
     assert _land(log, planned, Commit((split("x"), Fence(resource="compact", token=5)))).fences == {"compact": 5}
+
+
+def test_two_segments_of_one_index_never_cover_one_split(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((segment("s", "a"),)))
+    with pytest.raises(CommitConflict, match=r"covered by _indices/words/s\.seg"):
+        _land(log, planned, Commit((segment("t", "a", "b"),)))
+    _land(log, planned, Commit((segment("u", "b"),)))
+    instead = Commit((segment("v", "a"), RemoveIndexSegment(index=INDEX.name, path=segment("s").path)))
+    assert set(_land(log, log.snapshot(), instead).segments) == {OLD.path, segment("u").path, segment("v").path}
+
+
+def test_a_segment_whose_splits_are_all_gone_is_left_out(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, MINE["compact a b"])
+    found = _land(log, planned, Commit((segment("gone", "a"), segment("half", "b", "c"))))
+    assert set(found.segments) == {OLD.path, segment("half").path}
+    with pytest.raises(CommitConflict, match="every split that the new segments cover is gone"):
+        _land(log, planned, Commit((segment("gone", "a"),)))
+
+
+def test_a_segment_may_cover_a_split_of_its_own_commit(log: TransactionLog) -> None:
+    found = _land(log, log.snapshot(), Commit((split("new"), segment("s", "new"))))
+    assert segment("s").path in found.segments
+
+
+def test_a_segment_of_a_redefined_index_conflicts(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((settings(indexes=(replace(INDEX, columns=("id",)),)),)))
+    with pytest.raises(CommitConflict, match="dropped or redefined"):
+        _land(log, planned, MINE["index a"])
+
+
+def test_a_segment_is_removed_once(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    remove = Commit((RemoveIndexSegment(index=INDEX.name, path=OLD.path),))
+    _land(log, planned, remove)
+    with pytest.raises(CommitConflict, match="no live segment"):
+        _land(log, planned, remove)
+
+
+def test_work_without_new_splits_lands_whatever_became_of_the_settings(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, THEIRS["window"])
+    assert split("a").path not in _land(log, planned, Commit((removal("a"),))).splits
 
 
 def test_a_merge_that_was_planned_before_a_restore_plans_again(log: TransactionLog) -> None:

@@ -1,4 +1,4 @@
-"""Every automatic check of a commit, on the head it lands on: design page 02, "Committing"."""
+"""Committing: what lands at which cost, what no head could accept, races and time (design page 02)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from dataclasses import replace
 import pytest
 
 from storage_core.config import TableConfig
-from storage_core.errors import CommitConflict, Fenced, InvalidInput, NotFound, Unsupported
+from storage_core.errors import CommitConflict, InvalidInput, NotFound
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
     Action,
     CommitInfo,
-    Fence,
-    MergedGenerations,
     Metadata,
     Protocol,
-    RemoveIndexSegment,
     Txn,
 )
-from storage_core.log.codec import encode_version
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
@@ -31,7 +26,6 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import (
-    INDEX,
     log_on,
     metadata,
     removal,
@@ -113,160 +107,6 @@ def test_a_table_that_could_not_be_opened_is_not_created(store: MemoryStore) -> 
         log_on(store).snapshot()
 
 
-# --- removes and adds -------------------------------------------------------------------------------------------------
-
-
-def test_only_one_of_two_compactions_of_one_split_lands(log: TransactionLog) -> None:
-    planned = _commit(log, split("a"), split("b"))
-    _commit(log, removal("a"), removal("b"), split("ab"), on=planned)
-    with pytest.raises(CommitConflict, match=r"splits/all/a\.parquet: no longer live at version 2"):
-        _commit(log, removal("a"), split("other"), on=planned)
-    assert set(log.snapshot().splits) == {split("ab").path}
-
-
-def test_a_compaction_lands_after_an_append(log: TransactionLog) -> None:
-    planned = _commit(log, split("a"), split("b"))
-    _commit(log, split("c"), on=planned)
-    _commit(log, removal("a"), removal("b"), split("ab"), on=planned)
-    assert set(log.snapshot().splits) == {split("ab").path, split("c").path}
-
-
-def test_a_live_path_is_not_added_again(log: TransactionLog) -> None:
-    planned = log.snapshot()
-    _commit(log, split("a"))
-    with pytest.raises(CommitConflict, match="live already since version 1"):
-        _commit(log, split("a"), on=planned)
-
-
-# --- metadata ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mine", [[split("a")], [metadata(TableConfig(window_seconds=60))]])
-def test_what_was_planned_on_older_metadata_does_not_land(log: TransactionLog, mine: Sequence[Action]) -> None:
-    planned = log.snapshot()
-    _commit(log, metadata(TableConfig(window_seconds=900)))
-    with pytest.raises(CommitConflict, match="schema or configuration changed between version 0 and 1"):
-        _commit(log, *mine, on=planned)
-
-
-def test_work_without_new_splits_lands_after_a_metadata_change(log: TransactionLog) -> None:
-    planned = _commit(log, split("a"))
-    _commit(log, replace(metadata(), description="changed"))
-    assert not _commit(log, removal("a"), on=planned).splits
-
-
-# --- fences and generations -------------------------------------------------------------------------------------------
-
-
-def test_a_lower_token_is_fenced_and_an_equal_one_is_not(log: TransactionLog) -> None:
-    planned = log.snapshot()
-    _commit(log, Fence(resource="compact", token=5))
-    with pytest.raises(Fenced, match="token 5 has committed, this one is 4"):
-        _commit(log, split("a"), Fence(resource="compact", token=4), on=planned)
-    _commit(log, Fence(resource="compact", token=5), Fence(resource="other", token=1), on=planned)
-    assert log.snapshot().fences == {"compact": 5, "other": 1}
-
-
-def test_a_merge_lands_only_after_the_generation_it_was_planned_after(log: TransactionLog) -> None:
-    planned = log.snapshot()
-
-    def merge(after: int, upto: int) -> None:
-        log.commit(
-            planned,
-            [split(f"{after}-{upto}"), MergedGenerations(region="r", generation=upto)],
-            operation="MERGE",
-            requirements=[MergeProgress("r", after)],
-        )
-
-    merge(0, 2)
-    with pytest.raises(CommitConflict, match="generations up to 2 are merged at version 1"):
-        merge(0, 3)
-    with pytest.raises(CommitConflict, match="planned after 3"):
-        merge(3, 4)
-    merge(2, 3)
-    assert log.snapshot().merged_generations == {"r": 3}
-    assert set(log.snapshot().splits) == {split("0-2").path, split("2-3").path}
-
-
-def test_merge_progress_never_goes_back_even_when_nobody_required_it(log: TransactionLog) -> None:
-    _commit(log, MergedGenerations(region="r", generation=1))
-    _commit(log, MergedGenerations(region="r", generation=2))
-    for generation in (1, 2, 4):
-        with pytest.raises(CommitConflict, match="region r"):
-            _commit(log, MergedGenerations(region="r", generation=generation))
-
-
-# --- idempotency by transaction ---------------------------------------------------------------------------------------
-
-
-def test_work_that_is_recorded_is_not_committed_again(log: TransactionLog) -> None:
-    unit = Txn(appId="landed:a.log", version=100)
-    first = _commit(log, split("a"), unit)
-    again = log.commit(log.snapshot(), [split("other attempt"), unit], operation="INGEST")
-    assert (again.already_committed, again.version, again.snapshot) == (True, 1, first)
-    older = log.commit(log.snapshot(), [split("x"), Txn(appId="landed:a.log", version=99)], operation="INGEST")
-    assert older.already_committed
-    newer = log.commit(log.snapshot(), [split("y"), Txn(appId="landed:a.log", version=101)], operation="INGEST")
-    assert not newer.already_committed
-    assert set(log.snapshot().splits) == {split("a").path, split("y").path}
-
-
-def test_work_recorded_since_the_plan_is_found_on_rebase(log: TransactionLog) -> None:
-    planned = log.snapshot()
-    unit = Txn(appId="job", version=1)
-    _commit(log, split("a"), unit, on=planned)
-    assert log.commit(planned, [split("b"), unit], operation="INGEST").already_committed
-    assert log.snapshot().version == 1
-
-
-def test_work_that_is_recorded_in_part_conflicts(log: TransactionLog) -> None:
-    _commit(log, split("a"), Txn(appId="a", version=1))
-    with pytest.raises(CommitConflict, match="1 of 2 units"):
-        _commit(log, split("ab"), Txn(appId="a", version=1), Txn(appId="b", version=1))
-
-
-# --- index segments ---------------------------------------------------------------------------------------------------
-
-
-def test_two_segments_of_one_index_never_cover_one_split(log: TransactionLog) -> None:
-    planned = _commit(log, split("a"), split("b"))
-    _commit(log, segment("s", "a"), on=planned)
-    with pytest.raises(CommitConflict, match=r"covered by _indices/words/s\.seg"):
-        _commit(log, segment("t", "a", "b"), on=planned)
-    _commit(log, segment("u", "b"), on=planned)
-    _commit(log, segment("v", "a"), RemoveIndexSegment(index=INDEX.name, path=segment("s").path))
-    assert set(log.snapshot().segments) == {segment("u").path, segment("v").path}
-
-
-def test_a_segment_whose_splits_are_all_gone_is_left_out(log: TransactionLog) -> None:
-    planned = _commit(log, split("a"), split("b"), split("c"))
-    _commit(log, removal("a"), removal("b"), split("ab"), on=planned)
-    found = _commit(log, segment("gone", "a"), segment("half", "b", "c"), on=planned)
-    assert set(found.segments) == {segment("half").path}
-    with pytest.raises(CommitConflict, match="every split that the new segments cover is gone"):
-        _commit(log, segment("gone", "a"), on=planned)
-
-
-def test_a_segment_may_cover_a_split_of_its_own_commit(log: TransactionLog) -> None:
-    assert set(_commit(log, split("a"), segment("s", "a")).segments) == {segment("s").path}
-
-
-@pytest.mark.parametrize("config", [TableConfig(), TableConfig(indexes=(replace(INDEX, columns=("id",)),))])
-def test_a_segment_of_a_dropped_or_redefined_index_conflicts(log: TransactionLog, config: TableConfig) -> None:
-    planned = _commit(log, split("a"))
-    _commit(log, metadata(config))
-    with pytest.raises(CommitConflict, match="dropped or redefined"):
-        _commit(log, segment("s", "a"), on=planned)
-
-
-def test_a_segment_is_removed_once(log: TransactionLog) -> None:
-    planned = _commit(log, split("a"), segment("s", "a"))
-    remove = RemoveIndexSegment(index=INDEX.name, path=segment("s").path)
-    _commit(log, remove, on=planned)
-    with pytest.raises(CommitConflict, match="no live segment"):
-        _commit(log, remove, on=planned)
-
-
 # --- what no head could accept ----------------------------------------------------------------------------------------
 
 
@@ -290,21 +130,6 @@ def test_a_commit_that_contradicts_itself_is_refused(
     with pytest.raises(InvalidInput, match=named):
         log.commit(log.snapshot(), actions, operation="TEST")
     assert log.snapshot().version == 0
-
-
-@pytest.mark.parametrize(
-    ("protocol", "named"),
-    [
-        (Protocol(minWriterVersion=5, writerFeatures=("tidemark",)), "writer version 5"),
-        (Protocol(writerFeatures=("tidemark", "rowIds")), "rowIds"),
-        (Protocol(), "not created by Tidemark"),
-    ],
-)
-def test_a_table_that_this_release_may_not_write_is_refused(store: MemoryStore, protocol: Protocol, named: str) -> None:
-    store.put(version_key(0), encode_version([protocol, metadata()]), IfAbsent())
-    log = log_on(store)
-    with pytest.raises(Unsupported, match=named):
-        _commit(log, split("a"))
 
 
 # --- racing and time --------------------------------------------------------------------------------------------------
