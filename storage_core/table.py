@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -20,16 +19,16 @@ from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key
-from storage_core.gc.protection import doomed
+from storage_core.history.restore import Restored
+from storage_core.history.restore import restore as restore_version
+from storage_core.history.tagging import set_tag
 from storage_core.ids import SystemIds
 from storage_core.ingest.landing import LandingSpec
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import Restored
-from storage_core.log.restore import restore as restore_version
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.tags import Tag, read_tags, remove_tag, set_tag
+from storage_core.log.tags import Tag, read_tags, remove_tag
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.probe import require_capable
 from storage_core.objectstore.resolve import open_store
@@ -346,14 +345,14 @@ class Table:
         return changes_between(self._store, snapshot_at(self._log, start), last)
 
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
-        """Make the table what it was at a version, a moment or a tag, by one commit on top; see `log.restore`.
+        """Make the table what it was at a version, a moment or a tag, by one commit on top; see `history.restore`.
 
         Rows of a keyed table that are acknowledged and not merged stay, and the next merge applies them. Nothing that
         was ingested or merged since is ingested or merged again.
         """
         self._require_writable()
         target = snapshot_at(self._log, to)
-        done = restore_version(self._log, target, doomed=partial(doomed, self._store), commit_id=commit_id)
+        done = restore_version(self._log, target, commit_id=commit_id)
         self._snapshot = done.snapshot
         return done
 
@@ -365,7 +364,7 @@ class Table:
         self.require_capable()
         target = self._snapshot if version is None else snapshot_at(self._log, version)
         ends = None if expires is None else self._log.clock.now_ms() + expires // dt.timedelta(milliseconds=1)
-        return set_tag(self._log, name, target, doomed=partial(doomed, self._store), expires_at_ms=ends)
+        return set_tag(self._log, name, target, expires_at_ms=ends)
 
     def untag(self, name: str) -> Tag:
         """Remove a tag and return it; its version is retained no longer than others. Raises `NotFound`."""

@@ -26,7 +26,7 @@ from storage_core.fsck.report import DAMAGE, Kind, Severity
 from storage_core.fsck.salvage import Salvage, salvage
 from storage_core.fsck.transfer import Transfer
 from storage_core.gc.boundary import advance_boundary
-from storage_core.gc.protection import doomed
+from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
 from storage_core.ingest.quarantine import read_entry
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove, RemoveIndexSegment
@@ -37,7 +37,7 @@ from storage_core.log.progress import Progress
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
-from storage_core.log.tags import Tag, read_tags, set_tag
+from storage_core.log.tags import Tag, read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string
 
@@ -267,6 +267,6 @@ class _Repair:
         for tag in tags:
             try:
                 snapshot = table.snapshot(version=tag.version)
-                set_tag(table, tag.name, snapshot, doomed=partial(doomed, self.target), expires_at_ms=tag.expires_at_ms)
+                set_tag(table, tag.name, snapshot, expires_at_ms=tag.expires_at_ms)
             except DAMAGE as error:
                 self.transfer.lost.append(Lost(key=tags_key(), reason=f"the tag {tag.name!r}: {error}"))

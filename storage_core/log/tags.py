@@ -1,8 +1,8 @@
 """Tags: names that keep a version readable, for ever or until they expire (design pages 02 and 06).
 
 All tags of a table are one small object, `_tags.json`, replaced by compare-and-swap: the collector finds every tag by
-one GET of a name it knows, never by a listing that may miss one (lesson 49). A tag also sees to it that its version has
-a state of its own, so the version opens when every version file around it is collected.
+one GET of a name it knows, never by a listing that may miss one (lesson 49). Here they are read
+and taken away; `history.tagging` sets them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,14 @@ from storage_core.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
-    InvalidInput,
     NotFound,
-    SnapshotExpired,
     Unavailable,
     Unsupported,
 )
 from storage_core.formats.keys import tags_key, validate_tag_name
 from storage_core.ids import random_pause_ms
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import Doomed, objects_of, replaced, require_kept
-from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import Committed, ObjectStore, OutcomeUnknown, PutResult, unchanged
-from storage_core.objectstore.reading import exists
 
 FORMAT_VERSION = 1
 _ATTEMPTS = 10
@@ -108,42 +100,13 @@ def tagged(log: TransactionLog, name: str) -> Tag:
     return tag
 
 
-def set_tag(
-    log: TransactionLog, name: str, target: Snapshot, *, doomed: Doomed, expires_at_ms: int | None = None
-) -> Tag:
-    """Let `name` stand for the version of `target`, and return once nothing of that version can be collected.
-
-    A tag of this name is moved. Checked before the tag is written and again after it: then either the collector sees
-    the tag before it deletes, or what it deletes is seen here, the tag is taken back and `SnapshotExpired` raised.
-    Raises `InvalidInput` for a bad name or a moment that has passed, `CommitConflict` when somebody else set the same
-    name meanwhile, `CommitUnknown` when the store did not say: set it again. Requests: the head, a checkpoint of the
-    version unless it has one, one PUT, and twice the plan's GET and a HEAD per object that is no longer live.
-    """
-    require_writable(target)
-    now_ms = log.clock.now_ms()
-    validate_tag_name(name)
-    if expires_at_ms is not None and expires_at_ms <= now_ms:
-        raise InvalidInput(f"the tag {name!r} would expire at {expires_at_ms} ms, which has passed", tag=name)
-    needed = _needed(log, target, doomed)
-    tag = Tag(name=name, version=target.version, created_at_ms=now_ms, expires_at_ms=expires_at_ms, id=log.ids.uuid())
-    before = read_tags(log.store).by_name.get(name)
-    _replace(log, partial(_exchanged, name, before, tag))
-    try:
-        require_kept(log.store, needed, doomed, version=target.version)
-    except SnapshotExpired:
-        _replace(log, partial(_exchanged, name, tag, before))
-        raise
-    _logger.info("tag %s of %s: version %d", name, log.store.uri, target.version)
-    return tag
-
-
 def remove_tag(log: TransactionLog, name: str) -> Tag:
     """Remove the tag and return it; from now on it keeps nothing. One GET and one PUT. Raises `NotFound`."""
     tags = read_tags(log.store)
     before = tags.by_name.get(name)
     if before is None:
         raise _no_tag(log, name, tags, log.clock.now_ms())
-    _replace(log, partial(_exchanged, name, before, None))
+    exchange(log, name, before, None)
     _logger.info("tag %s of %s removed; it was version %d", name, log.store.uri, before.version)
     return before
 
@@ -157,35 +120,19 @@ def drop_expired(log: TransactionLog, *, now_ms: int) -> list[str]:
     return gone
 
 
+def exchange(log: TransactionLog, name: str, before: Tag | None, after: Tag | None) -> None:
+    """Let `after` stand for `before` under this name; None is no tag. One GET and one PUT when nobody interferes.
+
+    Nothing is written when it stands there already. Raises `CommitConflict` when somebody else changed the name or was
+    faster every time, `CommitUnknown` when the store did not say.
+    """
+    _replace(log, partial(_exchanged, name, before, after))
+
+
 def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound:
     why = "the tag has expired" if name in tags.by_name else "there is no such tag"
     known = ", ".join(each.name for each in tags.live(now_ms)) or "none"
     return NotFound(f"{name!r}: {why}; tags of {log.store.uri}: {known}", tag=name)
-
-
-def _needed(log: TransactionLog, target: Snapshot, doomed: Doomed) -> list[str]:
-    """The objects that opening and reading `target` takes and that the head does not keep, all of them there."""
-    head = log.snapshot()
-    files = objects_of(replaced(target, head)) + sorted(target.segments.keys() - head.segments.keys())
-    require_kept(log.store, files, doomed, version=target.version)
-    log.checkpoint(target)
-    state = _checkpoint_keys(log.store, target.version)
-    require_kept(log.store, state, doomed, version=target.version)
-    return [*files, *state]
-
-
-def _checkpoint_keys(store: ObjectStore, version: int) -> list[str]:
-    """The objects that the version can be opened from without any version file."""
-    try:
-        forms = [each for each in Checkpointed.forms(version) if exists(store, each.key)]
-        found = [key for each in forms for key in (each.key, *named_keys(store, each))]
-    except NotFound:
-        found = []
-    if not found:
-        raise SnapshotExpired(
-            f"version {version} of {store.uri} is being collected; choose a newer one", version=version
-        )
-    return found
 
 
 def _exchanged(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
@@ -14,13 +13,12 @@ from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
 from storage_core.gc.collect import collect
-from storage_core.gc.protection import doomed
+from storage_core.history.tagging import set_tag
 from storage_core.index import catch_up
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.log.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
-from storage_core.log.tags import set_tag
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -70,7 +68,7 @@ def every_kind() -> EveryKind:
     _catch_up(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
-    set_tag(table.log, "before", older, doomed=partial(doomed, store))
+    set_tag(table.log, "before", older)
     _write(table, "more")
     table.merge()
     for number in range(2):

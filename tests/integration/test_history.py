@@ -10,17 +10,13 @@ import pytest
 
 from storage_core import IndexDefinition, Table
 from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.history.restore import restore
 from storage_core.index import catch_up
-from storage_core.log.restore import restore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
 from storage_core.testkit.keyed_table import KeyedTable
 
 PEOPLE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-
-
-def nothing_doomed(_keys: object) -> tuple[str, ...]:
-    return ()
 
 
 def ids(table: Table, at: int | str | dt.datetime | None = None) -> list[int]:
@@ -101,7 +97,7 @@ def seats(table: KeyedTable) -> dict[object, object]:
 
 def test_what_was_merged_since_is_undone_and_not_merged_again(planes: KeyedTable) -> None:
     merged = planes.snapshot.merged_generations
-    restore(planes.log, planes.log.snapshot(version=1), doomed=nothing_doomed)
+    restore(planes.log, planes.log.snapshot(version=1))
     assert seats(planes) == {"a": 1, "b": 1}
     assert planes.snapshot.merged_generations == merged
     assert planes.merge() is None
@@ -112,7 +108,7 @@ def test_what_was_merged_since_is_undone_and_not_merged_again(planes: KeyedTable
 
 def test_what_is_acknowledged_and_not_merged_stays_and_is_merged_next(planes: KeyedTable) -> None:
     put(planes, {"tailnum": "b", "seats": 7})
-    restore(planes.log, planes.log.snapshot(version=1), doomed=nothing_doomed)
+    restore(planes.log, planes.log.snapshot(version=1))
     assert seats(planes) == {"a": 1, "b": 7}
     planes.merge()
     assert seats(planes) == {"a": 1, "b": 7}
@@ -125,7 +121,7 @@ def test_a_merge_that_ran_while_the_table_was_restored_leaves_no_key_twice(plane
     before = planes.snapshot
     (work,) = merge.plan(planes.store, before)
     result = planes.execute(work)
-    restore(planes.log, planes.log.snapshot(version=1), doomed=nothing_doomed)
+    restore(planes.log, planes.log.snapshot(version=1))
     with pytest.raises(CommitConflict, match="restored the table after this merge was planned"):
         planes.commit(before, work, result)
     planes.merge()

@@ -17,11 +17,11 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.outcome import Outcome
 from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
+from storage_core.history.restore import restore
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add, CommitInfo, Metadata
 from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
@@ -180,7 +180,7 @@ def test_a_restore_behind_a_lost_compaction_keeps_what_it_brought_back(
     (operation,) = plan_compaction(snapshot)
     done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
     log.commit(snapshot, done.actions, operation="COMPACT")
-    restore(log, log.snapshot(version=1), doomed=lambda _: ())
+    restore(log, log.snapshot(version=1))
     store.put(version_key(3), b"damaged", Overwrite())
     target, _ = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
     assert 1 in _counts(target)
@@ -199,7 +199,7 @@ def test_a_compaction_that_a_lost_restore_undid_is_not_live_beside_the_next_one(
         done = compaction.execute(store, operation, ids=log.ids, now_ms=1)
         log.commit(snapshot, done.actions, operation="COMPACT")
         if snapshot.version == 2:
-            restore(log, log.snapshot(version=2), doomed=lambda _: ())
+            restore(log, log.snapshot(version=2))
             _append(log, 3)
     store.put(version_key(4), b"damaged", Overwrite())
     target, _ = repaired(EveryKind(store, ManualClock(step_ms=1), 0))

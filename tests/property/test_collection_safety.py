@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -12,12 +10,12 @@ from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import NotFound, SnapshotExpired, Unavailable
 from storage_core.formats import keys
 from storage_core.gc.collect import collect
-from storage_core.gc.protection import doomed
+from storage_core.history.restore import restore
+from storage_core.history.tagging import set_tag
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
-from storage_core.log.tags import read_tags, remove_tag, set_tag
+from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import snapshot_at
 from storage_core.testkit.clock import ManualClock
@@ -42,7 +40,6 @@ class Collection(RuleBasedStateMachine):
         # The model: per version its commit time and the objects that a reader of it needs.
         self.needed: dict[int, tuple[int, set[str]]] = {}
         self.tags: dict[str, tuple[int, int | None]] = {}
-        self.doomed = partial(doomed, self.table.store)
         self.remember()
 
     def remember(self) -> None:
@@ -94,7 +91,7 @@ class Collection(RuleBasedStateMachine):
             return
         expires = None if hours is None else self.clock.now + hours * HOUR_MS
         try:
-            set_tag(self.table.log, name, target, doomed=self.doomed, expires_at_ms=expires)
+            set_tag(self.table.log, name, target, expires_at_ms=expires)
         except SnapshotExpired:
             return
         self.tags[name] = (target.version, expires)
@@ -112,7 +109,7 @@ class Collection(RuleBasedStateMachine):
             return
         self.clock.now += 1
         try:
-            done = restore(self.table.log, target, doomed=self.doomed)
+            done = restore(self.table.log, target)
         except SnapshotExpired:
             return
         assert set(done.snapshot.splits) == set(target.splits)

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.history.restore import restore
 from storage_core.log.actions import Action, Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import restore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, INSERT, changes
@@ -76,7 +76,7 @@ class History:
                 self.commit(chosen, self.read(chosen), data_change=False)
             case ("restore", int(back)):
                 target = self.log.snapshot(version=max(0, len(self.versions) - 1 - back))
-                restored = restore(self.log, target, doomed=lambda _keys: ()).snapshot
+                restored = restore(self.log, target).snapshot
                 scanned = Scan(self.store, self.log.snapshot()).to_arrow()
                 assert multiset(scanned) == self.versions[target.version]
                 assert restored.splits.keys() == target.splits.keys()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -19,11 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, NotFound
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse
-from storage_core.gc.protection import doomed
+from storage_core.history.restore import restore
 from storage_core.log.actions import Action, MergedGenerations, Metadata, Txn
 from storage_core.log.deletion_vector import inline
 from storage_core.log.requirements import MergeProgress, Requirement
-from storage_core.log.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -184,7 +182,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         """A restore makes the content of an older version the newest; progress is not taken back."""
         target = pick % len(self.versions)
         wanted = self.versions[target]
-        restored = restore(self.log, self.log.snapshot(version=target), doomed=partial(doomed, self.objects))
+        restored = restore(self.log, self.log.snapshot(version=target))
         assert restored.changed == (wanted.content() != self.head.content())
         if restored.changed:
             self.landed(self.head.restored(wanted), restored.snapshot)

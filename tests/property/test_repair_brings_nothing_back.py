@@ -12,9 +12,9 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.keys import LOG_PREFIX, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.repair import repair
+from storage_core.history.restore import restore
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import restore
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
@@ -68,7 +68,7 @@ class _Table:
             self.appended += 1
         else:
             version = int(step) % (head.version + 1)
-            if restore(self.log, self.log.snapshot(version=version), doomed=lambda _: ()).changed:
+            if restore(self.log, self.log.snapshot(version=version)).changed:
                 self.rows.append(self.rows[version])
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 
 from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import NotFound
 from storage_core.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
-from storage_core.gc.protection import doomed
+from storage_core.history.restore import restore
+from storage_core.history.tagging import set_tag
 from storage_core.log.actions import (
     Action,
     Fence,
@@ -28,8 +28,7 @@ from storage_core.log.actions import (
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import MergeProgress, Requirement
-from storage_core.log.restore import restore
-from storage_core.log.tags import drop_expired, read_tags, remove_tag, set_tag
+from storage_core.log.tags import drop_expired, read_tags, remove_tag
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
@@ -129,13 +128,13 @@ def changed_metadata(log: TransactionLog) -> None:
 
 def restored(log: TransactionLog) -> None:
     target = log.snapshot(version=1)
-    restore(log, target, doomed=partial(doomed, log.store), commit_id=COMMIT_ID)
+    restore(log, target, commit_id=COMMIT_ID)
 
 
 def tagged_with(name: str, version: int, *, expires_at_ms: int | None = None) -> Run:
     def run(log: TransactionLog) -> None:
         target = log.snapshot(version=version)
-        set_tag(log, name, target, doomed=partial(doomed, log.store), expires_at_ms=expires_at_ms)
+        set_tag(log, name, target, expires_at_ms=expires_at_ms)
 
     return run
 

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -24,11 +23,10 @@ import pytest
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, TidemarkError, Unavailable
 from storage_core.formats.keys import last_checkpoint_key
-from storage_core.gc.protection import doomed
+from storage_core.history.restore import restore
 from storage_core.log.actions import Add, Txn
 from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -334,7 +332,7 @@ class Writer:
                 requirements=work.requirements,
                 commit_id=work.commit_id,
             )
-        done = restore(self.log, work.planned, doomed=partial(doomed, self.store), commit_id=work.commit_id)
+        done = restore(self.log, work.planned, commit_id=work.commit_id)
         return CommitResult(
             done.snapshot.version, done.commit_id, done.snapshot, already_committed=not done.changed, attempts=0
         )

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -10,8 +9,7 @@ from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats.keys import state_key, version_key
 from storage_core.gc.collect import collect
-from storage_core.gc.protection import doomed
-from storage_core.log.tags import set_tag
+from storage_core.history.tagging import set_tag
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import At, snapshot_at
@@ -93,7 +91,7 @@ def test_text_that_is_nothing_of_the_three_is_refused(table: SampleTable, at: st
 
 
 def test_a_name_is_a_tag(table: SampleTable) -> None:
-    set_tag(table.log, "nightly", table.log.snapshot(version=3), doomed=partial(doomed, table.store))
+    set_tag(table.log, "nightly", table.log.snapshot(version=3))
     assert version_at(table, "nightly") == 3
     with pytest.raises(NotFound, match="'weekly': there is no such tag; tags of memory://as-of: nightly"):
         version_at(table, "weekly")
@@ -137,7 +135,7 @@ def test_what_is_collected_says_what_is_retained(table: SampleTable, version: in
 
 
 def test_a_tagged_version_is_an_island(table: SampleTable) -> None:
-    set_tag(table.log, "kept", table.log.snapshot(version=1), doomed=partial(doomed, table.store))
+    set_tag(table.log, "kept", table.log.snapshot(version=1))
     collected(table)
     assert version_at(table, "kept") == version_at(table, 1) == 1
     for beside in (0, 2):
@@ -148,7 +146,7 @@ def test_a_tagged_version_is_an_island(table: SampleTable) -> None:
 
 
 def test_damage_is_not_taken_for_a_collection(table: SampleTable) -> None:
-    set_tag(table.log, "kept", table.log.snapshot(version=1), doomed=partial(doomed, table.store))
+    set_tag(table.log, "kept", table.log.snapshot(version=1))
     collected(table)
     table.store.put(state_key(1), b"damaged", Overwrite())
     with pytest.raises((Corrupt, NotFound)) as caught:

@@ -8,10 +8,10 @@ import pytest
 
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.formats.keys import version_key
+from storage_core.history.restore import restore
 from storage_core.log.actions import Metadata, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import restore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.changes import BATCH_ROWS, changes
@@ -116,7 +116,7 @@ def test_a_restore_shows_what_it_took_back(table: Events) -> None:
     table.append({"at": 1, "host": "a"})
     old = table.log.snapshot()
     table.append({"at": 1, "host": "b"})
-    restore(table.log, old, doomed=lambda _keys: ())
+    restore(table.log, old)
     assert shown(table.read(2)) == [(3, "delete", "b")]
 
 

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.declaration_parts",),
     ("storage_core.read", "storage_core.definition"),
     ("storage_core.fsck",),
+    ("storage_core.history",),
     ("storage_core.gc",),
     ("storage_core.index",),
     ("storage_core.compaction",),

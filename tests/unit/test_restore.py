@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -8,12 +7,14 @@ import pytest
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, SnapshotExpired
 from storage_core.formats.keys import version_key
+from storage_core.gc.mark import Reason
+from storage_core.gc.plan import Candidate, read_plan, write_plan
+from storage_core.history.restore import MAX_PLANS, OPERATION, Restored, restore
 from storage_core.log.actions import Action, Fence, MergedGenerations, Metadata, RemoveIndexSegment, Txn
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import RESTORES, MergeProgress
-from storage_core.log.restore import MAX_PLANS, OPERATION, Restored, restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
@@ -54,12 +55,8 @@ def rewrite(log: TransactionLog, old: str, new: str) -> Snapshot:
     return log.commit(log.snapshot(), [removal(old), split(new)], operation="REWRITE").snapshot
 
 
-def nothing_doomed(_keys: Collection[str]) -> frozenset[str]:
-    return frozenset()
-
-
 def run(log: TransactionLog, target: Snapshot, *, commit_id: str | None = None) -> Restored:
-    return restore(log, target, doomed=nothing_doomed, commit_id=commit_id)
+    return restore(log, target, commit_id=commit_id)
 
 
 def names(snapshot: Snapshot) -> set[str]:
@@ -215,11 +212,16 @@ def test_a_split_whose_file_is_gone_stops_the_restore_before_it_writes(store: Me
     assert log.snapshot() == head
 
 
-def test_a_split_that_the_collector_is_about_to_delete_does_not_come_back(log: TransactionLog) -> None:
+def test_a_split_that_the_collector_is_about_to_delete_does_not_come_back(
+    store: MemoryStore, log: TransactionLog
+) -> None:
     old = append(log, "a")
     head = rewrite(log, "a", "b")
+    key = split("a").path
+    due = Candidate(key=key, reason=Reason.REMOVED_SPLIT, size=4, first_seen_ms=0, since_version=head.version)
+    write_plan(store, read_plan(store), {key: due}, nonce="n")
     with pytest.raises(SnapshotExpired, match="due to be"):
-        restore(log, old, doomed=lambda keys: set(keys) & {split("a").path})
+        run(log, old)
     assert log.snapshot() == head
 
 

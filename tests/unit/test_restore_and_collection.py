@@ -12,9 +12,8 @@ from storage_core.errors import CommitConflict, SnapshotExpired
 from storage_core.formats.keys import gc_candidates_key, state_key, version_key
 from storage_core.gc.collect import collect
 from storage_core.gc.plan import read_plan, write_plan
-from storage_core.gc.protection import doomed
+from storage_core.history.restore import Restored, restore
 from storage_core.log.log import TransactionLog
-from storage_core.log.restore import Restored, restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -40,7 +39,7 @@ def run(table: SampleTable, *, store: ObjectStore | None = None, horizon_ms: int
 def go_back(table: SampleTable, target: Snapshot, *, store: ObjectStore | None = None) -> Restored:
     used = store or table.store
     log = TransactionLog(used, clock=table.clock, ids=table.ids)
-    return restore(log, target, doomed=partial(doomed, used))
+    return restore(log, target)
 
 
 def test_what_a_restore_brings_back_survives_every_later_collection() -> None:

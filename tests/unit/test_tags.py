@@ -20,10 +20,10 @@ from storage_core.errors import (
 )
 from storage_core.formats import keys
 from storage_core.gc.collect import CollectionReport, collect
-from storage_core.gc.protection import doomed
+from storage_core.history.tagging import set_tag
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.tags import Tag, read_tags, remove_tag, set_tag, tagged
+from storage_core.log.tags import Tag, read_tags, remove_tag, tagged
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -59,7 +59,7 @@ def tag(
 ) -> Tag:
     expires = None if hours is None else table.clock.now + hours * HOUR_MS
     used = store or table.store
-    return set_tag(log_of(table, used), name, target, doomed=partial(doomed, used), expires_at_ms=expires)
+    return set_tag(log_of(table, used), name, target, expires_at_ms=expires)
 
 
 def run(table: SampleTable, *, store: ObjectStore | None = None, horizon_ms: int | None = None) -> CollectionReport:

@@ -6,16 +6,18 @@ transactions, fences and merged generations only grow, so nothing that was inges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
 
-from storage_core.errors import CommitConflict, SnapshotExpired
+from storage_core.errors import CommitConflict
+from storage_core.gc.protection import doomed
+from storage_core.history.kept import objects_of, replaced, require_kept
 from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
 from storage_core.log.commit import CommitResult
 from storage_core.log.deletion_vector import DeletionVector, inline
-from storage_core.log.file_columns import adds_of, paths_of, without_paths
+from storage_core.log.file_columns import adds_of
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.schema_registry import registry, with_registry
@@ -25,9 +27,6 @@ from storage_core.objectstore.reading import missing
 
 OPERATION = "RESTORE"
 MAX_PLANS = 10
-
-Doomed = Callable[[Collection[str]], Collection[str]]
-"""Returns which of these keys the collector has planned to delete (`gc.protection.doomed` of a store)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class _Plan:
         }
 
 
-def restore(log: TransactionLog, target: Snapshot, *, doomed: Doomed, commit_id: str | None = None) -> Restored:
+def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = None) -> Restored:
     """Commit the content of `target` as the next version: exactly its splits, schema and configuration.
 
     Planned on a head and committed right after it or not at all: when another commit lands in between it is planned
@@ -95,7 +94,7 @@ def restore(log: TransactionLog, target: Snapshot, *, doomed: Doomed, commit_id:
     of the collector's plan, those of `missing` for the splits that come back, and a commit.
     """
     for _ in range(MAX_PLANS):
-        plan = _plan(log.store, log.snapshot(), target, doomed)
+        plan = _plan(log.store, log.snapshot(), target)
         if plan.empty:
             return _restored(plan, target, plan.head, commit_id or "", changed=False)
         try:
@@ -121,13 +120,13 @@ def _commit(log: TransactionLog, plan: _Plan, target: Snapshot, commit_id: str |
     )
 
 
-def _plan(store: ObjectStore, head: Snapshot, target: Snapshot, doomed: Doomed) -> _Plan:
+def _plan(store: ObjectStore, head: Snapshot, target: Snapshot) -> _Plan:
     adds = (
         *(replace(add, dataChange=True) for add in replaced(target, head)),
         *(_with_old_vector(target.splits[path]) for path in _differently_marked(head, target)),
     )
-    require_kept(store, objects_of(adds), doomed, version=target.version)
-    segments = _segments_back(store, head, target, doomed)
+    require_kept(store, objects_of(adds), version=target.version)
+    segments = _segments_back(store, head, target)
     return _Plan(
         head=head,
         metadata=_metadata(head, target),
@@ -136,12 +135,6 @@ def _plan(store: ObjectStore, head: Snapshot, target: Snapshot, doomed: Doomed) 
         dropped=_segments_gone(head, target, segments),
         segments=segments,
     )
-
-
-def replaced(mine: Snapshot, other: Snapshot) -> tuple[Add, ...]:
-    """Return the splits of `mine` that `other` does not have, by path. Works on columns: most have to be no record."""
-    files = mine.splits.table()
-    return adds_of(without_paths(files, paths_of(other.splits.table())).sort_by("path"))
 
 
 def _differently_marked(head: Snapshot, target: Snapshot) -> list[str]:
@@ -158,30 +151,6 @@ def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
     return {add.path: add.rows_gone for add in marked if add.rows_gone is not None}
 
 
-def objects_of(adds: Sequence[Add]) -> list[str]:
-    """Return the keys of the objects that reading these splits takes."""
-    vectors = [add.deletionVector for add in adds if add.deletionVector is not None]
-    return [*(add.path for add in adds), *(vector.path for vector in vectors if vector.path is not None)]
-
-
-def require_kept(store: ObjectStore, keys: Collection[str], doomed: Doomed, *, version: int) -> None:
-    """Raise `SnapshotExpired` unless every key has its object and the collector has no plan to delete it.
-
-    The plan is read first: what a collector deletes in between is either still in it, or seen to be missing.
-    """
-    if not keys:
-        return
-    lost = sorted(doomed(keys)) or missing(store, keys)
-    if lost:
-        shown = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
-        raise SnapshotExpired(
-            f"version {version} of {store.uri} is no longer retained: {len(lost)} of its objects are collected, or due "
-            f"to be ({shown}); nothing was changed, choose a newer version",
-            version=version,
-            keys=lost,
-        )
-
-
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
     """The older metadata, with every registered schema of now: the registry only grows."""
     configuration = with_registry(target.metadata.configuration, registry(head.metadata.configuration))
@@ -189,12 +158,12 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
     return None if wanted == head.metadata else wanted
 
 
-def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot, doomed: Doomed) -> tuple[IndexSegment, ...]:
+def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[IndexSegment, ...]:
     """Segments of the older version that can answer again; a missing one costs a catch-up, never an answer."""
     alike = _indexes_alike(head, target)
     found = [each for path, each in target.segments.items() if path not in head.segments and each.index in alike]
     paths = [each.path for each in found]
-    lost = {*doomed(paths), *missing(store, paths)} if paths else set()
+    lost = {*doomed(store, paths), *missing(store, paths)} if paths else set()
     return tuple(sorted((each for each in found if each.path not in lost), key=lambda each: each.path))
 
 
