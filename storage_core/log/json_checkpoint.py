@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
+
+import xxhash
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.keys import (
@@ -35,6 +37,7 @@ from storage_core.objectstore.create import create_derived
 ACTIONS_PER_PART = 50_000
 OPERATION = "CHECKPOINT"
 _ADDED_AT = "addedAt"
+_SEAL = "xxh3"
 _ADVICE = "write the checkpoint again"
 _MAX_LIST_BYTES = 2**20
 
@@ -60,7 +63,7 @@ def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: b
         "createdTime": snapshot.timestamp,
         "format": "json",
     }
-    root = json.dumps(listed, separators=(",", ":")).encode()
+    root = _compact(listed | {_SEAL: _seal(listed)})
     written = create_derived(store, json_checkpoint_key(snapshot.version), root, advice=_ADVICE)
     return len(root) + sum(map(len, parts)), written
 
@@ -68,13 +71,14 @@ def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: b
 def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
     """Return the snapshot that the JSON checkpoint of `version` holds, whoever wrote it.
 
-    One GET, and one per part. Raises `NotFound` without one, `Corrupt` when it or a part of it is damaged or missing.
+    One GET, and one per part. Raises `NotFound` without one; `Corrupt` when it or a part of it is damaged, missing, or
+    of another version.
     """
     key = json_checkpoint_key(version)
     data = store.get(key).data
     parts = part_keys(data, key)
     kind = CheckpointKind.JSON if parts is None else CheckpointKind.JSON_MULTIPART
-    actions = decode_version(data, key) if parts is None else [each for part in parts for each in _part(store, part)]
+    actions = decode_version(data, key) if parts is None else _joined(store, key, parts)
     try:
         return _snapshot(Checkpointed(version, kind), actions)
     except Corrupt as error:
@@ -84,25 +88,41 @@ def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
 def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
     """Return the keys of the parts that a JSON checkpoint lists, None when it holds the actions itself.
 
-    Raises `Corrupt` for a list that names anything but parts of JSON checkpoints.
+    Raises `Corrupt` for a list that is not what was written, or that is not all the parts of one checkpoint of the
+    version in `key`, in order.
     """
     if len(data) > _MAX_LIST_BYTES or not data.startswith(b"{") or b'"checkpointId"' not in data.split(b"\n", 1)[0]:
         return None
     try:
-        names = json.loads(data)["parts"]
-        found = tuple(LOG_PREFIX + name for name in names)
+        body: dict[str, Any] = json.loads(data)
+        seal, found = body.pop(_SEAL, None), tuple(LOG_PREFIX + name for name in body["parts"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{key}: expected a list of parts: {error}", key=key) from error
-    for each in found:
-        parsed = parse(each)
-        if parsed is None or parsed.kind is not KeyKind.JSON_CHECKPOINT_PART:
+    if seal not in (None, _seal(body)):
+        raise Corrupt(f"{key}: expected xxh3-64 {seal}, found {_seal(body)}", key=key)
+    expected = parse(key)
+    parsed = [parse(each) for each in found]
+    for number, (each, part) in enumerate(zip(found, parsed, strict=True), start=1):
+        if part is None or expected is None or part.kind is not KeyKind.JSON_CHECKPOINT_PART:
             raise Corrupt(f"{key}: {each!r} is no part of a checkpoint", key=key)
+        if (part.version, part.id, part.entry) != (expected.version, body["checkpointId"], number):
+            raise Corrupt(f"{key}: {each!r} is not part {number} of its checkpoint {body['checkpointId']!r}", key=key)
     return found
 
 
-def _part(store: ObjectStore, key: str) -> list[Action]:
+def _joined(store: ObjectStore, key: str, parts: Sequence[str]) -> list[Action]:
+    """The actions of the parts. What we wrote is named by its content, so a part of another checkpoint shows."""
+    stored = [_part(store, part) for part in parts]
+    actions = [action for part, data in zip(parts, stored, strict=True) for action in decode_version(data, part)]
+    info, named = commit_info(actions), parse(parts[0]) if parts else None
+    if info is not None and info.operation == OPERATION and named is not None and named.id != _content_uuid(stored):
+        raise Corrupt(f"{key}: its parts hold what hashes to {_content_uuid(stored)}, not {named.id}", key=key)
+    return actions
+
+
+def _part(store: ObjectStore, key: str) -> bytes:
     try:
-        return decode_version(store.get(key).data, key)
+        return store.get(key).data
     except NotFound as error:
         raise Corrupt(f"{key}: named by a checkpoint, but missing", key=key) from error
 
@@ -112,17 +132,26 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
     times = [snapshot.splits.added_at(add.path) for add in ordered]
     # When each split was added is no field of its action: the runs of equal times stand in the first line.
     runs = [[*at, sum(1 for _ in group)] for at, group in groupby(times)]
-    yield CommitInfo(commitId="", operation=OPERATION, timestamp=snapshot.timestamp, metrics={_ADDED_AT: runs})
+    yield CommitInfo(
+        commitId="",
+        operation=OPERATION,
+        timestamp=snapshot.timestamp,
+        version=snapshot.version,
+        metrics={_ADDED_AT: runs},
+    )
     yield snapshot.metadata
     yield from progress_of(snapshot)
     yield from ordered
 
 
 def _snapshot(checkpoint: Checkpointed, actions: Sequence[Action]) -> Snapshot:
+    info = commit_info(actions)
+    if info is not None and (info.operation != OPERATION or info.version not in (None, checkpoint.version)):
+        other = f"{info.operation} of version {info.version}"
+        raise Corrupt(f"expected the {OPERATION} of version {checkpoint.version}, found {other}")
     builder = SnapshotBuilder.at_checkpoint(checkpoint)
     builder.apply(checkpoint.version, actions)
     found = builder.build()
-    info = commit_info(actions)
     runs = info.metrics.get(_ADDED_AT) if info is not None else None
     if runs is None:
         return found
@@ -135,6 +164,14 @@ def _dated(adds: Sequence[Add], runs: Iterable[Any]) -> LiveFiles:
         return LiveFiles(added={add.path: Added(add, *at) for add, at in zip(adds, times, strict=True)})
     except (TypeError, ValueError) as error:
         raise Corrupt(f"the times at which splits were added do not fit the splits: {error}") from error
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(_compact(body))
+
+
+def _compact(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _content_uuid(parts: Iterable[bytes]) -> str:

@@ -26,6 +26,8 @@ from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
 
 SPAN = 1_000
 """How many versions are near one another: those whose keys differ in the last three digits."""
+CLOSE = 100
+"""A state of so many versions ago is close: to look for a JSON checkpoint after it would cost more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +72,31 @@ def has_log(store: ObjectStore) -> bool:
 def list_near(store: ObjectStore, at: int) -> LogListing:
     """Return the checkpoints up to `at` of `at`'s thousand, else of the one before.
 
-    One LIST where a state is near, four or so where none is. By prefixes of digits: no store promises to list in order.
+    One LIST where a state is close, up to four where none is. By prefixes of digits: no store promises to list in order.
     """
-    found, since = _checkpoints_near(store, at, KeyKind.STATE)
-    if not found:
-        found, since = _checkpoints_near(store, at, KeyKind.JSON_CHECKPOINT)
-    return LogListing.of(found, since)
+    states, since = _checkpoints_near(store, at, KeyKind.STATE)
+    if _newest(states) > at - CLOSE:
+        return LogListing.of(states, since)
+    jsons, _ = _checkpoints_near(store, at, KeyKind.JSON_CHECKPOINT)
+    return LogListing.of([*states, *jsons], since)
 
 
 def list_head(store: ObjectStore) -> LogListing:
     """Return the newest versions and checkpoints near them. One LIST when all of the log fits on a page.
 
-    Else another for the states, two more where none are near, and one for the versions per doubling of their number
+    Else another for the states, two more where none is close, and one for the versions per doubling of their number
     beyond 1,000, or twice that.
     """
     first = list(islice(store.list(LOG_PREFIX), PAGE_KEYS))
     if len(first) < PAGE_KEYS:
         return LogListing.of(_parsed(first))
     shown, since = _tail(store)
-    newest = max((parsed.version for parsed in shown if parsed.version is not None), default=-1)
+    newest = _newest(shown)
     # Others' states may be newer than any version file, so they are listed to the end.
     states = store.list(STATES_PREFIX, state_key(newest - SPAN) if newest >= SPAN else None)
     found = list(_parsed(states))
-    if not found and newest >= 0:
-        found, _ = _checkpoints_near(store, newest, KeyKind.JSON_CHECKPOINT)
+    if _newest(found) <= newest - CLOSE:
+        found += _checkpoints_near(store, newest, KeyKind.JSON_CHECKPOINT)[0]
     return LogListing.of([*shown, *found], since)
 
 
@@ -126,15 +129,16 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
     Found by galloping, then halving, with a page for each try: what it shows is the new lower end, and one that shows
     nothing the upper.
     """
-    since, shown, low, beyond, step = 0, _page(store, -1), -1, None, PAGE_KEYS
+    since, shown, beyond, step = 0, _page(store, None), None, PAGE_KEYS
     while len(shown) == PAGE_KEYS:
-        low = max(parsed.version or 0 for parsed in shown)
+        last = max(shown, key=lambda parsed: parsed.key)
+        low = last.version or 0
         while True:
-            tried = low + step if beyond is None else (low + beyond) // 2
-            if beyond is not None and beyond - low <= PAGE_KEYS:
-                tried = low
-            page = _page(store, tried)
-            if page or tried == low:
+            near = beyond is not None and beyond - low <= PAGE_KEYS
+            tried = low if near else low + step if beyond is None else (low + beyond) // 2
+            # A page may end between the parts of a checkpoint: what comes next is looked for behind its last key.
+            page = _page(store, last.key if near else version_key(tried))
+            if page or near:
                 break
             beyond = tried
         if not page:
@@ -143,9 +147,13 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
     return shown, since
 
 
-def _page(store: ObjectStore, after: int) -> list[ParsedKey]:
-    """Up to 1,000 of the version files after one, and of what is named like them: all that there are if fewer."""
-    return list(islice(_parsed(store.list(VERSIONS_PREFIX, version_key(after) if after >= 0 else None)), PAGE_KEYS))
+def _page(store: ObjectStore, after: str | None) -> list[ParsedKey]:
+    """Up to 1,000 of the version files after a key, and of what is named like them: all that there are if fewer."""
+    return list(islice(_parsed(store.list(VERSIONS_PREFIX, after)), PAGE_KEYS))
+
+
+def _newest(found: Iterable[ParsedKey]) -> int:
+    return max((parsed.version for parsed in found if parsed.version is not None), default=-1)
 
 
 def _parsed(infos: Iterable[ObjectInfo]) -> Iterator[ParsedKey]:

@@ -444,6 +444,5 @@ def test_a_collection_costs_a_pinned_number_of_requests(table: SampleTable) -> N
     table.upload_split()
     metered = MeteredStore(table.store)
     run(table, store=metered, horizon_ms=0)
-    # One of them to open, two to look for a checkpoint before the retained version, which this young table has none of.
-    assert (idle["list"], idle["put"], idle["delete"]) == (4, 0, 0)
-    assert (metered.requests["list"], metered.requests["put"], metered.requests["delete"]) == (8, 2, 1)
+    assert (idle["list"], idle["put"], idle["delete"]) == (3, 0, 0)
+    assert (metered.requests["list"], metered.requests["put"], metered.requests["delete"]) == (6, 2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Literal
@@ -16,6 +17,7 @@ from storage_core.gc.collect import collect
 from storage_core.log import json_checkpoint
 from storage_core.log.actions import Action, Fence, MergedGenerations, Protocol, Txn
 from storage_core.log.codec import encode_line, encode_version
+from storage_core.log.json_checkpoint import part_keys
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
@@ -180,3 +182,76 @@ def _brief(form: CheckpointFormat) -> TableConfig:
 
 def _keys(store: ObjectStore) -> set[str]:
     return {info.key for info in store.list("")}
+
+
+def _two_checkpoints(form: Form) -> tuple[MemoryStore, Snapshot]:
+    """A table with JSON checkpoints of versions 2 and 4, and with every version file."""
+    store = MemoryStore("two")
+    log = log_on(store)
+    head = log.create(metadata(TableConfig(checkpoint_interval=2, checkpoint_format=form)))
+    for name in "abcd":
+        head = log.commit(head, [split(name), split(f"{name}{name}")], operation="X").snapshot
+    return store, head
+
+
+def _root(store: ObjectStore, version: int) -> bytes:
+    return store.get(json_checkpoint_key(version)).data
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("hinted", [True, False])
+def test_a_checkpoint_in_the_place_of_another_one_is_not_answered_from(
+    form: Form, hinted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 3)
+    for there, instead in ((4, 2), (2, 4)):
+        store, head = _two_checkpoints(form)
+        store.put(json_checkpoint_key(there), _root(store, instead), Overwrite())
+        if not hinted:
+            store.delete([last_checkpoint_key()])
+        assert log_on(store).snapshot() == head
+        assert log_on(store).snapshot(version=3).version == 3
+        with pytest.raises(Corrupt, match=f"{there:020}"):
+            json_checkpoint.load_json_checkpoint(store, there)
+
+
+def test_a_version_file_in_the_place_of_a_checkpoint_is_not_answered_from() -> None:
+    store, head = _two_checkpoints("json")
+    store.put(json_checkpoint_key(4), store.get(version_key(4)).data, Overwrite())
+    assert log_on(store).snapshot() == head
+
+
+def test_a_part_in_the_place_of_another_one_is_not_answered_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 4)
+    store, head = _two_checkpoints("json-multipart")
+    own, older = (part_keys(_root(store, version), json_checkpoint_key(version)) or () for version in (4, 2))
+    store.put(own[0], store.get(older[0]).data, Overwrite())
+    assert log_on(store).snapshot() == head
+
+
+def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_seal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 4)
+    store, head = _two_checkpoints("json-multipart")
+    root = _root(store, 4)
+    seal = range(root.index(b"xxh3") * 8, root.index(b"xxh3") * 8 + 32)
+    for bit in range(len(root) * 8):
+        flipped = bytearray(root)
+        flipped[bit // 8] ^= 1 << bit % 8
+        store.put(json_checkpoint_key(4), bytes(flipped), Overwrite())
+        if bit in seal:  # a list of another release, which has no seal: its parts still have to be all of them
+            with suppress(Corrupt):
+                assert json_checkpoint.load_json_checkpoint(store, 4) == head
+            continue
+        with pytest.raises(Corrupt):
+            json_checkpoint.load_json_checkpoint(store, 4)
+
+
+@pytest.mark.parametrize("names", [[1, 1], [2, 1], [2]], ids=["doubled", "out of order", "not from the first"])
+def test_a_list_without_a_seal_still_has_to_name_all_parts_in_order(names: list[int]) -> None:
+    which = "0" * 8 + "-0000-4000-8000-" + "0" * 12
+    listed = [f"{4:020}.checkpoint.{which}.{number:05}.json" for number in names]
+    root = json.dumps({"version": 4, "checkpointId": which, "parts": listed}).encode()
+    with pytest.raises(Corrupt, match="is not part"):
+        part_keys(root, json_checkpoint_key(4))

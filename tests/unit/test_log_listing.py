@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats.keys import json_checkpoint_key, state_key, version_key
+from storage_core.formats.keys import json_checkpoint_key, json_checkpoint_part_key, state_key, version_key
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.listing import has_log, list_head, list_log, list_near
 from storage_core.objectstore.contract import IfAbsent
@@ -66,9 +66,22 @@ def test_near_the_first_of_a_thousand_are_the_states_of_the_thousand_before() ->
     assert list_near(_store(states=[995]), 2_000).checkpoints == ()
 
 
-def test_json_checkpoints_are_near_where_no_state_is() -> None:
-    assert list_near(_store(range(20), json=[10]), 12).checkpoints == (Checkpointed(10, JSON),)
+def test_json_checkpoints_are_near_where_no_state_is_close() -> None:
+    assert list_near(_store(range(200), json=[110]), 120).checkpoints == (Checkpointed(110, JSON),)
     assert list_head(_store(range(1_500), json=[990])).checkpoints == (Checkpointed(990, JSON),)
+    mixed = _store(range(3_400), states=[2_400], json=range(2_410, 3_400, 10))
+    assert list_near(mixed, 3_295).checkpoints[-1] == Checkpointed(3_290, JSON)
+    assert list_head(mixed).checkpoints[-1] == Checkpointed(3_390, JSON)
+
+
+def test_the_head_is_found_behind_more_parts_of_a_checkpoint_than_a_page_holds() -> None:
+    which = "0" * 8 + "-0000-4000-8000-" + "0" * 12
+    for newest in (1_999, 2_000, 2_001):
+        store = _store(range(newest + 1))
+        for part in range(1, 2_100):
+            store.put(json_checkpoint_part_key(newest, which, part), b"", IfAbsent())
+        assert list_head(store).newest == newest
+        assert list_head(store).versions[-1] == newest
 
 
 @settings(max_examples=60, deadline=None)
