@@ -24,7 +24,7 @@ from storage_core.log.actions import (
     from_json_object,
     to_json_object,
 )
-from storage_core.log.safe_path import is_safe_path
+from storage_core.log.safe_path import is_data_path
 
 MAX_EXPANDED_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 16 * 2**20
@@ -106,8 +106,8 @@ def decode_line(line: str, where: str) -> Action:
     action = from_json_object(value, where)
     match action:
         case Add() | Remove() | MergeSkip() | IndexSegment() | RemoveIndexSegment():
-            if not is_safe_path(action.path):
-                raise Corrupt(f"{where}: the path {action.path[:200]!r} leaves the table", key=where)
+            if not is_data_path(action.path):
+                raise Corrupt(f"{where}: the path {action.path[:200]!r} leaves the table or its data", key=where)
         case _:
             return action
     if isinstance(action, Add) and action.deletionVector is not None:

@@ -18,7 +18,7 @@ from storage_core.errors import Corrupt
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add
 from storage_core.log.map_columns import map_column
-from storage_core.log.safe_path import MAX_LENGTH, PLAIN_PATH, is_safe_path
+from storage_core.log.safe_path import MACHINERY, MAX_LENGTH, PLAIN_PATH, is_data_path
 from storage_core.rows.sortable import bound_keys
 
 _TEXTS = pa.map_(pa.string(), pa.string())
@@ -169,9 +169,10 @@ def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
     plain = pc.and_(
         pc.match_substring_regex(paths, f"^(?:{PLAIN_PATH})$"), pc.less_equal(pc.binary_length(paths), MAX_LENGTH)
     )
+    plain = pc.and_(plain, pc.invert(pc.match_substring_regex(paths, f"^(?:{'|'.join(sorted(MACHINERY))})")))
     for path in paths.filter(pc.invert(pc.fill_null(plain, fill_value=False))).to_pylist():
-        if path is None or not is_safe_path(path):
-            raise Corrupt(f"{where}: the path {path!r} leaves the table", key=where)
+        if path is None or not is_data_path(path):
+            raise Corrupt(f"{where}: the path {path!r} leaves the table or its data", key=where)
 
 
 def bounds_of(files: pa.Table, *, schema: pa.Schema, partition_columns: Iterable[str]) -> ManifestBounds:

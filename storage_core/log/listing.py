@@ -7,7 +7,7 @@ from one of these alone that a version does not exist.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from storage_core.formats.keys import (
@@ -53,6 +53,12 @@ class LogListing:
         in_order = sorted(checkpoints, key=lambda each: (each.version, each.kind is CheckpointKind.AVRO_STATE))
         return LogListing(tuple(sorted(versions)), tuple(in_order), since)
 
+    def until(self, at: int | None, below: int | None) -> LogListing:
+        """Return the listing without checkpoints beyond `at`, and at or beyond `below`; None is no limit."""
+        limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
+        kept = (each for each in self.checkpoints if all(each.version <= limit for limit in limits))
+        return replace(self, checkpoints=tuple(kept))
+
     @property
     def newest(self) -> int:
         """The highest version of either, -1 when there is none."""
@@ -72,7 +78,7 @@ def has_log(store: ObjectStore) -> bool:
 def list_near(store: ObjectStore, at: int) -> LogListing:
     """Return the checkpoints up to `at` of `at`'s thousand, else of the one before.
 
-    One LIST where a state is close, up to four where none is. By prefixes of digits: no store promises to list in order.
+    One LIST where a state is close, up to four where none is. By prefixes of digits: stores need not list in order.
     """
     states, since = _checkpoints_near(store, at, KeyKind.STATE)
     if _newest(states) > at - CLOSE:

@@ -7,7 +7,9 @@ never answers. Any read error ends the load: a version file that cannot be read 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -22,7 +24,7 @@ from storage_core.log.json_checkpoint import load_json_checkpoint
 from storage_core.log.listed_files import Recover
 from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
-from storage_core.log.stored_state import load_checkpoint
+from storage_core.log.stored_state import MetadataSearch, load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 
@@ -60,10 +62,11 @@ def open_head(store: ObjectStore) -> Snapshot:
     beyond. Without one, the LISTs of `list_head` and as many GETs as it takes, or a LIST of the whole log where no
     checkpoint is near. Raises `Corrupt` for a gap.
     """
-    base = _hinted(store, None)
+    search = MetadataSearch(store)
+    base = _hinted(store, None, search)
     if base is not None:
         return _without_gap(store, advance(store, base) or base)
-    return _from_listing(store, None)
+    return _from_listing(store, None, search)
 
 
 def open_version(store: ObjectStore, version: int) -> Snapshot:
@@ -71,8 +74,9 @@ def open_version(store: ObjectStore, version: int) -> Snapshot:
 
     Where the hint names a later state, the LIST of `list_near`, or of the whole log where no checkpoint is near.
     """
-    base = _hinted(store, version)
-    found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version)
+    search = MetadataSearch(store)
+    base = _hinted(store, version, search)
+    found = (advance(store, base, version) or base) if base is not None else _from_listing(store, version, search)
     if found.version != version:
         found = _without_gap(store, found)
         raise NotFound(
@@ -134,12 +138,12 @@ def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
     return Corrupt(f"{key}: missing, but {store.uri} has version {newest}; {SEE_CORRUPT}", key=key)
 
 
-def _hinted(store: ObjectStore, at: int | None) -> Snapshot | None:
+def _hinted(store: ObjectStore, at: int | None, search: MetadataSearch) -> Snapshot | None:
     """Load the checkpoint that the hint names, when it is there, intact, not beyond `at`, and derived from versions."""
     hinted = read_hint(store)
     if hinted is None or (at is not None and hinted.version > at):
         return None
-    loaded = _load(store, hinted)
+    loaded = _load(store, hinted, search)
     # Where states are commits themselves, a newer one may exist that no version file leads to: only a LIST shows it.
     return loaded if loaded is not None and is_ours(loaded.protocol) else None
 
@@ -167,11 +171,11 @@ def _without_state(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, splits=LiveFiles(added={add.path: Added(add, *at) for add, at in every}))
 
 
-def _load(store: ObjectStore, wanted: Checkpointed) -> Snapshot | None:
+def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> Snapshot | None:
     try:
         if wanted.kind is not CheckpointKind.AVRO_STATE:
             return load_json_checkpoint(store, wanted.version)
-        return load_checkpoint(store, wanted.version, recovery(store, wanted.version))
+        return load_checkpoint(store, wanted.version, recovery(store, wanted.version), search)
     except (NotFound, Corrupt) as error:
         _logger.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
         return None
@@ -183,7 +187,7 @@ def recovery(store: ObjectStore, version: int) -> Recover:
     def recover(error: Exception) -> pa.Table:
         _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
         try:
-            return _from_listing(store, version, below=version).splits.table()
+            return _from_listing(store, version, MetadataSearch(store), below=version).splits.table()
         except (NotFound, Corrupt):
             if exists(store, state_key(version)):
                 raise error from None
@@ -195,28 +199,42 @@ def recovery(store: ObjectStore, version: int) -> Recover:
     return recover
 
 
-def _from_listing(store: ObjectStore, at: int | None, below: int | None = None) -> Snapshot:
+def _from_listing(store: ObjectStore, at: int | None, search: MetadataSearch, *, below: int | None = None) -> Snapshot:
     """Replay from a checkpoint near `at` or the head; where none leads there, from any that a whole listing shows."""
+    load = partial(_load, store, search=search)
     near = list_head(store) if at is None else list_near(store, at)
-    found = _from_checkpoint_of(store, near, at, below)
+    found = _from_checkpoint_of(store, near.until(at, below), load, at)
     if found is not None and found.version == (near.newest if at is None else at):
         return found
     listing = list_log(store)
-    found = _from_checkpoint_of(store, listing, at, below)
+    found = _from_checkpoint_of(store, listing.until(at, below), load, at)
     if found is None:
         raise _nothing_to_start_from(store, listing, at)
     expected = listing.newest if at is None else min(at, listing.newest)
     if found.version < expected:
-        raise _gap(store, found.version + 1, expected)
+        raise _unreachable(store, listing, found, expected)
     return found
 
 
-def _from_checkpoint_of(store: ObjectStore, listing: LogListing, at: int | None, below: int | None) -> Snapshot | None:
+def _from_checkpoint_of(
+    store: ObjectStore, listing: LogListing, load: Callable[[Checkpointed], Snapshot | None], at: int | None
+) -> Snapshot | None:
     """Replay from the newest usable checkpoint listed, and from nothing where the listing reaches back to version 0."""
-    limits = [limit for limit in (at, None if below is None else below - 1) if limit is not None]
-    usable = [each for each in reversed(listing.checkpoints) if all(each.version <= limit for limit in limits)]
-    base = next((loaded for loaded in (_load(store, each) for each in usable) if loaded is not None), None)
+    usable = map(load, reversed(listing.checkpoints))
+    base = next((loaded for loaded in usable if loaded is not None), None)
     return None if base is None and listing.since > 0 else advance(store, base, at)
+
+
+def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
+    """Why a version within what is listed is not reached. Where states are commits, one that went left nothing."""
+    shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
+    if is_ours(found.protocol) or wanted in shown:
+        return _gap(store, found.version + 1, wanted)
+    return NotFound(
+        f"{store.uri}: version {wanted} is no longer retained; there are {found.version} and later ones up to "
+        f"{listing.newest}",
+        newest=listing.newest,
+    )
 
 
 def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | None) -> NotFound | Corrupt:

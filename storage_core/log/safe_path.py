@@ -14,6 +14,9 @@ MAX_LENGTH = 1024
 # What nearly every path looks like; it needs no closer look.
 PLAIN_PATH = r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*"
 
+# The first segment of what a table consists of besides its splits and segments.
+MACHINERY = frozenset({"_transaction_log", "_mem_wal", "_gc", "_tags.json", "_probe", "_locks", "quarantine"})
+
 _PLAIN = re.compile(PLAIN_PATH, re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:", re.ASCII)
 
@@ -28,6 +31,11 @@ def is_safe_path(path: str) -> bool:
     if _PLAIN.fullmatch(path):
         return len(path) <= MAX_LENGTH
     return path.isprintable() and is_safe_key(path) and not _SCHEME.match(path) and _stays_inside_decoded(path)
+
+
+def is_data_path(path: str) -> bool:
+    """Tell whether a path may name a split or a segment: a safe one that is no file of the table's own machinery."""
+    return is_safe_path(path) and path.partition("/")[0] not in MACHINERY
 
 
 def _stays_inside_decoded(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -21,16 +22,63 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.state import is_own, metadata_of, snapshot_of
 from storage_core.objectstore.contract import ObjectStore
 
+_logger = logging.getLogger(__name__)
 
-def load_checkpoint(store: ObjectStore, version: int, recover: Recover | None = None) -> Snapshot:
+
+class MetadataSearch:
+    """Finds the metadata of states that hold none: in the newest older state that has it, else in version 0.
+
+    Others write such states. Remembers what it saw, so opening one of many states costs one GET per older state, also
+    where several have to be tried. A damaged older state is passed over with a warning: its own splits do not count
+    any more, and refusing the table for it would help nobody.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._seen: dict[int, Metadata | None] = {}
+        self._listed: list[int] | None = None
+
+    def before(self, version: int) -> Metadata:
+        """Return the metadata that holds at the state of `version`. Raises `Corrupt` when there is none anywhere."""
+        if self._listed is None:
+            self._listed = sorted(listed_states(self._store), reverse=True)
+        older = (self._in_state(each) for each in self._listed if each < version)
+        found = next((metadata for metadata in older if metadata is not None), None)
+        return found if found is not None else self._in_version_0(version)
+
+    def _in_state(self, version: int) -> Metadata | None:
+        if version not in self._seen:
+            try:
+                self._seen[version] = metadata_of(read_state(self._store, version), state_key(version))
+            except (NotFound, Corrupt) as error:
+                _logger.warning("looking for metadata in %s: passed over: %s", self._store.uri, error)
+                self._seen[version] = None
+        return self._seen[version]
+
+    def _in_version_0(self, version: int) -> Metadata:
+        key = version_key(0)
+        try:
+            actions = decode_numbered(self._store.get(key).data, 0)
+        except NotFound as error:
+            raise Corrupt(f"{state_key(version)}: the state holds no metadata, and {key} is gone", key=key) from error
+        metadata = next((action for action in actions if isinstance(action, Metadata)), None)
+        if metadata is None:
+            raise Corrupt(f"{state_key(version)}: neither a state nor {key} holds metadata", key=key)
+        return metadata
+
+
+def load_checkpoint(
+    store: ObjectStore, version: int, recover: Recover | None = None, search: MetadataSearch | None = None
+) -> Snapshot:
     """Return the snapshot that the state of `version` holds.
 
-    One GET for the state; its manifests are read when somebody looks at them, and when one cannot be, `recover` lists
-    the splits instead. Raises `NotFound` without such a state, `Corrupt` when it is damaged.
+    One GET for the state, and those of `search` where it holds no metadata. Its manifests are read when somebody looks
+    at them, and when one cannot be, `recover` lists the splits instead. Raises `NotFound` without such a state,
+    `Corrupt` when it is damaged.
     """
     state = read_state(store, version)
     where = state_key(version)
-    metadata = metadata_of(state, where) or _metadata_elsewhere(store, version)
+    metadata = metadata_of(state, where) or (search or MetadataSearch(store)).before(version)
     listed = ListedFiles(
         version,
         tuple(Part(info, _reader(store, state, info), typed_bounds=is_own(state)) for info in state.manifests),
@@ -93,21 +141,3 @@ def _manifest_key(state: StateManifest, info: ManifestInfo) -> str:
     if info.path.startswith(("manifests/", "state-v")):
         return LOG_PREFIX + info.path
     return f"{LOG_PREFIX}state-v{state.state_version:020d}/{info.path}"
-
-
-def _metadata_elsewhere(store: ObjectStore, version: int) -> Metadata:
-    """Return the metadata for a state that holds none: from the newest older state that has it, else version 0."""
-    for older in sorted(listed_states(store), reverse=True):
-        if older < version:
-            found = metadata_of(read_state(store, older), state_key(older))
-            if found is not None:
-                return found
-    key = version_key(0)
-    try:
-        actions = decode_numbered(store.get(key).data, 0)
-    except NotFound as error:
-        raise Corrupt(f"{state_key(version)}: the state holds no metadata, and {key} is gone", key=key) from error
-    metadata = next((action for action in actions if isinstance(action, Metadata)), None)
-    if metadata is None:
-        raise Corrupt(f"{state_key(version)}: neither a state nor {key} holds metadata", key=key)
-    return metadata

@@ -168,6 +168,8 @@ class S3Calls:
 
     def _connect(self) -> Any:
         from boto3.session import Session
+
+        _keep_requests_out_of_logs()
         from botocore.config import Config
 
         config = Config(
@@ -184,6 +186,14 @@ class S3Calls:
             client.meta.events.register_last("before-parameter-build.s3", _follow_no_redirect)
             return client
         raise InvalidInput(f"{self._location.uri}: the endpoint in the AWS configuration is no address; correct it")
+
+
+def _keep_requests_out_of_logs() -> None:
+    """Lift boto3's loggers above DEBUG, where they print session tokens, unless somebody has set their level."""
+    for name in ("botocore", "boto3"):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
 
 
 def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:

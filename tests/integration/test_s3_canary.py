@@ -108,6 +108,17 @@ def test_the_life_of_a_table_leaves_no_secret_in_it_nor_in_our_logs(
     assert "canary0" not in everything
 
 
+def test_requests_stay_out_of_the_logs_of_a_process_that_logs_everything(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = open_store(uri)
+    store.put("k", b"x", IfAbsent())
+    assert store.get("k").data == b"x"
+    assert caplog.records
+    assert "canary0" not in "\n".join(each.getMessage() for each in caplog.records)
+
+
 @pytest.mark.parametrize(
     "step",
     [

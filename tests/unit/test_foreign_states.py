@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, Protocol
 from storage_core.log.codec import encode_line, encode_version
 from storage_core.log.stored_state import read_state
-from storage_core.objectstore.contract import IfAbsent
+from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.testkit.foreign_logs import put_hint, put_state
 from storage_core.testkit.log_tables import log_on, metadata, split
 
@@ -68,6 +69,39 @@ def test_where_states_are_commits_the_highest_state_is_the_head_whatever_the_hin
     assert set(log.snapshot(version=2).splits) == {"n0", "n1"}
     with pytest.raises(Unsupported, match="not created by Tidemark"):
         log.commit(log.snapshot(), [split("x")], operation="APPEND")
+
+
+def _states_without_metadata(store: MemoryStore, count: int) -> None:
+    for version in range(1, count + 1):
+        put_state(store, version, [f"n{version}"], manifest=f"manifests/manifest-{version}.avro")
+
+
+def test_opening_one_of_many_states_without_metadata_is_a_get_for_each_also_when_some_are_damaged(
+    foreign: MemoryStore,
+) -> None:
+    _states_without_metadata(foreign, 40)
+    for damaged in ((), (3,), (3, 17)):
+        for version in damaged:
+            foreign.put(state_key(version), b"not Avro", Overwrite())
+        metered = MeteredStore(foreign)
+        found = log_on(metered).snapshot()
+        assert (found.version, found.metadata) == (40, metadata())
+        # The hint that is not there, the state, those before it, version 0, and one that looks for the next version.
+        assert metered.requests["get"] <= 1 + 3 + 40 + 1 + 1
+    foreign.delete([version_key(0)])
+    metered = MeteredStore(foreign)
+    with pytest.raises(Corrupt):
+        log_on(metered).snapshot()
+    assert metered.requests["get"] <= 6 * 40
+
+
+def test_a_state_of_others_that_was_dropped_is_not_retained_and_no_damage(foreign: MemoryStore) -> None:
+    _states_without_metadata(foreign, 9)
+    foreign.delete([state_key(version) for version in range(1, 8)])
+    for dropped in (1, 5, 7):
+        with pytest.raises(NotFound, match=f"version {dropped} is no longer retained"):
+            log_on(foreign).snapshot(version=dropped)
+    assert log_on(foreign).snapshot(version=8).version == 8
 
 
 def test_tombstones_of_a_state_are_applied(foreign: MemoryStore) -> None:

@@ -25,6 +25,7 @@ from storage_core.formats.keys import version_key
 from storage_core.log import codec
 from storage_core.log.actions import Action, Add, Protocol
 from storage_core.log.deletion_vector import VectorStorage, encode, from_json, inline, rows_of, stored, to_json
+from storage_core.log.file_columns import conform, table_of
 from storage_core.log.safe_path import is_safe_path
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
@@ -226,6 +227,19 @@ def test_a_path_that_could_lead_out_of_the_table_is_refused_in_every_action(path
     vector = {**VECTOR, "storage": "key", "path": path}
     with pytest.raises(Corrupt, match=r"leaves the table|surrogates"):
         codec.decode_line(json.dumps({"add": {**ACTIONS["add"], "deletionVector": vector}}), WHERE)
+
+
+@pytest.mark.parametrize(
+    "path", ["_tags.json", version_key(0), "_gc/boundary.json", "_mem_wal/r/wal/1.arrow", "quarantine/a/b.json"]
+)
+def test_a_file_of_the_tables_own_machinery_is_no_split(path: str) -> None:
+    for name in ("add", "remove", "indexSegment"):
+        with pytest.raises(Corrupt, match="or its data"):
+            codec.decode_line(json.dumps({name: {**ACTIONS[name], "path": path}}), WHERE)
+    files = table_of([split("a")])
+    position = files.schema.get_field_index("path")
+    with pytest.raises(Corrupt, match="or its data"):
+        conform(files.set_column(position, files.schema.field(position), pa.array([path])), WHERE)
 
 
 @pytest.mark.parametrize(
