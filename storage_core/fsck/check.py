@@ -28,8 +28,9 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     Of a table whose log others keep (no writer feature `tidemark`) it says what a reader would stumble over, and no
     more: a log that does not open, live files that are not there.
 
-    What cannot be seen: a hint, plan, boundary or lock whose damage reads as another legal value, and the loss of
-    what nothing needs. Raises `NotFound` when nothing lies there, `Unavailable` when the store cannot be reached.
+    What cannot be seen: a hint, plan, boundary or lock whose damage reads as another legal value, the loss of what
+    nothing needs, and that of the newest version or WAL entry while nothing was planned on it. Raises `NotFound` when
+    nothing lies there, `Unavailable` when the store cannot be reached.
     """
     metered = MeteredStore(store)
     inventory = take_inventory(metered)
@@ -61,7 +62,8 @@ def _objects(store: ObjectStore, inventory: Inventory, log: LogCheck, *, clock: 
     merged = {} if log.head is None else dict(log.head.merged_generations)
     yield from check_regions(store, inventory, merged, deep=deep)
     yield from check_rest(store, inventory, log.head)
-    yield from check_unreferenced(store, clock=clock)
+    if log.head is None or log.newest <= log.head.version:
+        yield from check_unreferenced(store, clock=clock)  # else what nothing names may be what a lost version added
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:

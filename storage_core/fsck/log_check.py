@@ -14,6 +14,7 @@ from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk
+from storage_core.fsck.witness import lost_versions, newest_witness
 from storage_core.log.actions import is_ours
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.files import LiveFiles
@@ -33,8 +34,8 @@ class LogCheck:
     """What is wrong with the log, and what of it is sound: version files, checkpoints, the head.
 
     `in_time` are all commits that read, in their order, also those whose files lie in another's place. `newest` is the
-    highest version that any key or the hint speaks of, -1 without one. `is_ours` tells that the log keeps all rules of
-    Tidemark's, rather than those of its format only.
+    highest version that any key, the hint or a split speaks of, -1 without one. `is_ours` tells that the log keeps all
+    rules of Tidemark's, rather than those of its format only.
     """
 
     findings: tuple[Finding, ...]
@@ -50,8 +51,8 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     """Return what the log's files say about each other. Raises `Unavailable` only.
 
     Of a log that others keep by their own rules (no writer feature `tidemark`) only what keeps a reader from reading
-    it. One GET per version file, manifest and hint, a few per state; the version files behind a state are read once
-    more to recompute it. Memory: two snapshots.
+    it. One GET per version file, manifest and hint, a few per state and per split that no version file names; the
+    version files behind a state are read once more to recompute it. Memory: two snapshots and the paths of all splits.
     """
     walk = VersionWalk(store)
     for version in inventory.versions(KeyKind.VERSION):
@@ -62,12 +63,16 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     hinted = read_hint(store)
     head, unreadable = _head(store)
     known = [*inventory.versions(KeyKind.VERSION), *(each.version for each in (*found, hinted) if each is not None)]
+    newest = max(known, default=-1)
     protocol = walk.protocol if head is None else head.protocol
     ours = protocol is None or is_ours(protocol)
     checkpoints = _Checkpoints(store, inventory, walk.sound if ours else [])
     for each in found:
         checkpoints.check(each)
-    findings = [*walk.findings, *_manifests(store, inventory), *checkpoints.findings, *_hint(hinted, inventory, found)]
+    named = walk.named | ({*head.splits} if head is not None else set())
+    witness = newest_witness(store, inventory, named) if ours and newest >= 0 else None
+    findings = [*walk.findings, *lost_versions(newest, witness), *_manifests(store, inventory)]
+    findings += [*checkpoints.findings, *_hint(hinted, inventory, found)]
     if not ours:
         findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
     return LogCheck(
@@ -76,7 +81,7 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
         in_time=tuple(walk.in_time()),
         checkpoints=frozenset(checkpoints.sound),
         head=head,
-        newest=max(known, default=-1),
+        newest=newest if witness is None else max(newest, witness.version),
         is_ours=ours,
     )
 

@@ -30,11 +30,15 @@ class ReadVersion:
 
 @dataclass(slots=True)
 class VersionWalk:
-    """The version files in order. `sound` lie in their own places; the others that read are evidence at most."""
+    """The version files in order. `sound` lie in their own places; the others that read are evidence at most.
+
+    `named` are the splits that any of them adds or removes.
+    """
 
     store: ObjectStore
     findings: list[Finding] = field(default_factory=list)
     protocol: Protocol | None = None
+    named: set[str] = field(default_factory=set)
     _in_place: dict[int, ReadVersion] = field(default_factory=dict)
     _strays: list[ReadVersion] = field(default_factory=list)
     _seen: list[int] = field(default_factory=list)
@@ -54,6 +58,7 @@ class VersionWalk:
         actions: list[Action] = []
         try:
             actions = decode_version(self.store.get(key).data, key)
+            self.named |= {each.path for each in actions if isinstance(each, Add | Remove)}
             require_number(actions, version)
         except DAMAGE as error:
             self.findings.append(damage_of(Kind.VERSION_DAMAGED, error, key, "a readable version file"))

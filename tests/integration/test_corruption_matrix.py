@@ -52,7 +52,7 @@ INVISIBLE: Mapping[tuple[str, Damage], str] = {
 # Where it depends on the bit whether a check can see it; what none sees is no matter to anybody.
 SOMETIMES_INVISIBLE: Mapping[tuple[str, Damage], str] = {
     (name, Damage.BIT_FLIP): UNSEALED
-    for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary", "json_checkpoint")
+    for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary")
 }
 # Answers that differ without an error, which only the absence of any trace can cause.
 UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {

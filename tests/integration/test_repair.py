@@ -311,6 +311,23 @@ def test_an_append_that_was_never_committed_is_kept_and_called_unproven(
     assert set(outcome.unproven) == {orphan.path, committed.path}
 
 
+def test_newest_versions_that_are_lost_are_told_by_the_splits_that_were_planned_on_them(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    for number in range(1, 7):
+        _append(log, number)
+    assert log.snapshot().version == 6
+    store.delete([version_key(version) for version in (3, 4, 5, 6)])
+    assert _counts(store) == [1, 2]
+    report = fsck(store, clock=ManualClock())
+    assert not report.clean
+    assert {each.key for each in report.findings} == {version_key(version) for version in (3, 4, 5)}
+    target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert _counts(target) == [1, 2, 3, 4, 5, 6]
+    assert len(outcome.unproven) == 4
+
+
 def test_while_the_log_reads_an_orphan_stays_outside(windowed: tuple[MemoryStore, TransactionLog]) -> None:
     store, log = windowed
     rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
