@@ -1,4 +1,4 @@
-"""Versions that left no file, told by splits: a split says on which version it was planned, so that version was there."""
+"""Versions that left no file, told by splits: one says on which version it was planned, so that version was there."""
 
 from __future__ import annotations
 
