@@ -21,6 +21,7 @@ from storage_core.compaction.planner import MergeOperation
 from storage_core.log.snapshot import Snapshot
 
 LANES = 251
+"""How many leases compactions of windows share; a prime (see `resource_of`)."""
 
 SUMMARY = "Rewrite the splits of each window that holds several into one sorted split."
 
@@ -33,7 +34,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """
     job = JobRun("compact", request, spark)
     wanted = request.windows.of_table(job.before.config.window_seconds)
-    resource = _resource(wanted, job.before.config.window_seconds)
+    resource = resource_of(wanted, job.before.config.window_seconds)
     with job.leased(partial(_plan, wanted), [resource]) as operations:
         if not operations:
             return job.report("nothing_to_do")
@@ -49,8 +50,8 @@ def _plan(wanted: WindowRange, snapshot: Snapshot) -> Sequence[MergeOperation]:
     return planner.plan(snapshot, windows=wanted.select({add.windowStart for add in snapshot.splits.values()}))
 
 
-def _resource(wanted: WindowRange, window_seconds: int | None) -> str:
-    """The lease of a run on these windows: one per first window, so that runs on other windows go on beside it.
+def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
+    """Return the lease of a run on these windows: one per first window, so that runs on other windows go on beside it.
 
     Two runs on overlapping ranges that start apart do not see each other here: the one that commits second finds its
     inputs gone. Windows that are a multiple of `LANES` apart share a lease, so that a table has so many of them however
