@@ -80,17 +80,18 @@ class Leases(RuleBasedStateMachine):
     def late_puts_arrive(self, who: int) -> None:
         self.maintainers[who].store.deliver()
 
-    @rule()
-    def object_is_lost(self) -> None:
-        self.objects.delete([KEY])
+    @precondition(lambda self: not self.lost)
+    @rule(left=st.sampled_from([None, b"", b"{}", b'{"format":1,"holder":"x"}']))
+    def object_is_lost_or_damaged(self, left: bytes | None) -> None:
+        if read_lease(self.objects, KEY) is None:
+            return
         self.lost = True
+        if left is None:
+            self.objects.delete([KEY])
+        else:
+            self.objects.put(KEY, left, Overwrite())
 
-    @rule(data=st.sampled_from([b"", b"{}", b'{"format":1,"holder":"x"}']))
-    def object_is_damaged(self, data: bytes) -> None:
-        if read_lease(self.objects, KEY) is not None:
-            self.objects.put(KEY, data, Overwrite())
-            self.lost = True
-
+    @precondition(lambda self: self.lost or len(self.holding()) > 1)
     @rule()
     def an_operator_breaks_it(self) -> None:
         with suppress(NotFound):
@@ -101,9 +102,10 @@ class Leases(RuleBasedStateMachine):
 
     # --- what maintainers do
 
-    @rule(who=WHO)
-    def acquires(self, who: int) -> None:
+    @rule(who=WHO, waits_ms=st.sampled_from([0, TTL_MS, 2 * TTL_MS]))
+    def acquires(self, who: int, waits_ms: int) -> None:
         maintainer = self.maintainers[who]
+        maintainer.clock.now += waits_ms
         try:
             planned = maintainer.log.snapshot()
             lease = acquire(maintainer.log, planned, RESOURCE, maintainer.name)
@@ -114,21 +116,19 @@ class Leases(RuleBasedStateMachine):
         self.given.append(lease.token)
         maintainer.planned, maintainer.lease = planned, lease
 
-    @precondition(lambda self: any(each.lease for each in self.maintainers))
+    @precondition(lambda self: self.holding())
     @rule(who=WHO)
     def renews(self, who: int) -> None:
-        if (lease := self.maintainers[who].lease) is not None:
-            with suppress(Fenced, *FAILURES):
-                lease.renew()
+        _, lease, _ = self.one_of_the_holding(who)
+        with suppress(Fenced, *FAILURES):
+            lease.renew()
 
-    @precondition(lambda self: any(each.lease for each in self.maintainers))
+    @precondition(lambda self: self.holding())
     @rule(who=WHO)
     def looks(self, who: int) -> None:
-        maintainer = self.maintainers[who]
-        if maintainer.lease is None:
-            return
+        maintainer, lease, _ = self.one_of_the_holding(who)
         try:
-            maintainer.lease.require_held()
+            lease.require_held()
         except FAILURES:
             return
         except Fenced:
@@ -137,15 +137,12 @@ class Leases(RuleBasedStateMachine):
         stored = read_lease(self.objects, KEY)
         assert stored is not None
         assert stored.record is not None
-        assert (stored.record.holder, stored.record.fencing_token) == (maintainer.name, maintainer.lease.token)
+        assert (stored.record.holder, stored.record.fencing_token) == (maintainer.name, lease.token)
 
-    @precondition(lambda self: any(each.lease for each in self.maintainers))
+    @precondition(lambda self: self.holding())
     @rule(who=WHO)
     def commits(self, who: int) -> None:
-        maintainer = self.maintainers[who]
-        lease, planned = maintainer.lease, maintainer.planned
-        if lease is None or planned is None:
-            return
+        maintainer, lease, planned = self.one_of_the_holding(who)
         highest = max(self._recorded(), default=0)
         self.splits += 1
         actions: list[Action] = [split(f"s{self.splits}"), lease.fence]
@@ -159,12 +156,22 @@ class Leases(RuleBasedStateMachine):
             assert lease.token > highest
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token
 
-    @rule(who=WHO)
-    def releases(self, who: int) -> None:
-        maintainer = self.maintainers[who]
-        if maintainer.lease is not None:
-            maintainer.lease.release()
+    @precondition(lambda self: self.holding())
+    @rule(who=WHO, forgets=st.booleans())
+    def releases(self, who: int, *, forgets: bool) -> None:
+        maintainer, lease, _ = self.one_of_the_holding(who)
+        lease.release()
+        if forgets:
             maintainer.lease = None
+
+    def holding(self) -> list[Maintainer]:
+        return [each for each in self.maintainers if each.lease is not None]
+
+    def one_of_the_holding(self, pick: int) -> tuple[Maintainer, Lease, Snapshot]:
+        maintainer = self.holding()[pick % len(self.holding())]
+        assert maintainer.lease
+        assert maintainer.planned
+        return maintainer, maintainer.lease, maintainer.planned
 
     # --- what holds always
 
