@@ -155,8 +155,8 @@ def break_lease(log: TransactionLog, resource: str, holder: str) -> int:
     """Take the resource from whoever holds it, dead or alive, record that, and let go. Returns the token it took.
 
     When this returns, no commit under an earlier token lands any more, also of a holder that looked a moment ago. Also
-    heals an object that is no lease. One GET and two PUT beside opening the table and one commit. Raises `NotFound`
-    where there is nothing to break.
+    heals an object that is no lease. Two GET and two PUT beside opening the table and one commit. Raises
+    `NotFound` where there is nothing to break.
     """
     if read_lease(log.store, lock_key(resource)) is None:
         known = ", ".join(each.resource for each in stored_leases(log.store)) or "none"
