@@ -27,7 +27,7 @@ Report = Mapping[str, object]
 LAUNCHER = "launcher"
 
 # What the same step may do better later; any other kind fails the same way until somebody acts.
-_WORTH_A_RETRY = frozenset({"conflict", "unavailable", "outcome_unknown", "snapshot_expired"})
+_WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
 
 
 class Launcher(Protocol):

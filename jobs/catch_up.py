@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from jobs import tasks
 from jobs.command import main as command
@@ -14,9 +15,10 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
-from storage_core.index.catch_up import CatchUpPlan, plan
+from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, plan
 from storage_core.log.action_json import read_action
 from storage_core.log.actions import Action, IndexSegment
+from storage_core.log.snapshot import Snapshot
 
 SUMMARY = "Build the index segments that live splits lack."
 
@@ -24,20 +26,31 @@ SUMMARY = "Build the index segments that live splits lack."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Catch up one index, or every index of the table, in one commit. Commutes with data commits.
 
-    Raises `NotFound` for an index that the table does not have, `CommitConflict` when another run was first.
+    Raises `NotFound` for an index that the table does not have, `Held` while another run catches one of them up, and
+    `Fenced` when one took over.
     """
     job = JobRun("catch_up", request, spark)
     names = [request.index] if request.index else [index.name for index in job.before.config.indexes]
-    plans = [each for name in names if not (each := plan(job.before, name)).empty]
-    if not plans:
-        return job.report("nothing_to_do")
-    work = [item for each in plans for item in each.work]
-    details = {"segments_built": {each.index: len(each.work) for each in plans}}
-    if request.dry_run:
-        return job.report("planned", figures=Figures(splits_in=len(work)), details=details)
-    answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
-    built = [read_action(answer["segment"], IndexSegment, "catch-up answer") for answer in answers]
-    figures = Figures(
+    lacking = [name for name in names if not plan(job.before, name).empty]
+    with job.leased(partial(_plans, lacking), [f"catch_up.{name}" for name in lacking]) as plans:
+        if not plans:
+            return job.report("nothing_to_do")
+        work = [item for each in plans for item in each.work]
+        details = {"segments_built": {each.index: len(each.work) for each in plans}}
+        if request.dry_run:
+            return job.report("planned", figures=Figures(splits_in=len(work)), details=details)
+        answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
+        built = [read_action(answer["segment"], IndexSegment, "catch-up answer") for answer in answers]
+        figures = _figures(work, built)
+        return job.commit(_actions(plans, built), operation="CATCH UP", figures=figures, details=details)
+
+
+def _plans(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
+    return [each for name in names if not (each := plan(snapshot, name)).empty]
+
+
+def _figures(work: Sequence[CatchUpWork], built: Sequence[IndexSegment]) -> Figures:
+    return Figures(
         rows_in=sum(item.add.numRecords or 0 for item in work),
         rows_out=sum(segment.numRecords for segment in built),
         bytes_in=sum(item.add.size for item in work),
@@ -45,7 +58,6 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         splits_in=len(work),
         splits_out=len(built),
     )
-    return job.commit(_actions(plans, built), operation="CATCH UP", figures=figures, details=details)
 
 
 def _actions(plans: Sequence[CatchUpPlan], built: Sequence[IndexSegment]) -> list[Action]:

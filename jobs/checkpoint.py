@@ -13,21 +13,29 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
+from storage_core.log.snapshot import Snapshot
 
 SUMMARY = "Write the Avro state of the newest version."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:
-    """Write the state unless it exists already. A state is derived: no commit is made, and no Spark task is needed."""
+    """Write the state unless it exists already. A state is derived: no commit is made, and no Spark task is needed.
+
+    Raises `Held` while another run writes one.
+    """
     job = JobRun("checkpoint", request, spark)
-    if job.before.checkpoint_version == job.before.version:
-        return job.report("nothing_to_do")
-    if request.dry_run:
-        return job.report("planned")
-    job.table.require_capable()
-    result = job.table.log.checkpoint(job.before)
-    figures = Figures(splits_in=len(job.before.splits), splits_out=len(job.before.splits), bytes_out=result.bytes)
-    return job.report("committed" if result.written else "nothing_to_do", figures=figures)
+    with job.leased(_due, ["checkpoint"]) as due:
+        if not due:
+            return job.report("nothing_to_do")
+        if request.dry_run:
+            return job.report("planned")
+        result = job.table.log.checkpoint(job.before)
+        figures = Figures(splits_in=result.files, splits_out=result.files, bytes_out=result.bytes)
+        return job.report("committed" if result.written else "nothing_to_do", figures=figures)
+
+
+def _due(snapshot: Snapshot) -> Sequence[Snapshot]:
+    return [] if snapshot.checkpoint_version == snapshot.version else [snapshot]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

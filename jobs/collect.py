@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from jobs.command import main as command
 from jobs.report import JobReport
@@ -24,17 +25,18 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """Run both passes of the collector; nothing is committed to the log. `details` lists the candidates.
 
     The deletes are made by the driver, in batches: there is no data to move, and one process re-checks all roots.
+    Raises `Held` while another run collects, and `Fenced` before the next batch when one took over.
     """
     job = JobRun("collect", request, spark)
-    if not request.dry_run:
-        job.table.require_capable()
-    found = collect(
-        job.table.store,
-        job.table.log,
-        clock=SystemClock(),
-        horizon_ms=request.horizon_ms,
-        dry_run=request.dry_run,
-    )
+    with nullcontext() if request.dry_run else job.holding("collect"):
+        found = collect(
+            job.table.store,
+            job.table.log,
+            clock=SystemClock(),
+            horizon_ms=request.horizon_ms,
+            dry_run=request.dry_run,
+            require_held=job.require_held,
+        )
     figures = Figures(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
     if request.dry_run:
         return job.report("planned", figures=figures, details=_details(found))

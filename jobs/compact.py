@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from jobs import tasks
 from jobs.command import main as command
 from jobs.report import JobReport
-from jobs.request import JobRequest
+from jobs.request import JobRequest, WindowRange
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
 from storage_core.compaction import planner
 from storage_core.compaction.execute import CompactionResult
 from storage_core.compaction.planner import MergeOperation
+from storage_core.log.snapshot import Snapshot
+
+LANES = 251
+"""How many leases compactions of windows share; a prime (see `resource_of`)."""
 
 SUMMARY = "Rewrite the splits of each window that holds several into one sorted split."
 
@@ -24,20 +29,39 @@ SUMMARY = "Rewrite the splits of each window that holds several into one sorted 
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Compact the requested windows in one commit; with nothing to do, start no Spark and commit nothing.
 
-    Raises `CommitConflict` when another commit removed an input meanwhile; the files written are orphans then.
+    Raises `Held` while another run compacts these windows, `Fenced` when one took over, and `CommitConflict` when
+    another commit removed an input meanwhile; the files written are orphans then.
     """
     job = JobRun("compact", request, spark)
     wanted = request.windows.of_table(job.before.config.window_seconds)
-    windows = wanted.select({add.windowStart for add in job.before.splits.values()})
-    operations = planner.plan(job.before, windows=windows)
-    if not operations:
-        return job.report("nothing_to_do")
-    if request.dry_run:
-        return job.report("planned", figures=_planned(operations), details=_windows(operations))
-    answers = job.map(tasks.compact, [{"operation": operation.to_json()} for operation in operations])
-    results = [CompactionResult.from_json(answer["result"]) for answer in answers]
-    actions = [action for result in results for action in result.actions]
-    return job.commit(actions, operation="COMPACT", figures=Figures.of(results), details=_windows(operations))
+    resource = resource_of(wanted, job.before.config.window_seconds)
+    with job.leased(partial(_plan, wanted), [resource]) as operations:
+        if not operations:
+            return job.report("nothing_to_do")
+        if request.dry_run:
+            return job.report("planned", figures=_planned(operations), details=_windows(operations))
+        answers = job.map(tasks.compact, [{"operation": operation.to_json()} for operation in operations])
+        results = [CompactionResult.from_json(answer["result"]) for answer in answers]
+        actions = [action for result in results for action in result.actions]
+        return job.commit(actions, operation="COMPACT", figures=Figures.of(results), details=_windows(operations))
+
+
+def _plan(wanted: WindowRange, snapshot: Snapshot) -> Sequence[MergeOperation]:
+    return planner.plan(snapshot, windows=wanted.select({add.windowStart for add in snapshot.splits.values()}))
+
+
+def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
+    """Return the lease of a run on these windows: one per first window, so that runs on other windows go on beside it.
+
+    Two runs on overlapping ranges that start apart do not see each other here: the one that commits second finds its
+    inputs gone. Windows that are a multiple of `LANES` apart share a lease, so that a table has so many of them however
+    long it lives; a prime, because ranges of whole days start a multiple of 24 or 96 windows apart.
+    """
+    if wanted.null_only:
+        return "compact.null"
+    if wanted.start is None or window_seconds is None:
+        return "compact.all"
+    return f"compact.{wanted.start // window_seconds % LANES}"
 
 
 def _planned(operations: Sequence[MergeOperation]) -> Figures:

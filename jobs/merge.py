@@ -23,23 +23,24 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """Merge consecutive generations, region by region in parallel, in one commit with their progress.
 
     A run takes up to about a million records of a region: run it again until it says that there is nothing to do.
-    Raises `CommitConflict` when another merger, or a compaction of the same splits, was first.
+    Raises `Held` while another run merges this table, `Fenced` when one took over, and `CommitConflict` when a
+    compaction of the same splits was first.
     """
     job = JobRun("merge", request, spark)
-    work = plan(job.table.store, job.before)
-    if not work:
-        return job.report("nothing_to_do")
-    if request.dry_run:
-        return job.report("planned", details=_details(work))
-    answers = job.map(tasks.merge, [{"work": item.to_json()} for item in work])
-    results = [MergeResult.from_json(answer["result"]) for answer in answers]
-    return job.commit(
-        [action for result in results for action in result.actions],
-        operation="MERGE",
-        figures=Figures.of(results),
-        requirements=[each for item in work for each in item.requirements],
-        details=_details(work),
-    )
+    with job.leased(lambda snapshot: plan(job.table.store, snapshot), ["merge"]) as work:
+        if not work:
+            return job.report("nothing_to_do")
+        if request.dry_run:
+            return job.report("planned", details=_details(work))
+        answers = job.map(tasks.merge, [{"work": item.to_json()} for item in work])
+        results = [MergeResult.from_json(answer["result"]) for answer in answers]
+        return job.commit(
+            [action for result in results for action in result.actions],
+            operation="MERGE",
+            figures=Figures.of(results),
+            requirements=[each for item in work for each in item.requirements],
+            details=_details(work),
+        )
 
 
 def _details(work: Sequence[MergeWork]) -> dict[str, object]:

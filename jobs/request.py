@@ -61,7 +61,8 @@ class JobRequest:
     """One run of one job on one table. Fields that a job does not use are ignored by it.
 
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
-    collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL.
+    collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
+    wait while another run holds the lease.
     """
 
     table_uri: str
@@ -72,6 +73,7 @@ class JobRequest:
     horizon_ms: int | None = None
     run_id: str | None = None
     master: str = "local[*]"
+    wait_ms: int = 0
 
 
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -88,6 +90,9 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--horizon-ms", type=int, help="override of the horizon before an object is deleted")
     result.add_argument("--run-id", help="recorded in the commit, to find the run that made it")
     result.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+    result.add_argument(
+        "--wait-ms", type=int, default=0, help="wait so long while another run works on it, then exit 3 (default: 0)"
+    )
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
@@ -103,6 +108,7 @@ def parse(arguments: argparse.Namespace) -> JobRequest:
         horizon_ms=arguments.horizon_ms,
         run_id=arguments.run_id,
         master=arguments.master,
+        wait_ms=arguments.wait_ms,
     )
 
 
@@ -118,6 +124,7 @@ def to_argv(request: JobRequest) -> Sequence[str]:
         "--declaration": request.declaration,
         "--horizon-ms": request.horizon_ms,
         "--run-id": request.run_id,
+        "--wait-ms": request.wait_ms or None,
     }
     argv += [f"{name}={value}" for name, value in options.items() if value is not None]
     return argv + (["--dry-run"] if request.dry_run else [])

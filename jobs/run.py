@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
-from storage_core.errors import InvalidInput
+from storage_core.errors import Held, InvalidInput
+from storage_core.heartbeat import Heartbeat
+from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
 
 LOG = logging.getLogger(__name__)
+
+POLL_MS = 2_000
+"""How often a run that waits for a lease looks whether it is free."""
+
+Work = TypeVar("Work")
 
 
 class Executed(Protocol):
@@ -93,8 +102,64 @@ class JobRun:
         self._spark = spark
         self._spark_seconds_before = spark.seconds
         self._task_requests: list[Mapping[str, int]] = []
+        self._leases: list[Lease] = []
         self.table = table if table is not None else Table.open(request.table_uri)
         self.before: Snapshot = self.table.snapshot
+
+    @contextmanager
+    def leased(self, plan: Callable[[Snapshot], Sequence[Work]], resources: Sequence[str]) -> Iterator[Sequence[Work]]:
+        """Plan against `before`, and hold the resources as long as the block works on that plan.
+
+        With nothing to do, or in a dry run, no lease is taken. After waiting for somebody `before` is the newest
+        snapshot, and the plan is made anew. Raises as `holding` does.
+        """
+        planned = plan(self.before)
+        if not planned or self._request.dry_run:
+            yield planned
+            return
+        with self.holding(*resources) as waited:
+            if waited:
+                self.before = self.table.log.refresh(self.before)
+                planned = plan(self.before)
+            yield planned
+
+    @contextmanager
+    def holding(self, *resources: str) -> Iterator[bool]:
+        """Hold the resources for the block, with a heartbeat; the value is whether somebody had to be waited for.
+
+        A commit in the block carries their fences. Per resource: one GET and one PUT, one GET before the commit, one
+        PUT at the end, one PUT per beat. Raises `Held` when another run has one of them, after the time that the
+        request allows for waiting; then none is held.
+        """
+        self.table.require_capable()
+        with ExitStack() as held:
+            held.callback(self._leases.clear)
+            left_ms = self._request.wait_ms
+            for resource in sorted(resources):
+                lease, left_ms = self._acquire(resource, left_ms)
+                held.callback(lease.release)
+                self._leases.append(lease)
+            held.enter_context(Heartbeat(self._leases))
+            yield left_ms < self._request.wait_ms
+
+    def require_held(self) -> None:
+        """Raise `Fenced` when another run took a resource over that this one works on. One GET each."""
+        for lease in self._leases:
+            lease.require_held()
+
+    def _acquire(self, resource: str, wait_ms: int) -> tuple[Lease, int]:
+        """The lease, and what is left of the time for waiting."""
+        log, holder = self.table.log, holder_of(self._request.run_id)
+        while True:
+            try:
+                return acquire(log, self.before, resource, holder, is_gone=is_gone), wait_ms
+            except Held as error:
+                if wait_ms <= 0:
+                    raise
+                LOG.info("waiting: %s", error)
+            pause_ms = min(wait_ms, POLL_MS)
+            log.clock.sleep_ms(pause_ms)
+            wait_ms -= pause_ms
 
     def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Execute one Spark task per item and return the answers in item order; their requests count as this run's."""
@@ -113,13 +178,17 @@ class JobRun:
         requirements: Sequence[MergeProgress] = (),
         details: Mapping[str, object] | None = None,
     ) -> JobReport:
-        """Commit the actions once, planned against `before`, and return the report; raises what the log raises."""
+        """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
+
+        With leases the commit carries their fences, and raises `Fenced` when another run has taken one over.
+        """
         self.table.require_capable()
+        self.require_held()
         result = self.table.log.commit(
             self.before,
-            actions,
+            [*actions, *(lease.fence for lease in self._leases)],
             operation=operation,
-            requirements=requirements,
+            requirements=[*requirements, *(lease.requirement for lease in self._leases)],
             metrics=figures.as_mapping(),
             job_run_id=self._request.run_id,
         )

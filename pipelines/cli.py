@@ -19,6 +19,7 @@ import typer
 from pipelines.commands import (
     checking,
     creating,
+    leasing,
     looking,
     orchestration,
     output,
@@ -53,6 +54,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,
         "gc": upkeep.gc,
+        "leases": leasing.leases,
         "probe": probing.probe,
     },
     "Damage": {"fsck": checking.fsck, "repair": checking.repair},

@@ -6,6 +6,7 @@
     ├── CommitConflict      plan again from a fresh snapshot
     ├── Fenced              stop: somebody else holds the resource
     │   └── WriterFenced    stop: another writer claimed the region
+    ├── Held                another maintainer is at work: try again later
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
@@ -66,6 +67,13 @@ class WriterFenced(Fenced):
     """Another writer claimed the region; no later row of this writer was or will be acknowledged."""
 
     kind = "writer_fenced"
+
+
+class Held(TidemarkError):
+    """A live maintainer holds the lease; nothing was done. Try again later."""
+
+    kind = "held"
+    exit_code = 3
 
 
 class CommitUnknown(TidemarkError):

@@ -31,6 +31,10 @@ From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="First 
 To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the windows, excluded (UTC).")]
 All = Annotated[bool, typer.Option("--all", help="Everything there is to do; the default.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+Wait = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Wait so long, such as 10m, while another run works on it; else exit 3."),
+]
 Master = Annotated[str, typer.Option(metavar="URL", help="The Spark master that runs the tasks.")]
 LOCAL_SPARK = "local[*]"
 

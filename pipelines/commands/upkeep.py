@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import LOCAL_SPARK, All, DryRun, From, Json, Master, To, Uri, Window, duration_ms
+from pipelines.commands.arguments import (
+    LOCAL_SPARK,
+    All,
+    DryRun,
+    From,
+    Json,
+    Master,
+    To,
+    Uri,
+    Wait,
+    Window,
+    duration_ms,
+)
 from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 
@@ -26,6 +38,7 @@ def compact(
     end: To = None,
     all_: All = False,
     dry_run: DryRun = False,
+    wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
@@ -34,28 +47,40 @@ def compact(
     from jobs.request import JobRequest
 
     chosen = windows(window, start, end, everything=all_)
-    request = JobRequest(table_uri=resolve(uri).uri, windows=chosen, dry_run=dry_run, master=master)
+    request = JobRequest(
+        table_uri=resolve(uri).uri, windows=chosen, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait)
+    )
     run_job(run, request, as_json=as_json)
 
 
 def merge(
-    uri: Uri, *, all_: All = False, dry_run: DryRun = False, master: Master = LOCAL_SPARK, as_json: Json = False
+    uri: Uri,
+    *,
+    all_: All = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
 ) -> None:
     """Apply flushed generations to a keyed table's base."""
     from jobs.merge import run
     from jobs.request import JobRequest
 
     _everything(all_)
-    run_job(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master), as_json=as_json)
+    request = JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
+    run_job(run, request, as_json=as_json)
 
 
-def checkpoint(uri: Uri, *, all_: All = False, dry_run: DryRun = False, as_json: Json = False) -> None:
+def checkpoint(
+    uri: Uri, *, all_: All = False, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False
+) -> None:
     """Write the state that keeps opening a table fast."""
     from jobs.checkpoint import run
     from jobs.request import JobRequest
 
     _everything(all_)
-    run_job(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), as_json=as_json)
+    request = JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, wait_ms=waiting_ms(wait))
+    run_job(run, request, as_json=as_json)
 
 
 def catch_up(
@@ -64,6 +89,7 @@ def catch_up(
     index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
     all_: All = False,
     dry_run: DryRun = False,
+    wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
@@ -73,7 +99,9 @@ def catch_up(
 
     if all_ and index is not None:
         raise InvalidInput("give either --all or --index, not both")
-    request = JobRequest(table_uri=resolve(uri).uri, index=index, dry_run=dry_run, master=master)
+    request = JobRequest(
+        table_uri=resolve(uri).uri, index=index, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait)
+    )
     run_job(run, request, as_json=as_json)
 
 
@@ -84,6 +112,7 @@ def gc(
         str | None, typer.Option(metavar="DURATION", help="Horizon instead of the table's own, such as 24h or 0s.")
     ] = None,
     dry_run: DryRun = False,
+    wait: Wait = None,
     as_json: Json = False,
 ) -> None:
     """Delete what no retained version needs any more.
@@ -94,7 +123,12 @@ def gc(
     from jobs.request import JobRequest
     from jobs.spark import Spark
 
-    request = JobRequest(table_uri=resolve(uri).uri, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run)
+    request = JobRequest(
+        table_uri=resolve(uri).uri,
+        horizon_ms=duration_ms("--horizon", horizon),
+        dry_run=dry_run,
+        wait_ms=waiting_ms(wait),
+    )
     with Spark() as spark:
         done = run(request, spark)
     _show_collection(done, as_json=as_json)
@@ -107,6 +141,11 @@ def run_job(run: Callable[[JobRequest, Spark], JobReport], request: JobRequest, 
     with Spark(request.master) as spark:
         done = run(request, spark)
     output.report(done, as_json=as_json)
+
+
+def waiting_ms(wait: str | None) -> int:
+    """Return how long `--wait` says to wait for a lease, 0 without it. Raises `InvalidInput`."""
+    return duration_ms("--wait", wait) or 0
 
 
 def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:

@@ -24,6 +24,7 @@ VERSIONS_PREFIX = f"{LOG_PREFIX}0"
 STATES_PREFIX = f"{LOG_PREFIX}state-v"
 """What every state starts with."""
 QUARANTINE_PREFIX = "quarantine/"
+LOCKS_PREFIX = "_locks/"
 
 _MAX_VERSION = 2**63 - 1
 _MAX_WINDOW = 2**63

@@ -10,7 +10,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats.keys import gc_candidates_key
 from storage_core.gc.mark import Reason, mark
 from storage_core.gc.plan import Candidate, Plan, merged_candidates, read_plan, write_plan
-from storage_core.gc.sweep import Horizon, Swept, may_be_due, sweep
+from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
@@ -51,13 +51,15 @@ def collect(
     clock: Clock,
     horizon_ms: int | None = None,
     dry_run: bool = False,
+    require_held: RequireHeld = no_lease,
 ) -> CollectionReport:
     """Run both passes: note what is unreachable now, then delete what has been so for the whole horizon.
 
     The horizon is the table's (`gc_horizon_ms`, 24 h) unless `horizon_ms` overrides it; with 0 an object goes in the
     run that first sees it. An override shortens neither the retention of versions nor the horizon of numbered objects.
     With `dry_run` nothing is written or deleted. Idempotent, and restartable wherever it was killed. Expired tags keep
-    nothing, and only this removes them.
+    nothing, and only this removes them. `require_held` raises when the caller has lost its lease: it is asked before
+    each batch is deleted.
 
     Age is judged by the earlier of our clock and the store's own, so a clock that runs ahead deletes nothing early
     (lesson 48). Raises whatever a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
@@ -72,7 +74,9 @@ def collect(
     candidates = merged_candidates(stored, marked.unreachable, now_ms=seen_ms)
     swept = Swept()
     if not dry_run and (candidates or stored.candidates or marked.roots.retained.expired):
-        swept = _plan_and_sweep(store, log, stored, candidates, horizon=horizon, now_ms=now_ms)
+        swept = _plan_and_sweep(
+            store, log, stored, candidates, horizon=horizon, now_ms=now_ms, require_held=require_held
+        )
     return CollectionReport(
         candidates=tuple(candidates[key] for key in sorted(candidates)),
         deleted=tuple(each.key for each in swept.deleted),
@@ -92,6 +96,7 @@ def _plan_and_sweep(
     *,
     horizon: Horizon,
     now_ms: int,
+    require_held: RequireHeld,
 ) -> Swept:
     plan = write_plan(store, stored, candidates, nonce=log.ids.uuid())
     # The store stamped the plan a moment ago: that is its clock.
@@ -99,7 +104,7 @@ def _plan_and_sweep(
     drop_expired(log, now_ms=now_ms)
     if not may_be_due(plan, horizon, now_ms=now_ms):
         return Swept()
-    swept = sweep(store, log, plan, horizon=horizon, now_ms=now_ms)
+    swept = sweep(store, log, plan, horizon=horizon, now_ms=now_ms, require_held=require_held)
     if swept.deleted:
         gone = {each.key for each in swept.deleted}
         rest = {key: each for key, each in plan.candidates.items() if key not in gone}

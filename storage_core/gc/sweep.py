@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -22,6 +22,9 @@ from storage_core.region.generation import MANIFEST_FILE
 NUMBERED_KINDS = frozenset({KeyKind.VERSION, KeyKind.REGION_MANIFEST, KeyKind.WAL_ENTRY})
 
 _logger = logging.getLogger(__name__)
+
+RequireHeld = Callable[[], None]
+"""Raises when the caller has lost the lease under which it collects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,19 @@ def may_be_due(plan: Plan, horizon: Horizon, *, now_ms: int) -> bool:
     return any(_seen_long_enough(each, horizon, now_ms) for each in plan.candidates.values())
 
 
-def sweep(store: ObjectStore, log: TransactionLog, plan: Plan, *, horizon: Horizon, now_ms: int) -> Swept:
+def no_lease() -> None:
+    """Hold nothing: the plan alone keeps two collectors apart."""
+
+
+def sweep(
+    store: ObjectStore,
+    log: TransactionLog,
+    plan: Plan,
+    *,
+    horizon: Horizon,
+    now_ms: int,
+    require_held: RequireHeld = no_lease,
+) -> Swept:
     """Delete the candidates of the plan that are due, and return what happened. Killed anywhere, run it again.
 
     All roots are read again first, and versions that appear meanwhile before each batch; any read error is raised and
@@ -66,6 +81,7 @@ def sweep(store: ObjectStore, log: TransactionLog, plan: Plan, *, horizon: Horiz
         advance_boundary(store, marked.roots.first_version, nonce=log.ids.uuid())
     swept = Swept()
     for batch in _batches(due):
+        require_held()
         _require_own_plan(store, plan)
         named = named_since(log, marked.roots.retained.head.version)
         _delete(store, [each for each in batch if each.key not in named], swept)

@@ -33,7 +33,7 @@ from storage_core.log.actions import (
 )
 from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.deletion_vector import VectorStorage, rows_of
-from storage_core.log.requirements import RESTORES, MergeProgress, Requirement
+from storage_core.log.requirements import RESTORES, MergeProgress, Requirement, TokenUnused
 from storage_core.log.segment_conflicts import check_segments, without_stale_segments
 from storage_core.log.settings_conflicts import check_settings
 from storage_core.log.snapshot import Snapshot
@@ -96,9 +96,9 @@ def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     _ = head.schema, head.config  # read once per snapshot: nothing lands on a table that could not be opened after it
     if _is_recorded(plan.actions, head):
         return None
+    _check_fences(plan, head)  # before all else: a zombie must stop, not be told to plan again
     check_splits(plan.actions, plan.planned, head)
     check_settings(plan.actions, plan.planned, head)
-    _check_fences(plan.actions, head)
     _check_generations(plan, head)
     for requirement in plan.requirements:
         requirement.check(head)
@@ -141,8 +141,11 @@ def _is_recorded(actions: Iterable[Action], head: Snapshot) -> bool:
     return bool(recorded)
 
 
-def _check_fences(actions: Iterable[Action], head: Snapshot) -> None:
-    for action in actions:
+def _check_fences(plan: Plan, head: Snapshot) -> None:
+    for requirement in plan.requirements:
+        if isinstance(requirement, TokenUnused):
+            requirement.check(head)
+    for action in plan.actions:
         # An equal token is its own holder committing once more; only a lower one belongs to a zombie.
         if isinstance(action, Fence) and action.token < head.fences.get(action.resource, action.token):
             raise Fenced(

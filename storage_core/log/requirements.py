@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage_core.errors import CommitConflict
+from storage_core.errors import CommitConflict, Fenced
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
@@ -51,4 +51,28 @@ class AtVersion:
             )
 
 
-Requirement = MergeProgress | AtVersion
+@dataclass(frozen=True, slots=True)
+class TokenUnused:
+    """Nobody has committed for `resource` under `token` or a higher one: a lease is good for one commit.
+
+    The `fence` of a commit refuses lower tokens. This refuses an equal one, too, so that at most one of two holders
+    commits even where a lost lease object gave both the same number.
+    """
+
+    resource: str
+    token: int
+
+    def check(self, head: Snapshot) -> None:
+        """Raise `Fenced` when the recorded token is not lower."""
+        recorded = head.fences.get(self.resource, 0)
+        if recorded >= self.token:
+            raise Fenced(
+                f"{self.resource}: token {recorded} has committed, this one is {self.token}; another process owns the "
+                "resource, stop",
+                resource=self.resource,
+                expected=recorded,
+                found=self.token,
+            )
+
+
+Requirement = MergeProgress | AtVersion | TokenUnused

@@ -1,0 +1,69 @@
+"""The heartbeat: leases are renewed while somebody works under them (design page 03, "Leases")."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from storage_core.errors import Fenced, TidemarkError
+from storage_core.lease import TTL_MS, Lease
+
+INTERVAL_MS = TTL_MS // 3
+
+_logger = logging.getLogger(__name__)
+
+
+class Bell(Protocol):
+    """What wakes the heartbeat; `threading.Event` is one. Injected so that tests own its time."""
+
+    def wait(self, timeout: float) -> bool:
+        """Return False after `timeout` seconds, or True as soon as it is set."""
+        ...
+
+    def set(self) -> None:
+        """Let every `wait` return True."""
+        ...
+
+
+class Heartbeat:
+    """Renews leases in a thread of its own, every third of their time, until the block ends or all are lost.
+
+    A renewal that fails is tried again at the next beat: two more come before the lease runs out. Whoever works under
+    a lease hears of its loss by `Lease.require_held`, not from here.
+    """
+
+    def __init__(self, leases: Sequence[Lease], bell: Bell | None = None) -> None:
+        """Renew these leases once the block is entered."""
+        self._leases = list(leases)
+        self._bell = bell if bell is not None else threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidemark-heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start beating."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread; no renewal comes after it."""
+        self._bell.set()
+        self._thread.join()
+
+    def beat(self) -> None:
+        """Renew every lease that is not lost, once. One PUT each."""
+        for lease in list(self._leases):
+            try:
+                lease.renew()
+            except Fenced as error:
+                _logger.warning("%s", error)
+                self._leases.remove(lease)
+            except TidemarkError as error:
+                _logger.warning("%s is not renewed, the next beat tries again: %s", lease.resource, error)
+
+    def _run(self) -> None:
+        while self._leases and not self._bell.wait(INTERVAL_MS / 1000):
+            self.beat()

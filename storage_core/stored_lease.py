@@ -1,0 +1,111 @@
+"""Lease objects in the store: reading them, and writing them once where replies are lost (design page 03, "Leases")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+from urllib.parse import unquote
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitUnknown, Corrupt, NotFound, Unavailable
+from storage_core.formats.keys import LOCKS_PREFIX
+from storage_core.formats.lease import LeaseRecord, decode_lease, encode_lease
+from storage_core.objectstore.contract import (
+    Committed,
+    Conflict,
+    IfAbsent,
+    IfMatch,
+    ObjectStore,
+    OutcomeUnknown,
+    PutResult,
+)
+
+_ATTEMPTS = 4
+_FIRST_PAUSE_MS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """A lease as the store has it. `record` is None when the object is no lease."""
+
+    record: LeaseRecord | None
+    key: str
+    etag: str
+
+    @property
+    def resource(self) -> str:
+        """What the lease is of, also where the object is none: its name says it."""
+        name = self.key.removeprefix(LOCKS_PREFIX).removesuffix(".json")
+        return self.record.resource if self.record else unquote(name)
+
+
+class Overtaken(Exception):  # noqa: N818 -- an answer to who swaps, never seen by callers of `lease`
+    """Somebody else wrote the lease object: `found` is what they left."""
+
+    def __init__(self, found: StoredLease | None) -> None:
+        super().__init__()
+        self.found = found
+
+
+def stored_leases(store: ObjectStore) -> Iterator[StoredLease]:
+    """Yield every lease object of the table, in key order. One LIST per 1,000 and one GET each."""
+    for key in sorted(info.key for info in store.list(LOCKS_PREFIX)):
+        found = read_lease(store, key)
+        if found is not None:
+            yield found
+
+
+def read_lease(store: ObjectStore, key: str, *, strict: bool = False) -> StoredLease | None:
+    """The lease at `key`. What is no lease has no record, or is `Corrupt` when `strict`. One GET."""
+    try:
+        blob = store.get(key)
+    except NotFound:
+        return None
+    try:
+        return StoredLease(decode_lease(blob.data, key), key, blob.etag)
+    except Corrupt:
+        if strict:
+            raise
+        return StoredLease(None, key, blob.etag)
+
+
+def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: StoredLease) -> StoredLease:
+    """Write `wanted` in place of `before`, once, also when replies are lost; `Overtaken` when somebody else was first.
+
+    One PUT; after anything but `Committed` one GET, and the put again while `before` is still there: it can take effect
+    only once. A write of the same acquisition whose reply was lost earlier counts as `before`.
+    """
+    reason = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
+        match _put(store, before, wanted):
+            case Committed(etag):
+                return StoredLease(wanted, before.key, etag)
+            case Conflict():
+                reason = "a conflict, and yet nobody wrote"
+            case OutcomeUnknown(reason):
+                pass
+            case unreachable:
+                assert_never(unreachable)
+        try:
+            found = read_lease(store, before.key)
+        except Unavailable as error:
+            reason = f"{reason}; then {error}"
+            continue
+        if found is not None and found.record == wanted:
+            return found
+        if (found.etag if found else "") == before.etag:
+            continue
+        if found is None or found.record is None or found.record.acquisition != wanted.acquisition:
+            raise Overtaken(found)
+        before = found
+    raise CommitUnknown(f"{before.key}: the store did not say whether the lease was written ({reason})", key=before.key)
+
+
+def _put(store: ObjectStore, before: StoredLease, wanted: LeaseRecord) -> PutResult:
+    try:
+        return store.put(before.key, encode_lease(wanted), IfMatch(before.etag) if before.etag else IfAbsent())
+    except Unavailable as error:  # the connection may have broken after the request was sent
+        return OutcomeUnknown(str(error))

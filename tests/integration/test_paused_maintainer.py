@@ -1,0 +1,130 @@
+"""A maintainer in a real process is stopped (SIGSTOP) at each request of its work; another takes over and commits.
+
+When it wakes its clock, its heartbeat and its plan are of the past. What it does then is decided by the log alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from storage_core.clock import SystemClock
+from storage_core.formats.keys import lock_key
+from storage_core.formats.lease import decode_lease
+from storage_core.lease import acquire
+from storage_core.log.actions import Action, Add
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.log_oracle import LogOracle
+from storage_core.testkit.log_tables import log_on, metadata, removal, split
+from storage_core.testkit.s3_server import S3Server
+
+# One leased run per table, each stopped before one request more than the one before; a line for what became of it.
+MAINTAINER = """
+import json, os, signal, sys
+from jobs.request import JobRequest
+from jobs.run import Figures, JobRun
+from jobs.spark import Spark
+from storage_core.errors import TidemarkError
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.table import Table
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.log_tables import removal, split
+
+for number, uri in enumerate(sys.argv[1:]):
+    store = FaultStore(open_store(uri))
+    log = TransactionLog(MeteredStore(store))
+    table = Table(log.store, log, log.snapshot())
+    table.require_capable()
+    job = JobRun("merge", JobRequest(table_uri=uri, run_id="paused"), Spark(), table)
+    first = len(store.trace)
+    store.at(first + number, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    try:
+        with job.leased(lambda snapshot: [snapshot], ["merge"]):
+            job.commit([removal("a"), split("paused")], operation="MERGE", figures=Figures())
+        told = "committed"
+    except TidemarkError as error:
+        told = error.kind
+    request = store.trace[first + number].request
+    print(json.dumps({"stopped_before": f"{request.kind} {request.key}", "told": told}), flush=True)
+"""
+
+VERSION = "_transaction_log/00000000000000000002.json"
+# What it is stopped before, and what it is told when it wakes up after another has committed.
+STEPS = [
+    ("get _locks/merge.json", "held"),  # nobody's yet
+    ("put _locks/merge.json", "held"),  # found free, and free no more
+    ("get _locks/merge.json", "fenced"),  # the look before the commit
+    ("head _transaction_log/00000000000000000001.json", "fenced"),
+    (f"put {VERSION}", "fenced"),
+    ("put _locks/merge.json", "committed"),  # before it let go; what it did came first
+]
+
+
+def take_over_and_commit(store: ObjectStore) -> None:
+    """Somebody whose clock is ten minutes ahead takes the lease, commits under it, and keeps it."""
+    log = TransactionLog(store, clock=ManualClock(SystemClock().now_ms() + 600_000))
+    head = log.snapshot()
+    lease = acquire(log, head, "merge", "other")
+    gone = sorted(Path(path).stem for path in head.splits)
+    actions: list[Action] = [*(removal(name) for name in gone), split("other"), lease.fence]
+    log.commit(head, actions, operation="MERGE", requirements=[lease.requirement])
+
+
+def let_pause(uris: list[str]) -> list[tuple[str, str]]:
+    """Run the maintainer on the tables, and the other one whenever it stands still; return what it said."""
+    command = [sys.executable, "-c", MAINTAINER, *uris]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for uri in uris:
+                _, status = os.waitpid(process.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status), "it ended before it was stopped"
+                take_over_and_commit(open_store(uri))
+                process.send_signal(signal.SIGCONT)
+            told, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return [(each["stopped_before"], each["told"]) for each in map(json.loads, told.splitlines())]
+
+
+def created(uri: str) -> str:
+    log = log_on(open_store(uri))
+    log.commit(log.create(metadata()), [split("a")], operation="FIRST")
+    return uri
+
+
+def check(uri: str, told: str) -> None:
+    """The log holds what was promised, and nothing of who was fenced; the other one has the lease."""
+    store = open_store(uri)
+    oracle = LogOracle(store)
+    oracle.check_versions()
+    versions = oracle.read()
+    added = [{action.path for action in each.actions if isinstance(action, Add)} for each in versions[2:]]
+    other, paused = {split("other").path}, {split("paused").path}
+    assert added == ([paused, other] if told == "committed" else [other])
+    assert set(versions[-1].state["live"]) == other
+    lease = decode_lease(store.get(lock_key("merge")).data, lock_key("merge"))
+    assert (lease.holder, lease.is_live(SystemClock().now_ms())) == ("other", True)
+    assert dict(log_on(store).snapshot().fences) == {"merge": lease.fencing_token}
+
+
+def test_a_maintainer_stopped_at_any_request_wakes_up_fenced_and_none_of_its_work_is_in_the_log(tmp_path: Path) -> None:
+    uris = [created((tmp_path / f"t{number}").as_uri()) for number in range(len(STEPS))]
+    assert let_pause(uris) == STEPS
+    for uri, (_, told) in zip(uris, STEPS, strict=True):
+        check(uri, told)
+
+
+def test_the_same_holds_on_s3(s3_server: S3Server) -> None:
+    uris = [created(s3_server.uri(f"paused-{number}")) for number in range(len(STEPS))]
+    assert [told for _, told in let_pause(uris)] == [told for _, told in STEPS]
+    for uri, (_, told) in zip(uris, STEPS, strict=True):
+        check(uri, told)
