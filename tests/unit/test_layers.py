@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.region", "storage_core.ingest"),
     ("storage_core.split",),
     ("storage_core.log",),
+    ("storage_core.quarantine",),
     ("storage_core.rows",),
     ("storage_core.formats",),
     ("storage_core.objectstore",),
