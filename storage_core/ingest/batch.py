@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.ids import Ids
 from storage_core.ingest.landing import LandedFile, LandingSpec
@@ -39,6 +40,8 @@ from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Action, Add, Txn
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import LateDoor, Origin
+from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.windows import window_starts
 from storage_core.split.write import SplitContext, sort_and_write
 
@@ -85,7 +88,8 @@ class IngestResult:
     """What one work item gives to the commit: `actions` are its adds and its records, to be committed together.
 
     `rows_in` counts the rows and rejected lines of the whole file, `rows_out` the rows written, `windows` all windows
-    in which the file has rows; `rejected` counts lines by reason (`tally`). Without actions there is nothing to commit.
+    in which the file has rows; `rejected` counts lines by reason (`tally`), `late` the late rows of the windows that
+    this item settles: those set aside are in `rows_in` only. Without actions there is nothing to commit.
     """
 
     file: str
@@ -97,6 +101,7 @@ class IngestResult:
     windows: tuple[Window, ...] = ()
     rejected: Mapping[str, int] = field(default_factory=dict)
     quarantine_keys: tuple[str, ...] = ()
+    late: LateFigures = field(default_factory=LateFigures)
 
     @property
     def actions(self) -> list[Action]:
@@ -111,7 +116,7 @@ class IngestResult:
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal result."""
         body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        body["rejected"] = dict(self.rejected)
+        body |= {"rejected": dict(self.rejected), "late": asdict(self.late)}
         body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
         return json.dumps(body, sort_keys=True)
 
@@ -125,6 +130,7 @@ class IngestResult:
             txns=read_actions(body.pop("txns"), Txn, "ingest result"),
             windows=windows,
             quarantine_keys=keys,
+            late=LateFigures(**body.pop("late")),
             **body,
         )
 
@@ -161,9 +167,10 @@ def execute(
     """Write what is left of one file as sorted splits, quarantine what is no row, and return the actions to commit.
 
     Nothing is committed here. Repeating it writes other splits (the first ones become orphans) and the same quarantine
-    objects. A file that is gone gives an empty result with a rejection that is not recorded. Memory: a few blocks of
-    `block_bytes` of text; a window has a split per block.
-    Requests: one or two per landed block, one PUT per split and per block with rejections.
+    objects: rows are judged late by when their file landed, not by when this runs. A file that is gone gives an empty
+    result with a rejection that is not recorded. Memory: a few blocks of `block_bytes` of text; a window has a split
+    per block. Requests: one or two per landed block, one PUT per split, per block with rejections, and per block and
+    window with late rows to quarantine.
     """
     landed = work.landed
     if work.ingested_size is not None:
@@ -173,16 +180,16 @@ def execute(
             f"the file changed after it was ingested (was {work.ingested_size} bytes, is {landed.size}); "
             "land it under a new name",
         )
-    run = _Run(store, work, context)
+    run = _Run(store, work, context, now_ms)
     blocks = parse_blocks(landed, work.spec, context.schema, context.time_column, block_bytes=block_bytes)
     try:
         for block in blocks:
             if block.unreadable:
                 return _reject_file(store, work, block.rejected[0].reason)
-            run.take(block.rows, block.rejected, ids=ids, now_ms=now_ms)
+            run.take(block.rows, block.rejected, ids=ids)
     except NotFound as error:
         return IngestResult(file=landed.path, rejected={f"the file is gone: {error}": 1})
-    result = run.result(now_ms)
+    result = run.result()
     _logger.info(
         "ingested %s: %d rows into %d splits, %d rejected",
         landed.path,
@@ -196,25 +203,32 @@ def execute(
 class _Run:
     """The blocks of one file, taken one after the other."""
 
-    def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext) -> None:
-        self._store, self._work, self._context = store, work, context
+    def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext, now_ms: int) -> None:
+        self._store, self._work, self._context, self._now_ms = store, work, context, now_ms
+        self._door = LateDoor(
+            store,
+            LateRule.of(TableConfig.from_configuration(context.configuration)),
+            Origin(source=work.landed.path, by="ingest", size=work.landed.size),
+            window_seconds=context.window_seconds,
+        )
         self._adds: list[Add] = []
         self._windows: set[Window] = set()
         self._rejected: dict[str, int] = {}
         self._keys: list[str] = []
         self._rows_in = 0
 
-    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...], *, ids: Ids, now_ms: int) -> None:
+    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...], *, ids: Ids) -> None:
         """Write the rows of the windows that are wanted and not done, and the rejections."""
         self._rows_in += rows.num_rows + len(rejected)
-        wanted = self._wanted(rows)
-        self._adds += sort_and_write(self._store, wanted, context=self._context, ids=ids, now_ms=now_ms)
+        landed_ms = self._work.landed.landed_ms
+        wanted = self._door.admit(self._wanted(rows), self._now_ms if landed_ms is None else landed_ms)
+        self._adds += sort_and_write(self._store, wanted, context=self._context, ids=ids, now_ms=self._now_ms)
         if rejected:
             self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
             landed = self._work.landed
             self._keys.append(write_quarantine(self._store, landed.path, landed.size, rejected))
 
-    def result(self, now_ms: int) -> IngestResult:
+    def result(self) -> IngestResult:
         """Return everything taken, with the records that make it exactly once."""
         work = self._work
         written = {window for window in self._windows if self._is_wanted(window)}
@@ -225,13 +239,14 @@ class _Run:
         return IngestResult(
             file=work.landed.path,
             adds=tuple(self._adds),
-            txns=tuple(Txn(appId=app, version=work.landed.size, lastUpdated=now_ms) for app in apps),
+            txns=tuple(Txn(appId=app, version=work.landed.size, lastUpdated=self._now_ms) for app in apps),
             rows_in=self._rows_in,
             rows_out=sum(add.numRecords or 0 for add in self._adds),
             bytes_in=work.landed.size,
             windows=tuple(sorted(self._windows, key=_by_time)),
             rejected=self._rejected,
-            quarantine_keys=tuple(self._keys),
+            quarantine_keys=(*self._keys, *self._door.keys),
+            late=self._door.figures,
         )
 
     def _wanted(self, rows: pa.Table) -> pa.Table:

@@ -67,11 +67,15 @@ class LandingSpec:
 
 @dataclass(frozen=True, slots=True)
 class LandedFile:
-    """One file: `path` in the landing place at `uri`, and its `size` in bytes when it was listed."""
+    """One file: `path` in the landing place at `uri`, and its `size` in bytes when it was listed.
+
+    `landed_ms` is when it landed, by the clock of the store that it lies in; None where nobody listed it.
+    """
 
     path: str
     size: int
     uri: str
+    landed_ms: int | None = None
 
 
 def captured_columns(pattern: str) -> tuple[str, ...]:
@@ -95,7 +99,7 @@ def discover(spec: LandingSpec) -> list[LandedFile]:
     store = open_store(spec.uri)
     return sorted(
         (
-            LandedFile(info.key, info.size, store.uri)
+            LandedFile(info.key, info.size, store.uri, info.last_modified_ms)
             for info in store.list("")
             if not any(part.startswith((".", "_")) for part in info.key.split("/"))
             and info.key.endswith(spec.suffix or "")
