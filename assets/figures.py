@@ -10,7 +10,8 @@ from dagster import AssetKey, AssetObservation, JsonMetadataValue, MetadataValue
 from assets.launcher import Report
 from assets.partitions import partition_key
 
-_COUNTS = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out", "version")
+_LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
+_COUNTS = ("rows_in", "rows_out", *_LATE, "bytes_in", "bytes_out", "splits_in", "splits_out", "version")
 _TIMES = ("seconds", "spark_seconds")
 _REQUESTS = ("get", "put", "list", "head", "delete")
 

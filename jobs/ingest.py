@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jobs import tasks
 from jobs.command import main as command
@@ -20,6 +21,7 @@ from storage_core.errors import InvalidInput
 from storage_core.ingest.batch import IngestResult, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.tally import tally
+from storage_core.rows.late import LateFigures
 from storage_core.split.write import context_of
 from storage_core.table import Table, exists
 
@@ -29,9 +31,10 @@ SUMMARY = "Ingest the landed files that are not in the table yet."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Ingest what is landed and not in yet, one Spark task per file, in one commit.
 
-    Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. The landing place
-    comes from the declaration, else from the table. Raises `CommitConflict` when another run ingested the same rows.
-    A dry run neither creates the table nor changes its settings.
+    Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. Late rows go
+    where the table's policy says (decision 0051). The landing place comes from the declaration, else from the table.
+    Raises `CommitConflict` when another run ingested the same rows. A dry run neither creates the table
+    nor changes its settings.
     """
     declaration = load(request.declaration) if request.declaration else None
     if declaration and request.dry_run and not exists(request.table_uri):
@@ -52,7 +55,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     actions = [action for result in results for action in result.actions]
     if not actions:
         return job.report("nothing_to_do", details=_details(results, spec))
-    return job.commit(actions, operation="INGEST", figures=Figures.of(results), details=_details(results, spec))
+    late = sum((result.late for result in results), LateFigures())
+    figures = replace(Figures.of(results), **late.as_mapping())
+    return job.commit(actions, operation="INGEST", figures=figures, details=_details(results, spec))
 
 
 def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:

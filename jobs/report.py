@@ -28,6 +28,9 @@ class JobReport:
     bytes_out: int = 0
     splits_in: int = 0
     splits_out: int = 0
+    rows_late_accepted: int = 0
+    rows_late_quarantined: int = 0
+    rows_late_dropped: int = 0
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     spark_seconds: float = 0.0
@@ -43,6 +46,9 @@ class JobReport:
         lines = [f"{self.job}: {self.status.replace('_', ' ')} (version {self.version}, {self.seconds:.1f} s)"]
         if self.rows_in or self.rows_out:
             lines.append(f"  rows    {self.rows_in:>12,} -> {self.rows_out:,}")
+        late = (self.rows_late_accepted, self.rows_late_quarantined, self.rows_late_dropped)
+        if any(late):
+            lines.append("  late    {:>12,} accepted, {:,} quarantined, {:,} dropped".format(*late))
         if self.splits_in or self.splits_out:
             lines.append(f"  splits  {self.splits_in:>12,} -> {self.splits_out:,}")
         if self.bytes_in or self.bytes_out:

@@ -60,7 +60,7 @@ class Executed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Rows, bytes and splits that went in and came out. Sizes in bytes."""
+    """Rows, bytes and splits that went in and came out, and late rows by what became of them. Sizes in bytes."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -68,6 +68,9 @@ class Figures:
     bytes_out: int = 0
     splits_in: int = 0
     splits_out: int = 0
+    rows_late_accepted: int = 0
+    rows_late_quarantined: int = 0
+    rows_late_dropped: int = 0
 
     @staticmethod
     def of(results: Sequence[Executed]) -> Figures:

@@ -24,6 +24,7 @@ from pipelines.commands import (
     orchestration,
     output,
     probing,
+    quarantine,
     reading,
     upkeep,
     versions,
@@ -40,7 +41,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "history": looking.history,
         "debt": looking.debt,
     },
-    "Rows in": {"ingest": writing.ingest, "append": writing.append},
+    "Rows in": {"ingest": writing.ingest, "append": writing.append, "quarantine": quarantine.quarantine},
     "Versions": {"changes": versions.changes, "restore": versions.restore, "tag": versions.tag},
     "Questions": {
         "sql": reading.sql,

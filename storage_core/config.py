@@ -23,6 +23,7 @@ IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
+LatePolicy = Literal["accept", "quarantine", "drop"]
 
 _INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 _INDEX_KINDS: tuple[IndexKind, ...] = ("fulltext", "bitmap")
@@ -45,7 +46,9 @@ _NUMBER_KEYS = {
 }
 _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
-_OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()} | {_PRIMARY_KEY, _COARSE_WINDOW}
+_LATE_DATA = PREFIX + "lateData"
+_OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
+_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,26 @@ class IndexDefinition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateData:
+    """What becomes of rows that arrive later than `acceptance_ms` after their event time (decision 0051)."""
+
+    policy: LatePolicy = "quarantine"
+    acceptance_ms: int = HOUR_MS
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown policy and a window that no time lies in."""
+        if self.policy not in get_args(LatePolicy):
+            raise InvalidInput(f"late_data policy {self.policy!r} is not one of {', '.join(get_args(LatePolicy))}")
+        _at_least("acceptance_ms", self.acceptance_ms, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig:
     """What a table is: time column, order, windows, key, indexes, and the figures of its upkeep.
 
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
-    `checkpoint_interval` counts commits, 0 switches checkpoints after commits off.
+    `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
     """
 
     time_column: str | None = None
@@ -88,6 +105,7 @@ class TableConfig:
     checkpoint_compression: CheckpointCompression = "zstd"
     gc_horizon_ms: int = 24 * HOUR_MS
     version_retention_ms: int = 30 * 24 * HOUR_MS
+    late_data: LateData | None = None
 
     def __post_init__(self) -> None:
         """Refuse figures that cannot be meant, doubled key columns, and two indexes of one name."""
@@ -123,6 +141,9 @@ class TableConfig:
             found[_COARSE_WINDOW] = "true"
         if self.primary_key:
             found[_PRIMARY_KEY] = _compact(list(self.primary_key))
+        if self.late_data is not None:
+            late = {"policy": self.late_data.policy, "acceptanceWindowMs": self.late_data.acceptance_ms}
+            found[_LATE_DATA] = _compact(late)
         for index in self.indexes:
             found[INDEX_PREFIX + index.name] = _compact(
                 {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
@@ -154,6 +175,7 @@ class TableConfig:
             coarse_window=configuration.get(_COARSE_WINDOW) == "true",
             primary_key=primary_key,
             indexes=indexes,
+            late_data=_late_data(configuration.get(_LATE_DATA)),
             **text,
             **numbers,
         )
@@ -180,6 +202,19 @@ def _index(key: str, text: str) -> IndexDefinition:
         columns=_names(key, value.get("columns")),
         options={str(name): str(option) for name, option in options.items()},
     )
+
+
+def _late_data(text: str | None) -> LateData | None:
+    if text is None:
+        return None
+    value = json_value(_LATE_DATA, text)
+    window = value.get("acceptanceWindowMs") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or type(window) is not int:
+        raise InvalidInput(
+            f"table configuration {_LATE_DATA!r}: expected policy and acceptanceWindowMs, found {text[:80]!r}",
+            key=_LATE_DATA,
+        )
+    return LateData(policy=cast("LatePolicy", value.get("policy")), acceptance_ms=window)
 
 
 def _names(key: str, value: object) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from storage_core.declaration_parts import (
     GcDeclaration,
     IndexDeclaration,
     LandingDeclaration,
+    LateDeclaration,
     PartitionsDeclaration,
     ScheduleDeclaration,
     arrow_field,
@@ -53,6 +54,7 @@ class TableDeclaration(Closed):
     window: int | None = None
     indexes: tuple[IndexDeclaration, ...] = ()
     landing: LandingDeclaration | None = None
+    late_data: LateDeclaration | None = None
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
     gc: GcDeclaration = GcDeclaration()
@@ -78,6 +80,7 @@ class TableDeclaration(Closed):
             indexes=tuple(index.definition() for index in self.indexes),
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
+            late_data=self.late_data.setting() if self.late_data else None,
         )
 
     def landing_spec(self) -> LandingSpec | None:
@@ -184,6 +187,13 @@ class TableDeclaration(Closed):
             if missing := sorted(set(lost) - set(captured)):
                 raise InvalidInput(f"the pattern captures no group for the required columns {', '.join(missing)}")
         return landing
+
+    @field_validator("late_data")
+    @classmethod
+    def _late_data_has_a_time_column(cls, late: LateDeclaration | None, info: ValidationInfo) -> LateDeclaration | None:
+        if late is not None and "time_column" in info.data and info.data["time_column"] is None:
+            raise InvalidInput("late data needs a time_column: without one no row is late")
+        return late
 
     @field_validator("partitions")
     @classmethod

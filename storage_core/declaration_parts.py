@@ -1,4 +1,4 @@
-"""The parts of a table declaration: columns, indexes, landing place, partitions, schedule, collection."""
+"""The parts of a table declaration: columns, indexes, landing place, late data, partitions, schedule, collection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import IndexDefinition, LateData, LatePolicy, TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import LandingFormat, LandingSpec
 from storage_core.rows import windows
@@ -139,6 +139,17 @@ class GcDeclaration(Closed):
 
     horizon: Milliseconds = TableConfig().gc_horizon_ms
     retention: Milliseconds = TableConfig().version_retention_ms
+
+
+class LateDeclaration(Closed):
+    """What becomes of rows that arrive later than `acceptance_window` after their event time."""
+
+    policy: LatePolicy = LateData().policy
+    acceptance_window: Milliseconds = LateData().acceptance_ms
+
+    def setting(self) -> LateData:
+        """Return the record that travels with the table."""
+        return LateData(policy=self.policy, acceptance_ms=self.acceptance_window)
 
 
 def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:

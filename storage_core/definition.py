@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import cast
 
 import pyarrow as pa
 
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import HOUR_MS, IndexDefinition, LateData, LatePolicy, TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.index import segments
 from storage_core.rows import sort_order
 from storage_core.rows.schema import to_schema_string
-from storage_core.rows.windows import validate_duration
+from storage_core.rows.windows import parse_duration, validate_duration
 
 CHANGEABLE = frozenset(
-    {"indexes", "target_split_bytes", "checkpoint_interval", "gc_horizon_ms", "version_retention_ms"}
+    {"indexes", "target_split_bytes", "checkpoint_interval", "gc_horizon_ms", "version_retention_ms", "late_data"}
 )
 """Settings that a commit may change; the next run of each job follows them."""
 
@@ -47,6 +48,8 @@ def _check_time(schema: pa.Schema, config: TableConfig) -> None:
     if config.time_column is not None and not pa.types.is_timestamp(schema.field(config.time_column).type):
         found = schema.field(config.time_column).type
         raise InvalidInput(f"time_column {config.time_column!r} must be a timestamp; it is {found}")
+    if config.late_data is not None and config.time_column is None:
+        raise InvalidInput("late_data needs a time_column: without one no row is late")
     if config.window_seconds is None:
         return
     if config.time_column is None:
@@ -85,6 +88,18 @@ def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:
     if not isinstance(primary_key, list | tuple):
         raise InvalidInput(f"primary_key is a column's name or a list of them, found {primary_key!r}")
     return tuple(primary_key)
+
+
+def late_setting(late_data: object) -> LateData | None:
+    """Return what becomes of late rows, from a record or a mapping with `policy` and `acceptance_window` (`"1h"`)."""
+    if late_data is None or isinstance(late_data, LateData):
+        return late_data
+    known = {"policy", "acceptance_window"}
+    if not isinstance(late_data, Mapping) or not known >= late_data.keys():
+        raise InvalidInput(f"late_data is a mapping with policy and acceptance_window, found {late_data!r}")
+    seconds = parse_duration(cast("str | int", late_data.get("acceptance_window", HOUR_MS // 1000)))
+    policy = late_data.get("policy", LateData().policy)
+    return LateData(policy=cast("LatePolicy", policy), acceptance_ms=seconds * 1000)
 
 
 def index_definitions(indexes: Sequence[IndexDefinition | Mapping[str, object]]) -> tuple[IndexDefinition, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -14,9 +14,9 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import IndexDefinition, LateData, TableConfig
 from storage_core.declaration import TableDeclaration
-from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns
+from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns, late_setting
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key
 from storage_core.history.restore import Restored
@@ -32,6 +32,7 @@ from storage_core.log.tags import Tag, read_tags, remove_tag
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.probe import require_capable
 from storage_core.objectstore.resolve import open_store
+from storage_core.quarantine import LateDoor, Origin
 from storage_core.read import describe as figures
 from storage_core.read import lookup
 from storage_core.read import sql as querying
@@ -47,6 +48,7 @@ from storage_core.region import tail
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
+from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration
@@ -59,12 +61,16 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What an append committed: the version that made the rows visible, and their number."""
+    """What an append committed: the version that made the rows visible, and their number.
+
+    `late` counts the late rows; those that were set aside are not among `rows`.
+    """
 
     version: int
     commit_id: str
     rows: int
     splits: int
+    late: LateFigures = field(default_factory=LateFigures)
 
 
 class Table:
@@ -92,12 +98,15 @@ class Table:
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
         coarse_window: bool = False,
+        late_data: LateData | Mapping[str, object] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
-        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        keyed. `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive
+        late; without it none is late. Raises `InvalidInput` when the location holds a table already or the parts
+        contradict each other, `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store
+        is probed before.
         """
         config = TableConfig(
             time_column=time_column,
@@ -106,6 +115,7 @@ class Table:
             coarse_window=coarse_window,
             primary_key=key_columns(primary_key),
             indexes=index_definitions(indexes),
+            late_data=late_setting(late_data),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
@@ -246,8 +256,9 @@ class Table:
 
         Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
         region writer and flushed instead: durable, visible to `latest` readers, in the base after the next merge.
-        That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Raises
-        `InvalidInput` when a row does not fit; nothing is written then.
+        That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Late rows are
+        counted, and kept in quarantine or dropped where the table says so (decision 0051). Raises `InvalidInput` when a
+        row does not fit; nothing is written then.
         """
         self._require_writable()
         table = within_calendar(conform(table_of(rows, self.schema), self.schema))
@@ -255,15 +266,18 @@ class Table:
             with self.writer() as writer:
                 writer.put(table)
                 writer.flush()
-            return Appended(self.version, "", table.num_rows, 0)
+            return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
+        came_in = table.num_rows
+        door = LateDoor(self._store, LateRule.of(self.config), Origin(source="append", by=self._log.ids.uuid()))
+        table = door.admit(table, self._log.clock.now_ms())
         if table.num_rows == 0:
-            return Appended(self.version, "", 0, 0)
+            return Appended(self.version, "", 0, 0, door.figures)
         context = context_of(self._snapshot)
         adds = sort_and_write(self._store, table, context=context, ids=self._log.ids, now_ms=self._log.clock.now_ms())
-        metrics = {"rows_in": table.num_rows, "rows_out": table.num_rows, "splits_out": len(adds)}
+        metrics = {"rows_in": came_in, "rows_out": table.num_rows, "splits_out": len(adds), **door.figures.as_mapping()}
         result = self._log.commit(self._snapshot, adds, operation="APPEND", metrics=metrics)
         self._snapshot = result.snapshot
-        return Appended(result.version, result.commit_id, table.num_rows, len(adds))
+        return Appended(result.version, result.commit_id, table.num_rows, len(adds), door.figures)
 
     def writer(self) -> RegionWriter:
         """Claim the region of a keyed table and return its writer, a context manager with `put`, `patch`, `delete`.

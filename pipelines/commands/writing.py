@@ -49,16 +49,22 @@ def append(
 
     When a single row does not fit, nothing is added, and each such row is named with its reason.
     """
+    from storage_core.rows.late import LateFigures
+
     table = open_table(uri)
     with _landed(file) as path:
         rows = _rows(table, path, format_ or _format_of(file))
     done = table.append(rows)
-    status = "nothing_to_do" if not done.rows else "committed" if done.commit_id else "acknowledged"
+    came_in = done.rows + done.late.set_aside
+    status = "committed" if done.commit_id else "acknowledged" if came_in else "nothing_to_do"
     if as_json:
         about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
-        output.json_line({"status": status, **about})
+        output.json_line({"status": status, **about, **done.late.as_mapping()})
     else:
         output.line(f"{done.rows:,} rows {status.replace('_', ' ')} (version {done.version}, {done.splits} splits)")
+        if done.late != LateFigures():
+            late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
+            output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
 
 
 def ingest(

@@ -28,7 +28,6 @@ from storage_core.fsck.transfer import Transfer
 from storage_core.gc.boundary import advance_boundary
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
-from storage_core.ingest.quarantine import read_entry
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove, RemoveIndexSegment
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.listing import list_log
@@ -39,6 +38,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
 from storage_core.log.tags import Tag, read_tags
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import read_entry
 from storage_core.rows.schema import from_schema_string
 
 OPERATION = "REPAIR"

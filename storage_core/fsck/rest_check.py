@@ -12,11 +12,11 @@ from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.gc.boundary import first_version
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import parse_plan
-from storage_core.ingest.quarantine import read_entry
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import read_entry
 
 _logger = logging.getLogger(__name__)
 

@@ -9,127 +9,47 @@ are orphans.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.ids import Ids
-from storage_core.ingest.landing import LandedFile, LandingSpec
+from storage_core.ingest.content import ContentHash, as_hex
+from storage_core.ingest.landing import LandedFile, LandingSpec, content_of, is_unchanged
 from storage_core.ingest.lines import BLOCK_BYTES
 from storage_core.ingest.parse import RejectedLine, parse_blocks
 from storage_core.ingest.progress import (
     FileProgress,
     Window,
+    content_app,
     file_app,
     pending,
     progress,
     rejected_app,
+    replaced_app,
     window_app,
 )
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.tally import tally
-from storage_core.log.action_json import read_actions, write_actions
-from storage_core.log.actions import Action, Add, Txn
+from storage_core.ingest.work import IngestResult, IngestWork
+from storage_core.log.actions import Add, Txn
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import LateDoor, Origin
+from storage_core.rows.late import LateRule
 from storage_core.rows.windows import window_starts
 from storage_core.split.write import SplitContext, sort_and_write
 
 __all__ = ["IngestResult", "IngestWork", "execute", "pending", "plan"]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestWork:
-    """One file to ingest; travels to a task as JSON.
-
-    `windows` None means every window, `done` those that are in already. `ingested_size` is set when the file was
-    ingested at another size: it is rejected unread. `rejected_size` is the size it was rejected at before, if ever.
-    """
-
-    landed: LandedFile
-    spec: LandingSpec
-    windows: tuple[Window, ...] | None = None
-    done: tuple[Window, ...] = ()
-    ingested_size: int | None = None
-    rejected_size: int | None = None
-
-    def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal work item."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> IngestWork:
-        """Return the work item that `to_json` wrote."""
-        body = json.loads(text)
-        windows = body.pop("windows")
-        return IngestWork(
-            landed=LandedFile(**body.pop("landed")),
-            spec=LandingSpec.from_json(json.dumps(body.pop("spec"))),
-            windows=None if windows is None else tuple(windows),
-            done=tuple(body.pop("done")),
-            **body,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestResult:
-    """What one work item gives to the commit: `actions` are its adds and its records, to be committed together.
-
-    `rows_in` counts the rows and rejected lines of the whole file, `rows_out` the rows written, `windows` all windows
-    in which the file has rows; `rejected` counts lines by reason (`tally`). Without actions there is nothing to commit.
-    """
-
-    file: str
-    adds: tuple[Add, ...] = ()
-    txns: tuple[Txn, ...] = ()
-    rows_in: int = 0
-    rows_out: int = 0
-    bytes_in: int = 0
-    windows: tuple[Window, ...] = ()
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    quarantine_keys: tuple[str, ...] = ()
-
-    @property
-    def actions(self) -> list[Action]:
-        """The actions that must go into one commit."""
-        return [*self.adds, *self.txns]
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes of the splits written."""
-        return sum(add.size for add in self.adds)
-
-    def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal result."""
-        body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        body["rejected"] = dict(self.rejected)
-        body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
-        return json.dumps(body, sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> IngestResult:
-        """Return the result that `to_json` wrote."""
-        body = json.loads(text)
-        windows, keys = tuple(body.pop("windows")), tuple(body.pop("quarantine_keys"))
-        return IngestResult(
-            adds=read_actions(body.pop("adds"), Add, "ingest result"),
-            txns=read_actions(body.pop("txns"), Txn, "ingest result"),
-            windows=windows,
-            quarantine_keys=keys,
-            **body,
-        )
-
-
-_PLAIN_FIELDS = ("file", "rows_in", "rows_out", "bytes_in", "windows", "quarantine_keys")
 
 
 def plan(
@@ -161,28 +81,40 @@ def execute(
     """Write what is left of one file as sorted splits, quarantine what is no row, and return the actions to commit.
 
     Nothing is committed here. Repeating it writes other splits (the first ones become orphans) and the same quarantine
-    objects. A file that is gone gives an empty result with a rejection that is not recorded. Memory: a few blocks of
-    `block_bytes` of text; a window has a split per block.
-    Requests: one or two per landed block, one PUT per split and per block with rejections.
+    objects: rows are judged late by when their file landed, not by when this runs. A file that is gone gives an empty
+    result with a rejection that is not recorded, and so does one that changes while it is read. Memory: a few blocks of
+    `block_bytes` of text; a window has a split per block. Requests: one or two per landed block, one HEAD per file, one
+    PUT per split, per block with rejections, and per block and window with late rows to quarantine.
     """
     landed = work.landed
     if work.ingested_size is not None:
-        return _reject_file(
-            store,
-            work,
-            f"the file changed after it was ingested (was {work.ingested_size} bytes, is {landed.size}); "
-            "land it under a new name",
-        )
-    run = _Run(store, work, context)
-    blocks = parse_blocks(landed, work.spec, context.schema, context.time_column, block_bytes=block_bytes)
+        was = f"was {work.ingested_size} bytes, is {landed.size}"
+        return _reject_file(store, work, f"the file changed after it was ingested ({was}); land it under a new name")
     try:
-        for block in blocks:
-            if block.unreadable:
-                return _reject_file(store, work, block.rejected[0].reason)
-            run.take(block.rows, block.rejected, ids=ids, now_ms=now_ms)
+        if work.contents and not work.seen:
+            work = replace(work, contents=(*work.contents, content_of(landed)))
+        if len(set(work.contents)) > 1:
+            return _reject_replaced(store, work)
+        run = _Run(store, work, context, now_ms)
+        known = work.contents[0] if work.contents else None
+        result = run.result(known) if work.whole else _read(run, store, work, ids=ids, block_bytes=block_bytes)
     except NotFound as error:
-        return IngestResult(file=landed.path, rejected={f"the file is gone: {error}": 1})
-    result = run.result(now_ms)
+        return _not_now(landed, f"the file is gone: {error}")
+    return result if is_unchanged(landed) else _not_now(landed, "the file changed while it was read")
+
+
+def _read(run: _Run, store: ObjectStore, work: IngestWork, *, ids: Ids, block_bytes: int) -> IngestResult:
+    """Take all blocks of a file that is still what rows of it were read from, if any were."""
+    landed, context = work.landed, run.context
+    content = None if work.contents else ContentHash()
+    blocks = parse_blocks(
+        landed, work.spec, context.schema, context.time_column, block_bytes=block_bytes, content=content
+    )
+    for block in blocks:
+        if block.unreadable:
+            return _reject_file(store, work, block.rejected[0].reason)
+        run.take(block.rows, block.rejected, ids=ids)
+    result = run.result(work.contents[0] if content is None else content.value)
     _logger.info(
         "ingested %s: %d rows into %d splits, %d rejected",
         landed.path,
@@ -196,46 +128,57 @@ def execute(
 class _Run:
     """The blocks of one file, taken one after the other."""
 
-    def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext) -> None:
-        self._store, self._work, self._context = store, work, context
+    def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext, now_ms: int) -> None:
+        self._store, self._work, self.context, self._now_ms = store, work, context, now_ms
+        self._door = LateDoor(
+            store,
+            LateRule.of(TableConfig.from_configuration(context.configuration)),
+            Origin(source=work.landed.path, by="ingest", size=work.landed.size),
+            window_seconds=context.window_seconds,
+        )
         self._adds: list[Add] = []
         self._windows: set[Window] = set()
         self._rejected: dict[str, int] = {}
         self._keys: list[str] = []
         self._rows_in = 0
 
-    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...], *, ids: Ids, now_ms: int) -> None:
+    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...], *, ids: Ids) -> None:
         """Write the rows of the windows that are wanted and not done, and the rejections."""
         self._rows_in += rows.num_rows + len(rejected)
-        wanted = self._wanted(rows)
-        self._adds += sort_and_write(self._store, wanted, context=self._context, ids=ids, now_ms=now_ms)
+        landed_ms = self._work.landed.landed_ms
+        wanted = self._door.admit(self._wanted(rows), self._now_ms if landed_ms is None else landed_ms)
+        self._adds += sort_and_write(self._store, wanted, context=self.context, ids=ids, now_ms=self._now_ms)
         if rejected:
             self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
             landed = self._work.landed
             self._keys.append(write_quarantine(self._store, landed.path, landed.size, rejected))
 
-    def result(self, now_ms: int) -> IngestResult:
+    def result(self, content: int | None) -> IngestResult:
         """Return everything taken, with the records that make it exactly once."""
         work = self._work
         written = {window for window in self._windows if self._is_wanted(window)}
         complete = self._windows <= written | set(work.done)
         apps = [window_app(work.landed.path, window) for window in sorted(written, key=_by_time)]
-        if complete:
+        if complete and not work.whole:
             apps.append(file_app(work.landed.path))
+        txns = [Txn(appId=app, version=work.landed.size, lastUpdated=self._now_ms) for app in apps]
+        if content is not None and not work.seen and (txns or work.whole):
+            txns.append(Txn(appId=content_app(work.landed), version=content, lastUpdated=self._now_ms))
         return IngestResult(
             file=work.landed.path,
             adds=tuple(self._adds),
-            txns=tuple(Txn(appId=app, version=work.landed.size, lastUpdated=now_ms) for app in apps),
+            txns=tuple(txns),
             rows_in=self._rows_in,
             rows_out=sum(add.numRecords or 0 for add in self._adds),
             bytes_in=work.landed.size,
             windows=tuple(sorted(self._windows, key=_by_time)),
             rejected=self._rejected,
-            quarantine_keys=tuple(self._keys),
+            quarantine_keys=(*self._keys, *self._door.keys),
+            late=self._door.figures,
         )
 
     def _wanted(self, rows: pa.Table) -> pa.Table:
-        context = self._context
+        context = self.context
         if context.window_seconds is None or context.time_column is None:
             return rows
         starts = window_starts(rows.column(context.time_column), context.window_seconds)
@@ -259,19 +202,37 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
         done=tuple(sorted(known.windows, key=_by_time)),
         ingested_size=known.ingested_size if known.has_changed(file.size) else None,
         rejected_size=known.rejected_size,
+        whole=known.whole,
+        contents=tuple(sorted(set(known.contents.values()))),
+        seen=known.has_seen(file),
     )
+
+
+def _not_now(landed: LandedFile, reason: str) -> IngestResult:
+    """Nothing is recorded: the next run looks again."""
+    return IngestResult(file=landed.path, rejected={reason: 1})
 
 
 def _reject_file(store: ObjectStore, work: IngestWork, reason: str) -> IngestResult:
     landed = work.landed
-    key = write_quarantine(store, landed.path, landed.size, [RejectedLine(landed.path, None, reason, "")])
-    _logger.info("rejected %s: %s", landed.path, reason)
     # A record never goes back. After a rejection at a larger size, this one is looked at again by every run.
     is_new = work.rejected_size is None or work.rejected_size < landed.size
-    txns = (Txn(appId=rejected_app(landed.path), version=landed.size),) if is_new else ()
+    return _rejected(store, landed, reason, (rejected_app(landed.path),) if is_new else ())
+
+
+def _reject_replaced(store: ObjectStore, work: IngestWork) -> IngestResult:
+    """By its ETag, not by its size: the file that was there before may come back."""
+    contents = ", ".join(map(as_hex, work.contents))
+    reason = f"the file changed after it was ingested (same size, contents {contents}); land it under a new name"
+    return _rejected(store, work.landed, reason, (replaced_app(work.landed),))
+
+
+def _rejected(store: ObjectStore, landed: LandedFile, reason: str, apps: Iterable[str]) -> IngestResult:
+    key = write_quarantine(store, landed.path, landed.size, [RejectedLine(landed.path, None, reason, "")])
+    _logger.info("rejected %s: %s", landed.path, reason)
     return IngestResult(
         file=landed.path,
-        txns=txns,
+        txns=tuple(Txn(appId=app, version=landed.size) for app in apps),
         rows_in=1,
         bytes_in=landed.size,
         rejected=tally({reason: 1}),

@@ -17,7 +17,8 @@ from typing import BinaryIO, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.ingest.content import ContentHash
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import open_store
 
@@ -67,11 +68,17 @@ class LandingSpec:
 
 @dataclass(frozen=True, slots=True)
 class LandedFile:
-    """One file: `path` in the landing place at `uri`, and its `size` in bytes when it was listed."""
+    """One file: `path` in the landing place at `uri`, and its `size` in bytes when it was listed.
+
+    `landed_ms` is when it landed, by the clock of the store that it lies in, and `etag` what that store says of its
+    content, which it never says of two contents at one place; None where nobody listed it.
+    """
 
     path: str
     size: int
     uri: str
+    landed_ms: int | None = None
+    etag: str | None = None
 
 
 def captured_columns(pattern: str) -> tuple[str, ...]:
@@ -95,7 +102,7 @@ def discover(spec: LandingSpec) -> list[LandedFile]:
     store = open_store(spec.uri)
     return sorted(
         (
-            LandedFile(info.key, info.size, store.uri)
+            LandedFile(info.key, info.size, store.uri, info.last_modified_ms, info.etag)
             for info in store.list("")
             if not any(part.startswith((".", "_")) for part in info.key.split("/"))
             and info.key.endswith(spec.suffix or "")
@@ -105,9 +112,37 @@ def discover(spec: LandingSpec) -> list[LandedFile]:
     )
 
 
+def is_unchanged(landed: LandedFile) -> bool:
+    """Return whether the file is still the one that was listed; True where that is not known. One HEAD."""
+    if landed.etag is None:
+        return True
+    try:
+        return open_store(landed.uri).head(landed.path).etag == landed.etag
+    except NotFound:
+        return False
+
+
+def content_of(landed: LandedFile) -> int:
+    """Return the content of the file as `ContentHash` has it, and reads all of it for that.
+
+    Raises `NotFound`, also when its size is no longer the listed one, and `Unavailable` when it cannot be read.
+    """
+    content = ContentHash()
+    try:
+        with open_bytes(landed) as file:
+            return content.finish(file)
+    except Corrupt as error:
+        raise NotFound(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+    except OSError as error:
+        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+
+
 @contextmanager
-def open_bytes(landed: LandedFile) -> Iterator[BinaryIO]:
-    """Open the file as it lies there. Raises `NotFound`, and `Corrupt` when its size is no longer the listed one."""
+def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
+    """Open the file as it lies there; once the block ends without an error, `content` has the hash of all its bytes.
+
+    Raises `NotFound`, and `Corrupt` when its size is no longer the listed one.
+    """
     store = open_store(landed.uri)
     size = store.head(landed.path).size
     if size != landed.size:
@@ -115,16 +150,27 @@ def open_bytes(landed: LandedFile) -> Iterator[BinaryIO]:
     path = store.local_path(landed.path)
     if path is not None:
         with path.open("rb") as file:
-            yield file
+            yield from _hashed(file, content)
     else:
         with io.BufferedReader(ObjectFile(store, landed.path, landed.size), _READ_AHEAD_BYTES) as reader:
-            yield reader
+            yield from _hashed(reader, content)
+
+
+def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
+    if content is None:
+        yield file
+    else:
+        yield content.watched(file)
+        content.finish(file)
 
 
 @contextmanager
-def open_text(landed: LandedFile) -> Iterator[BinaryIO]:
-    """Open the file decompressed: gzip is recognised by its name `.gz` or by its first two bytes."""
-    with open_bytes(landed) as file:
+def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
+    """Open the file decompressed: gzip is recognised by its name `.gz` or by its first two bytes.
+
+    `content` is of the bytes as they lie there; see `open_bytes`.
+    """
+    with open_bytes(landed, content) as file:
         magic = file.read(len(_GZIP_MAGIC))
         file.seek(0)
         if magic != _GZIP_MAGIC and not landed.path.endswith(".gz"):

@@ -15,6 +15,7 @@ from typing import assert_never
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, Unavailable
+from storage_core.ingest.content import ContentHash
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, open_bytes, open_text
@@ -42,16 +43,18 @@ def parse_blocks(
     time_column: str | None,
     *,
     block_bytes: int = BLOCK_BYTES,
+    content: ContentHash | None = None,
 ) -> Iterator[Parsed]:
     """Yield the file in blocks; a last one marked `unreadable` takes back all before it.
 
     Rows keep the order of the file. Unreadable are a cut or damaged gzip or Parquet file, one whose columns are not the
     table's, and one that changed since it was listed. Raises `NotFound` when the file is gone, `Unavailable` when the
     place cannot be read, and `InvalidInput` when the spec does not fit the schema: no file could be read with it.
+    `content` knows the file's bytes once the last block of a readable file was taken.
     """
     target = RowFormat(schema, time_column, spec.time_format, spec.null_values)
     try:
-        yield from _blocks(landed, spec, target, block_bytes)
+        yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
     except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = f"the file cannot be used: {error}; land it again, whole, under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
@@ -59,12 +62,14 @@ def parse_blocks(
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
 
 
-def _blocks(landed: LandedFile, spec: LandingSpec, target: RowFormat, block_bytes: int) -> Iterator[Parsed]:
+def _blocks(
+    landed: LandedFile, spec: LandingSpec, target: RowFormat, *, block_bytes: int, content: ContentHash | None
+) -> Iterator[Parsed]:
     if spec.format == "parquet":
-        with open_bytes(landed) as stream:
+        with open_bytes(landed, content) as stream:
             yield from parquet_blocks(landed.path, stream, target.schema)
         return
-    with open_text(landed) as stream:
+    with open_text(landed, content) as stream:
         match spec.format:
             case "pattern":
                 pattern = spec.pattern or ""

@@ -5,38 +5,56 @@
 | `landed:<path>@<window>` | size of the file in bytes | the rows of this window are in |
 | `landed:<path>` | size of the file in bytes | all rows are in |
 | `rejected:<path>` | size of the file in bytes | the file as it is can give no row; it is in quarantine |
+| `content:<path>@<mark>` | xxh3-64 of its bytes | rows were read from this content, under the ETag with this mark |
+| `replaced:<path>@<mark>` | size of the file in bytes | under this ETag it has another content; that is in quarantine |
 
-`<window>` is the window's start in seconds, or `null`. `%` and `@` in paths are percent-encoded, so that no path reads
-as another path's window.
+`<window>` is the window's start in seconds, or `null`; `<mark>` is `content.mark_of` the ETag. `%` and `@` in paths are
+percent-encoded, so that no path reads as another path's window.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from storage_core.ingest.content import mark_of
 from storage_core.ingest.landing import LandedFile
 from storage_core.log.snapshot import Snapshot
 
 _LANDED = "landed:"
 _REJECTED = "rejected:"
+_CONTENT = "content:"
+_REPLACED = "replaced:"
 
 Window = int | None
 
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """One file: its size when it was ingested (None: never), the windows that are in, its size when it was rejected."""
+    """One file: its size when it was ingested (None: never), the windows that are in, its size when it was rejected.
+
+    `contents` are those that rows were read from, by the mark of the ETag that they had; none where an early release
+    read them, so that the size is all that is known. `replaced` are the marks under which another content was found.
+    """
 
     ingested_size: int | None = None
     whole: bool = False
     windows: frozenset[Window] = frozenset()
     rejected_size: int | None = None
+    contents: Mapping[str, int] = field(default_factory=dict)
+    replaced: frozenset[str] = frozenset()
 
-    def is_settled(self, size: int) -> bool:
-        """Return whether nothing can come of the file at this size: it is all in, or rejected as it is."""
-        return self.rejected_size == size or (self.whole and self.ingested_size == size)
+    def is_settled(self, file: LandedFile) -> bool:
+        """Return whether nothing can come of the file as it lies there: it is all in, or rejected as it is."""
+        if self.rejected_size == file.size or (file.etag is not None and mark_of(file.etag) in self.replaced):
+            return True
+        is_known = not self.contents or (self.has_seen(file) and len(set(self.contents.values())) == 1)
+        return self.whole and self.ingested_size == file.size and is_known
+
+    def has_seen(self, file: LandedFile) -> bool:
+        """Return whether the file needs no reading to know its content: its ETag is recorded, or it tells none."""
+        return file.etag is None or mark_of(file.etag) in self.contents
 
     def has_changed(self, size: int) -> bool:
         """Return whether rows of this file are in that were read when it had another size."""
@@ -45,19 +63,19 @@ class FileProgress:
 
 def progress(txns: Mapping[str, int], files: Iterable[LandedFile]) -> dict[str, FileProgress]:
     """Return the progress of every file by path, in one pass over the recorded transactions."""
-    windows: defaultdict[str, dict[Window, int]] = defaultdict(dict)
-    for app_id, size in txns.items():
-        file_app_id, at, window = app_id.rpartition("@")
-        if at and app_id.startswith(_LANDED):
-            windows[file_app_id][None if window == "null" else int(window)] = size
-    return {file.path: _of_file(file.path, txns, windows.get(file_app(file.path), {})) for file in files}
+    marked: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for app_id, version in txns.items():
+        name, at, mark = app_id.rpartition("@")
+        if at and name.startswith((_LANDED, _CONTENT, _REPLACED)):
+            marked[name][mark] = version
+    return {file.path: _of_file(file.path, txns, marked) for file in files}
 
 
 def pending(snapshot: Snapshot, files: Iterable[LandedFile]) -> list[LandedFile]:
     """Return the files of which something may be left to do, in the order given; no request."""
     listed = list(files)
     known = progress(snapshot.txns, listed)
-    return [file for file in listed if not known[file.path].is_settled(file.size)]
+    return [file for file in listed if not known[file.path].is_settled(file)]
 
 
 def file_app(path: str) -> str:
@@ -75,14 +93,28 @@ def rejected_app(path: str) -> str:
     return _REJECTED + _escaped(path)
 
 
-def _of_file(path: str, txns: Mapping[str, int], windows: Mapping[Window, int]) -> FileProgress:
+def content_app(file: LandedFile) -> str:
+    """Return the appId that says which content the file has under its ETag."""
+    return f"{_CONTENT}{_escaped(file.path)}@{mark_of(file.etag or '')}"
+
+
+def replaced_app(file: LandedFile) -> str:
+    """Return the appId that says that the file under its ETag is not the one whose rows are in."""
+    return f"{_REPLACED}{_escaped(file.path)}@{mark_of(file.etag or '')}"
+
+
+def _of_file(path: str, txns: Mapping[str, int], marked: Mapping[str, Mapping[str, int]]) -> FileProgress:
     whole = txns.get(file_app(path))
+    found = marked.get(file_app(path), {})
+    windows = {None if window == "null" else int(window): size for window, size in found.items()}
     sizes = [size for size in (whole, *windows.values()) if size is not None]
     return FileProgress(
         ingested_size=sizes[0] if sizes else None,
         whole=whole is not None,
         windows=frozenset(windows),
         rejected_size=txns.get(rejected_app(path)),
+        contents=marked.get(_CONTENT + _escaped(path), {}),
+        replaced=frozenset(marked.get(_REPLACED + _escaped(path), ())),
     )
 
 

@@ -38,7 +38,7 @@ class Waiting:
     """A file of which something is left to do. `left` are the windows of its valid rows that are not in yet.
 
     With nothing left, one run for any window that is not in `done` settles the file: it has no valid row, it changed
-    after it was ingested, or several runs at once took a part each.
+    or was touched after it was ingested, or several runs at once took a part each.
     """
 
     file: LandedFile
@@ -50,7 +50,7 @@ def waiting_files(snapshot: Snapshot | None, spec: LandingSpec) -> list[Candidat
     """Return the files that are neither all in nor rejected as they are, by path. One LIST per 1,000 files."""
     files = discover(spec)
     known = progress(snapshot.txns if snapshot else {}, files)
-    return [(file, known[file.path]) for file in files if not known[file.path].is_settled(file.size)]
+    return [(file, known[file.path]) for file in files if not known[file.path].is_settled(file)]
 
 
 def from_path(candidates: Sequence[Candidate], after: str) -> list[Candidate]:
@@ -73,15 +73,16 @@ def look(candidates: Iterable[Candidate], reading: WindowedRows) -> Iterator[Wai
             return
         seen_bytes += file.size
         try:
-            windows = frozenset() if known.has_changed(file.size) else _windows_in(file, reading)
+            left_out = known.whole or known.has_changed(file.size)
+            windows = frozenset() if left_out else _windows_in(file, reading)
         except NotFound:  # taken away since it was listed
             continue
         yield Waiting(file, windows - known.windows, known.windows)
 
 
 def fingerprint(files: Iterable[LandedFile]) -> str:
-    """Return a short text that is equal for the same files at the same sizes, in any order."""
-    names = sorted(f"{file.path}\0{file.size}" for file in files)
+    """Return a short text that is equal for the same files as they lie there, in any order."""
+    names = sorted(f"{file.path}\0{file.size}\0{file.etag}" for file in files)
     return hashlib.sha256("\0\0".join(names).encode()).hexdigest()[:16]
 
 

@@ -22,6 +22,7 @@ from storage_core.formats.region_manifest import FlushedGeneration, RegionManife
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import LateDoor, Origin
 from storage_core.region import generation
 from storage_core.region.claim import Claim, claim
 from storage_core.region.manifest import check_epoch, commit, region_of
@@ -29,6 +30,7 @@ from storage_core.region.memtable import Memtable
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
+from storage_core.rows.late import LateFigures, LateRule
 
 _logger = logging.getLogger(__name__)
 
@@ -40,18 +42,22 @@ class RegionWriter:
     """The one writer of a keyed table's region. Use it from any thread of one process; calls run one after the other.
 
     Every `put`, `patch` and `delete` is one WAL entry: all of its rows become durable together, before the call
-    returns, or none was acknowledged. Another claim of the region fences this writer: its next call raises
-    `WriterFenced`, and none of its later rows is ever visible. After `CommitUnknown` the writer refuses every call;
-    open a new one, which finds out by replaying what is there.
+    returns, or none was acknowledged. Late rows that the table does not accept are in its quarantine by then, one PUT
+    more, or dropped (decision 0051); deletes are never late. Another claim of the region fences this writer: its next
+    write raises `WriterFenced`, and none of its later rows is ever visible. After `CommitUnknown` the writer refuses
+    every call; open a new one, which finds out by replaying what is there.
     """
 
-    def __init__(self, claimed: Claim, *, key: tuple[str, ...], schema: pa.Schema, ids: Ids) -> None:
+    def __init__(
+        self, claimed: Claim, *, key: tuple[str, ...], schema: pa.Schema, ids: Ids, late: LateRule | None = None
+    ) -> None:
         """Take over what a claim found; `open` makes the claim."""
         self._appender = claimed.appender
         self._store = claimed.appender.store
         self._clock = claimed.appender.clock
         self._ids = ids
         self._builder = RecordBuilder(schema, key)
+        self._door = LateDoor(self._store, late, Origin(source="writer", by=self._appender.writer_id))
         self._generation = claimed.manifest.current_generation
         self._memtable = Memtable(record_schema(schema), key)
         self._lock = threading.Lock()
@@ -82,7 +88,7 @@ class RegionWriter:
                 f"{merged} is merged; {SEE_CORRUPT}",
                 region=region,
             )
-        return cls(claimed, key=key, schema=snapshot.schema, ids=ids)
+        return cls(claimed, key=key, schema=snapshot.schema, ids=ids, late=LateRule.of(snapshot.config))
 
     @property
     def region_id(self) -> str:
@@ -93,6 +99,11 @@ class RegionWriter:
     def epoch(self) -> int:
         """The fencing token that this writer's claim took."""
         return self._appender.epoch
+
+    @property
+    def figures(self) -> LateFigures:
+        """The late rows that this writer met so far, by what became of them."""
+        return self._door.figures
 
     def put(self, rows: Rows) -> None:
         """Write whole rows, newest wins per key; durable when this returns. One PUT; none for no rows.
@@ -153,6 +164,7 @@ class RegionWriter:
     def _write(self, records: pa.Table) -> None:
         with self._lock:
             self._require_usable()
+            records = self._door.admit_records(records, self._clock.now_ms())
             if records.num_rows == 0:
                 return
             if self._memtable.rows >= FLUSH_ROWS or self._memtable.size_bytes >= FLUSH_BYTES:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import http.client
 import json
 import os
@@ -20,6 +21,8 @@ import pytest
 from pipelines.cli import main
 from storage_core import Table
 from storage_core.formats import keys
+from storage_core.ingest.quarantine import write_quarantine
+from storage_core.ingest.rejection import RejectedLine
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the installed `tidemark` runs; `pyproject.toml` is checked to say the same.
@@ -27,7 +30,7 @@ TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
     *("compact", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
-    *("changes", "restore", "tag", "fsck", "repair"),
+    *("changes", "restore", "tag", "fsck", "repair", "quarantine"),
 ]
 
 EVENTS = """\
@@ -271,7 +274,9 @@ def test_init_makes_a_declared_table_at_another_place(place: Path, run: Run) -> 
 def test_append_adds_a_file_in_one_commit(place: Path, run: Run) -> None:
     run("init", "events")
     done = run("append", "events", str(ndjson(place / "rows.ndjson", ROWS)), "--json").one
-    assert done == {"status": "committed", "version": 1, "commit_id": done["commit_id"], "rows": 3, "splits": 2}
+    late = dict.fromkeys(("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped"), 0)
+    about = {"status": "committed", "version": 1, "commit_id": done["commit_id"], "rows": 3, "splits": 2}
+    assert done == {**about, **late}
     assert done["commit_id"]
 
 
@@ -492,6 +497,42 @@ def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> Non
     assert run("debt", "events", "--json").out == ""
     assert run("catch-up", "events", "--json").one["splits_out"] == 4
     assert run("explain", "events", "page", "--index", "text", "--json").one["scanned"] == []
+
+
+def test_late_rows_are_counted_and_can_be_looked_at_in_quarantine(place: Path, run: Run) -> None:
+    declared = place / "tables" / "events.yaml"
+    declared.write_text(f"{EVENTS}late_data: {{policy: quarantine}}\n", encoding="utf-8")
+    run("init", "events")
+    assert run("quarantine", "events", "--json").out == ""
+    assert "nothing is in quarantine" in run("quarantine", "events", "--show").out
+    now = dt.datetime.now(dt.UTC).isoformat()
+    rows = [*ROWS, {**ROWS[0], "time": now}]
+    done = run("append", "events", str(ndjson(place / "rows.ndjson", rows)), "--json").one
+    assert (done["status"], done["rows"], done["rows_late_quarantined"]) == ("committed", 1, 3)
+    assert "late rows: 3 quarantined" in run("append", "events", str(ndjson(place / "late.ndjson", ROWS))).out
+    listed = run("quarantine", "events", "--json").lines
+    assert [(each["kind"], each["source"], each["reason"], each["count"]) for each in listed] == [
+        ("rows", "append", "late", 3)
+    ] * 2
+    shown = run("quarantine", "events", "--show", "--source", "append", "--json").lines
+    assert len(shown) == 6
+    assert [each["row"]["price"] for each in shown[:3]] == ["1.50", None, "20.00"]
+    assert {each["key"] for each in shown} == {each["key"] for each in listed}
+    assert "/missing page" in run("quarantine", "events", "--show").out
+    assert run("quarantine", "events", "--source", "writer", "--json").out == ""
+
+
+@pytest.mark.usefixtures("place")
+def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
+    run("init", "events")
+    write_quarantine(Table.open("warehouse/events").store, "a.log", 9, [RejectedLine("a.log", 3, "no row", "x\x1b")])
+    (listed,) = run("quarantine", "events", "--json").lines
+    about = {"kind": "lines", "source": "a.log", "size": 9, "by": None, "arrived_at": None}
+    assert listed == {**about, "reason": "no row", "count": 1, "key": listed["key"]}
+    (shown,) = run("quarantine", "events", "--show", "--json").lines
+    line = {"line": 3, "reason": "no row", "text": "x\x1b", "encoding": "utf-8"}
+    assert shown == {"key": listed["key"], "source": "a.log", **line}
+    assert "\x1b" not in run("quarantine", "events", "--show").out
 
 
 # --- bad input: a code that says what to do, one clear line, never a traceback

@@ -28,11 +28,11 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.gc.boundary import first_version
 from storage_core.gc.plan import parse_plan
-from storage_core.ingest.quarantine import read_entry
 from storage_core.log.actions import Add
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.quarantine import read_entry
 from storage_core.region import bloom, generation
 from storage_core.split.lineage import read_origin
 from storage_core.split.read import open_split

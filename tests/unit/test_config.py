@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import IndexDefinition, LateData, TableConfig
 from storage_core.errors import InvalidInput
 
 FULL = TableConfig(
@@ -18,6 +18,7 @@ FULL = TableConfig(
     checkpoint_interval=0,
     gc_horizon_ms=5,
     version_retention_ms=6,
+    late_data=LateData(policy="drop", acceptance_ms=7),
 )
 
 
@@ -32,6 +33,7 @@ def test_a_configuration_survives_its_text_form() -> None:
         "tidemark.gcHorizonMs",
         "tidemark.versionRetentionMs",
         "tidemark.primaryKey",
+        "tidemark.lateData",
         "tidemark.index.words",
         "tidemark.index.by_status",
     ]
@@ -67,6 +69,9 @@ def test_an_index_is_found_by_its_name() -> None:
         ({"tidemark.primaryKey": "id"}, "tidemark.primaryKey"),
         ({"tidemark.primaryKey": '{"a": 1}'}, "tidemark.primaryKey"),
         ({"tidemark.primaryKey": '["a", "a"]'}, "named twice: a"),
+        ({"tidemark.lateData": '{"policy": "drop"}'}, "tidemark.lateData"),
+        ({"tidemark.lateData": '{"policy": "hold", "acceptanceWindowMs": 1}'}, "hold"),
+        ({"tidemark.lateData": '{"policy": "drop", "acceptanceWindowMs": -1}'}, "acceptance_ms is -1"),
         ({"tidemark.index.words": "[]"}, "tidemark.index.words"),
         ({"tidemark.index.words": '{"kind": "vector", "columns": ["a"]}'}, "vector"),
         ({"tidemark.index.words": '{"kind": "bitmap", "columns": []}'}, "covers no column"),

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.tables import load_tables, read_tables, tables_folder
 from storage_core import declaration
+from storage_core.config import LateData
 from storage_core.errors import InvalidInput, NotFound
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ schedule:
   compact: "7 * * * *"
 gc:
   horizon: 2d
+late_data: {policy: drop, acceptance_window: 2h}
 """
 
 KEYED = """\
@@ -78,6 +80,7 @@ def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -
     assert (config.kind, config.time_column, config.window_seconds) == ("append", "at", 900)
     assert config.sort_schema == "level|timestamp/V2"
     assert config.gc_horizon_ms == 2 * 86_400_000
+    assert config.late_data == LateData(policy="drop", acceptance_ms=7_200_000)
     assert config.indexes[0].options == {"tokenizer": "1"}
     landing = table.landing_spec()
     assert landing is not None
@@ -90,6 +93,7 @@ def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -
 def test_key_columns_are_required(tmp_path: Path) -> None:
     table = declaration.load(write(tmp_path, KEYED))
     assert table.config().primary_key == ("tailnum",)
+    assert table.config().late_data is None
     assert not table.schema().field("tailnum").nullable
     assert table.schema().field("at").nullable
 
@@ -133,6 +137,17 @@ def test_the_declared_tables_of_the_repository_load() -> None:
         ("2024-01-02T00:00", "tomorrow", "tables/events.yaml:20: field `partitions.end`: 'tomorrow' is not a time"),
         ("7 * * * *", "hourly", "tables/events.yaml:22: field `schedule.compact`: 'hourly' is not a cron line"),
         ("horizon: 2d", "horizon: -1", "tables/events.yaml:24: field `gc.horizon`:"),
+        ("policy: drop", "policy: hold", "tables/events.yaml:25: field `late_data.policy`:"),
+        (
+            "acceptance_window: 2h",
+            "acceptance_window: soon",
+            "tables/events.yaml:25: field `late_data.acceptance_window`:",
+        ),
+        (
+            "time_column: at\nsort_schema: level|timestamp/V2\nwindow: 15m\n",
+            "",
+            "tables/events.yaml:22: field `late_data`: late data",
+        ),
         ("gc:", "window: 5m\ngc:", "tables/events.yaml:23: field `window`: given twice, first on line 11"),
         ("window: 15m", "window: [15m", "tables/events.yaml:12: not valid YAML:"),
     ],

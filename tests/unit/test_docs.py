@@ -16,7 +16,7 @@ import typer
 
 from jobs.request import parse, parser
 from pipelines.cli import build
-from storage_core.config import PREFIX, IndexDefinition, TableConfig
+from storage_core.config import PREFIX, IndexDefinition, LateData, TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
 from storage_core.table import LANDING
@@ -236,6 +236,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         checkpoint_compression="none",
         gc_horizon_ms=1,
         version_retention_ms=1,
+        late_data=LateData(),
     )
     assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []
     assert {key for key in written if key.startswith(PREFIX)} == {*changed.to_configuration(), LANDING}

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.lease",),
     ("storage_core.stored_lease",),
     ("storage_core.log",),
+    ("storage_core.quarantine",),
     ("storage_core.rows",),
     ("storage_core.formats",),
     ("storage_core.objectstore",),

@@ -12,7 +12,6 @@ from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import LeaseRecord, decode_lease, encode_lease
 from storage_core.gc.collect import collect
 from storage_core.heartbeat import INTERVAL_MS, Heartbeat
-from storage_core.ids import SeededIds
 from storage_core.lease import BEYOND_LOST, TTL_MS, Lease, acquire, break_lease
 from storage_core.log.actions import Action, Fence
 from storage_core.log.log import TransactionLog
@@ -23,6 +22,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.stored_lease import stored_leases
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, GetFault, PutFault
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_tables import log_on, metadata, removal, split
 
 RESOURCE = "merge"

@@ -55,7 +55,7 @@ def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
 def test_an_entry_of_a_newer_format_is_refused() -> None:
     store = MemoryStore("quarantine")
     key = write_quarantine(store, "a.log", 100, LINES)
-    newer = store.get(key).data.replace(b'"formatVersion":1', b'"formatVersion":2').replace(b'": 1', b'": 2')
+    newer = store.get(key).data.replace(b'"formatVersion":1', b'"formatVersion":3').replace(b'": 1', b'": 3')
     store.put(key, newer, Overwrite())
-    with pytest.raises(Unsupported, match="format 2"):
+    with pytest.raises(Unsupported, match="format 3"):
         list(read_quarantine(store))
