@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import REGIONS_KEY, IndexDefinition, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns
 from storage_core.errors import CommitConflict, InvalidInput
@@ -45,6 +45,7 @@ from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_fil
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
+from storage_core.region.spec import Declared, first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
@@ -92,13 +93,15 @@ class Table:
         window: str | int | None = "15m",
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
+        regions: Sequence[Declared] = (),
         coarse_window: bool = False,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
-        `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
+        keyed, and `regions` (`region.spec.declared_fields`) divides it among writers. Raises `InvalidInput` when the
+        location holds a table already or the parts contradict each other, `Unsupported` when the store cannot hold a
+        table. One LIST and one PUT; on S3 the store is probed before.
         """
         config = TableConfig(
             time_column=time_column,
@@ -107,6 +110,7 @@ class Table:
             coarse_window=coarse_window,
             primary_key=key_columns(primary_key),
             indexes=index_definitions(indexes),
+            region_specs=first_specs(regions, schema),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
@@ -131,7 +135,9 @@ class Table:
                     raise
         table = Table.open(location)
         check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
-        return table._configure({**declaration.config().to_configuration(), **extra})  # noqa: SLF001  # its own class
+        settings = declaration.config().to_configuration()
+        settings.pop(REGIONS_KEY, None)  # the table's own, with its history
+        return table._configure({**settings, **extra})  # noqa: SLF001  # its own class
 
     def _configure(self, settings: Mapping[str, str]) -> Table:
         """Commit these settings unless they are the table's already; those of other releases stay."""
@@ -152,7 +158,8 @@ class Table:
         """What makes these the table's settings, without the segments of indexes that go; nothing if they are."""
         metadata = self._snapshot.metadata
         current = dict(metadata.configuration)
-        others = {name: value for name, value in current.items() if name != LANDING and not TableConfig.owns(name)}
+        ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
+        others = {name: value for name, value in current.items() if name not in ours}
         wanted = {**others, **settings}
         if wanted == current:
             return []

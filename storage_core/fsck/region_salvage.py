@@ -23,9 +23,9 @@ from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import generation
-from storage_core.region.claim import WHOLE_TABLE_SPEC
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
+from storage_core.region_fields import WHOLE_TABLE_SPEC
 from storage_core.rows.fold import record_schema
 
 

@@ -21,9 +21,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.wal import Logged, WalAppender
-
-WHOLE_TABLE_SPEC = 1
-"""The region spec without fields: one region holds every key of the table. Zero would mean no spec at all."""
+from storage_core.region_fields import WHOLE_TABLE_SPEC
 
 _logger = logging.getLogger(__name__)
 
