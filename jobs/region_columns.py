@@ -114,9 +114,9 @@ def _truncated(source: _Source, width: int) -> Column:
 
 def _by_arrow(field: RegionField) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+    from pyspark.sql.pandas.functions import arrow_udf
 
-    compute = arrow_udf(_computing(field), field.result_type, ArrowUDFType.SCALAR)
+    compute = arrow_udf(_computing(field), field.result_type)  # type: ignore[call-overload]  # its hints say the kind
     answer: Column = compute(*(F.col(f"`{name.replace('`', '``')}`") for name in field.source_ids))
     return answer
 
