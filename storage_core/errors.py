@@ -5,7 +5,8 @@
     ├── NotFound            name something that exists
     ├── CommitConflict      plan again from a fresh snapshot
     ├── Fenced              stop: somebody else holds the resource
-    │   └── WriterFenced    stop: another writer claimed the region
+    │   ├── WriterFenced    stop: another writer claimed the region
+    │   └── RegionSealed    open the table again: its rows go into other regions now
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
@@ -66,6 +67,12 @@ class WriterFenced(Fenced):
     """Another writer claimed the region; no later row of this writer was or will be acknowledged."""
 
     kind = "writer_fenced"
+
+
+class RegionSealed(Fenced):
+    """The region takes no more rows: the table's region spec was changed. Open the table again and write there."""
+
+    kind = "region_sealed"
 
 
 class CommitUnknown(TidemarkError):

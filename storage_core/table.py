@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -40,12 +40,14 @@ from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.changes import changes as changes_between
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned
+from storage_core.read.regions import every_region, holding_regions, matching_regions
 from storage_core.read.relation import Verified
 from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_filter
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
-from storage_core.region.spec import Declared, first_specs
+from storage_core.region.router import RoutingWriter
+from storage_core.region.spec import Declared, Region, first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
@@ -273,15 +275,24 @@ class Table:
         self._snapshot = result.snapshot
         return Appended(result.version, result.commit_id, table.num_rows, len(adds))
 
-    def writer(self) -> RegionWriter:
-        """Claim the region of a keyed table and return its writer, a context manager with `put`, `patch`, `delete`.
+    def writer(self, *, region: Mapping[str, object] | None = None) -> RegionWriter | RoutingWriter:
+        """Return a writer of a keyed table, a context manager with `put`, `patch`, `delete`, `flush`.
 
-        Claiming fences whoever wrote before. Raises `InvalidInput` on an append table.
+        A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
+        falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
+        only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
+        append table, `RegionSealed` while the region spec is being changed.
         """
         self._require_writable()
         if self._snapshot.config.kind != "keyed":
             raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
-        return RegionWriter.open(self._store, self._snapshot, clock=self._log.clock, ids=self._log.ids)
+        self.refresh()
+        spec = self._snapshot.config.region_spec
+        only = None if region is None else region_of_values(self._snapshot.table_id, spec, region)
+        clock, ids = self._log.clock, self._log.ids
+        if spec.fields:
+            return RoutingWriter(self._store, self._snapshot, clock=clock, ids=ids, only=only)
+        return RegionWriter.open(self._store, self._snapshot, clock=clock, ids=ids)
 
     def scan(
         self,
@@ -298,7 +309,7 @@ class Table:
         acknowledged row). Raises `InvalidInput` for an unknown column, and for no column.
         """
         chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
-        snapshot, records = self._view(at, consistency)
+        snapshot, records = self._view(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
 
     def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
@@ -317,8 +328,23 @@ class Table:
         if at is not None:
             consistency = Consistency.SNAPSHOT
         wanted = lookup.key_row(self._snapshot, key)
-        snapshot, records = self._view(at, consistency, wanted)
+        snapshot, records = self._view(at, consistency, partial(holding_regions, keys=wanted), wanted)
         return lookup.get(self._store, snapshot, wanted, records=records)
+
+    def get_many(
+        self, keys: Sequence[object], *, at: At | None = None, consistency: str = Consistency.LATEST
+    ) -> list[dict[str, object] | None]:
+        """Return the rows with these primary keys in their order, None where there is none; all of one view.
+
+        Requests: those of `get`, once per region that holds one of the keys, not once per key.
+        """
+        if at is not None:
+            consistency = Consistency.SNAPSHOT
+        wanted = lookup.key_rows(self._snapshot, keys)
+        if not wanted.num_rows:
+            return []
+        snapshot, records = self._view(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        return lookup.get_many(self._store, snapshot, wanted, records=records)
 
     def search(
         self, query: object, *, index: str, limit: int = 10, at: At | None = None, cache_dir: Path | None = None
@@ -395,7 +421,14 @@ class Table:
         """Return the windows where a compaction would do something. No request."""
         return window_debt(self._snapshot)
 
-    def _view(self, at: At | None, consistency: str, key: pa.Table | None = None) -> tuple[Snapshot, pa.Table | None]:
+    def _view(
+        self,
+        at: At | None,
+        consistency: str,
+        regions: Callable[[Snapshot], Sequence[Region] | None] = every_region,
+        keys: pa.Table | None = None,
+    ) -> tuple[Snapshot, pa.Table | None]:
+        """The snapshot to read, and the records over it of the regions that the caller asks for."""
         if consistency not in set(Consistency):
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
         if at is not None:
@@ -406,10 +439,15 @@ class Table:
             return self._snapshot, None
         if self._snapshot.config.kind == "append":
             return self.refresh().snapshot, None
-        # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
-        captured = tail.capture(self._store, self._snapshot, include_wal=consistency == Consistency.LATEST)
-        snapshot = self.refresh().snapshot
-        return snapshot, captured.above(snapshot, key=key)
+        include_wal = consistency == Consistency.LATEST
+        while True:
+            # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
+            before = self._snapshot
+            captured = tail.capture(self._store, before, include_wal=include_wal, regions=regions(before))
+            snapshot = self.refresh().snapshot
+            if snapshot.config.region_spec.id == captured.spec_id:
+                return snapshot, captured.above(snapshot, keys=keys)
+            # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
 
     def _require_writable(self) -> None:
         if self._pinned:

@@ -19,11 +19,12 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.region import expressions
 from storage_core.region.manifest import region_of
-from storage_core.region.transforms import Transform, apply_transform, parse_transform, result_type
+from storage_core.region.transforms import Transform, apply_transform, parse_transform, result_type, widen
 from storage_core.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, RegionField, RegionSpec
+from storage_core.rows.exact import exact_array
 from storage_core.rows.incoming import table_of
 from storage_core.rows.keys import codes, dense_ranks, pack
-from storage_core.rows.schema import conform, to_schema_string
+from storage_core.rows.schema import conform, from_schema_string, to_schema_string
 
 Declared: TypeAlias = RegionField | Mapping[str, object]
 Value: TypeAlias = bool | int | str | None
@@ -57,6 +58,16 @@ def whole_table(table_id: str) -> Region:
     return Region(id=region_of(table_id), spec_id=WHOLE_TABLE_SPEC, values=())
 
 
+def only_region(table_id: str, spec: RegionSpec) -> Region:
+    """Return the region of a spec without fields. Raises `InvalidInput` for any other: there are several."""
+    if spec.fields:
+        names = [each.field_id for each in spec.fields]
+        raise InvalidInput(
+            f"the table's regions are divided by {names}; say which one, or write through Table.writer()"
+        )
+    return region_for(table_id, spec, ())
+
+
 def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Region:
     """Return the region of these canonical values, one per field of the spec; the same everywhere and for ever."""
     if spec.id == WHOLE_TABLE_SPEC:
@@ -87,6 +98,26 @@ def region_of_row(table_id: str, spec: RegionSpec, row: Mapping[str, object], sc
     given = {each.name: row.get(each.name) for each in sources}
     rows = conform(table_of(given, schema), pa.schema([each.with_nullable(nullable=True) for each in sources]))
     return route(table_id, spec, rows).regions[0]
+
+
+def region_of_values(table_id: str, spec: RegionSpec, values: Mapping[str, object]) -> Region:
+    """Return the region with these values of the spec's fields, by field id. Raises `InvalidInput` naming the field."""
+    names = [each.field_id for each in spec.fields]
+    if set(values) != set(names):
+        raise InvalidInput(f"a region is named by a value for each of {names}, found {values!r}", fields=names)
+    return region_for(table_id, spec, tuple(_given_value(each, values[each.field_id]) for each in spec.fields))
+
+
+def _given_value(field: RegionField, value: object) -> Value:
+    wanted = from_schema_string(_value_schema(field.result_type)).field(0).type
+    try:
+        found = canonical(widen(exact_array([value], wanted)))[0]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"region field {field.field_id!r}: {value!r} is no {field.result_type}: {error}") from error
+    buckets = 0 if field.transform is None else parse_transform(field.transform).buckets
+    if buckets and (not isinstance(found, int) or not 0 <= found < buckets):
+        raise InvalidInput(f"region field {field.field_id!r}: buckets are 0 to {buckets - 1}, found {value!r}")
+    return found
 
 
 def field_values(field: RegionField, rows: pa.Table) -> pa.Array:
@@ -249,6 +280,11 @@ def _plain(values: pa.Array) -> list[Value]:
 def _shortest(decimal: str) -> str:
     text = decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
     return "0" if text == "-0" else text
+
+
+def _value_schema(spark_type: str) -> str:
+    field = {"name": "value", "type": spark_type, "nullable": True, "metadata": {}}
+    return json.dumps({"type": "struct", "fields": [field]})
 
 
 def _type_text(type_: pa.DataType) -> str:

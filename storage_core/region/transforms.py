@@ -62,6 +62,11 @@ class Transform:
         """The form that is stored: `bucket(4)`, `year`."""
         return f"{self.kind}({self.parameter})" if self.parameter else str(self.kind)
 
+    @property
+    def buckets(self) -> int:
+        """The number of buckets; 0 for other transforms."""
+        return self.parameter if self.kind in (TransformKind.BUCKET, TransformKind.MULTI_BUCKET) else 0
+
 
 def parse_transform(text: str) -> Transform:
     """Return the transform of this text. Raises `InvalidInput` naming those there are."""
