@@ -46,8 +46,9 @@ from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_fil
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
+from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter
-from storage_core.region.spec import Declared, Region, first_specs, region_of_values
+from storage_core.region.spec import Declared, Region, declared_fields, first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
@@ -377,6 +378,19 @@ class Table:
         """
         last = self._snapshot if end is None else snapshot_at(self._log, end)
         return changes_between(self._store, snapshot_at(self._log, start), last)
+
+    def set_regions(self, regions: Sequence[Declared]) -> Table:
+        """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
+
+        When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow
+        the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionSealed`.
+        Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
+        that short. Interrupted at any point, calling it again finishes. Raises `InvalidInput` when the fields cannot
+        divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
+        """
+        self._require_writable()
+        self._snapshot = change_regions(self._log, declared_fields(regions, self.schema))
+        return self
 
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
         """Make the table what it was at a version, a moment or a tag, by one commit on top; see `log.restore`.

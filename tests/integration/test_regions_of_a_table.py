@@ -200,3 +200,37 @@ def test_lookups_find_every_row_when_the_registry_is_lost(table: Table) -> None:
         writer.put(rows("live"))
     table.store.delete(["_mem_wal/_regions.json"])
     assert Table.open(table.uri).scan(consistency="latest").to_arrow().num_rows == 100
+
+
+def test_a_reader_that_was_opened_before_the_regions_changed_sees_what_is_written_after() -> None:
+    table = new_table(regions=())
+    with table.writer() as writer:
+        writer.put(rows("old"))
+    reader, writer_of_old = Table.open(table.uri), Table.open(table.uri)
+    table.set_regions(REGIONS)
+    with writer_of_old.writer() as writer:  # it looks for the newest version first
+        writer.put(rows("new", range(10)))
+    assert reader.get(5) == {"id": 5, "name": "new"}
+    stale = Table.open(table.uri, at=0)
+    assert stale.config.region_spec.id == 1
+    found = reader.scan(consistency="latest").to_arrow().to_pylist()
+    assert {row["id"]: row["name"] for row in found} == {number: "new" if number < 10 else "old" for number in IDS}
+    assert reader.config.region_spec.id == 2
+
+
+def test_restoring_a_version_from_before_keeps_the_regions_of_now() -> None:
+    table = new_table(regions=())
+    table.append(rows("old"))
+    merge(table)
+    before = table.version
+    table.set_regions(REGIONS)
+    with table.writer() as writer:
+        writer.put(rows("new", range(10)))
+        writer.flush()
+    merge(table)
+    table.restore(before)
+    assert table.config.region_spec.id == 2
+    assert {row["name"] for row in table.scan(consistency="latest").to_arrow().to_pylist()} == {"old"}
+    with table.writer() as writer:
+        writer.put(rows("newest", range(1)))
+    assert table.get(0) == {"id": 0, "name": "newest"}

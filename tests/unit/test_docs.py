@@ -17,6 +17,7 @@ from jobs.request import parse, parser
 from pipelines.cli import build
 from storage_core.config import PREFIX, IndexDefinition, TableConfig
 from storage_core.errors import TidemarkError
+from storage_core.region_fields import RegionSpec
 from storage_core.table import LANDING
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,6 +229,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         coarse_window=True,
         primary_key=("time",),
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
+        region_specs=(RegionSpec(id=2),),
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",
