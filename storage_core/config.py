@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
 from storage_core.errors import InvalidInput
+from storage_core.region_fields import WHOLE_TABLE, RegionSpec, check_specs, specs_from_text, specs_to_text
 
 PREFIX = "tidemark."
 INDEX_PREFIX = "tidemark.index."
+REGIONS_KEY = "tidemark.regions"
 HOUR_MS = 3_600_000
 
 IndexKind = Literal["fulltext", "bitmap"]
@@ -49,6 +51,7 @@ _COARSE_WINDOW = PREFIX + "coarseWindow"
 _LATE_DATA = PREFIX + "lateData"
 _OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
 _OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA}
+_OWN_KEYS |= {REGIONS_KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class TableConfig:
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
+    `region_specs` are all there ever were, the current one last.
     """
 
     time_column: str | None = None
@@ -99,6 +103,7 @@ class TableConfig:
     coarse_window: bool = False
     primary_key: tuple[str, ...] = ()
     indexes: tuple[IndexDefinition, ...] = ()
+    region_specs: tuple[RegionSpec, ...] = (WHOLE_TABLE,)
     target_split_bytes: int = 256 * 2**20
     checkpoint_interval: int = 10
     checkpoint_format: CheckpointFormat = "avro"
@@ -117,6 +122,7 @@ class TableConfig:
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
         if self.window_seconds is not None:
             _at_least("window_seconds", self.window_seconds, 1)
+        check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)
         _distinct("index", tuple(index.name for index in self.indexes))
 
@@ -124,6 +130,11 @@ class TableConfig:
     def kind(self) -> TableKind:
         """`keyed` when rows have a primary key, else `append`."""
         return "keyed" if self.primary_key else "append"
+
+    @property
+    def region_spec(self) -> RegionSpec:
+        """The region spec that writers follow."""
+        return self.region_specs[-1]
 
     def index(self, name: str) -> IndexDefinition | None:
         """Return the definition of the index of this name, or None."""
@@ -144,6 +155,8 @@ class TableConfig:
         if self.late_data is not None:
             late = {"policy": self.late_data.policy, "acceptanceWindowMs": self.late_data.acceptance_ms}
             found[_LATE_DATA] = _compact(late)
+        if self.region_specs != (WHOLE_TABLE,):
+            found[REGIONS_KEY] = specs_to_text(self.region_specs)
         for index in self.indexes:
             found[INDEX_PREFIX + index.name] = _compact(
                 {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
@@ -176,6 +189,7 @@ class TableConfig:
             primary_key=primary_key,
             indexes=indexes,
             late_data=_late_data(configuration.get(_LATE_DATA)),
+            region_specs=_region_specs(configuration),
             **text,
             **numbers,
         )
@@ -187,6 +201,16 @@ def json_value(key: str, text: str) -> object:
         return cast("object", json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {text[:80]!r}", key=key) from error
+
+
+def _region_specs(configuration: Mapping[str, str]) -> tuple[RegionSpec, ...]:
+    text = configuration.get(REGIONS_KEY)
+    if text is None:
+        return (WHOLE_TABLE,)
+    try:
+        return specs_from_text(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"table configuration {REGIONS_KEY!r}: {error}", key=REGIONS_KEY) from error
 
 
 def _index(key: str, text: str) -> IndexDefinition:

@@ -30,6 +30,7 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import located_yaml
 from storage_core.formats.keys import validate_table_name
 from storage_core.ingest.landing import LandingSpec, captured_columns
+from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
 from storage_core.rows.sort_order import bind
@@ -52,6 +53,7 @@ class TableDeclaration(Closed):
     sort_schema: str | None = None
     coarse_window: bool = False
     window: int | None = None
+    regions: tuple[dict[str, str | tuple[str, ...]], ...] = ()
     indexes: tuple[IndexDeclaration, ...] = ()
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
@@ -77,6 +79,7 @@ class TableDeclaration(Closed):
             window_seconds=self.window,
             coarse_window=self.coarse_window,
             primary_key=self.primary_key,
+            region_specs=first_specs(self.regions, self.schema()),
             indexes=tuple(index.definition() for index in self.indexes),
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
@@ -160,6 +163,16 @@ class TableDeclaration(Closed):
             if key and time_column not in key:
                 raise InvalidInput(f"a keyed table may be windowed only if {time_column!r} is part of its primary_key")
         return seconds
+
+    @field_validator("regions")
+    @classmethod
+    def _regions_divide_the_key(
+        cls, regions: tuple[dict[str, str | tuple[str, ...]], ...], info: ValidationInfo
+    ) -> tuple[dict[str, str | tuple[str, ...]], ...]:
+        if {"columns", "time_column", "primary_key"} <= info.data.keys():
+            schema = cls.model_construct(**info.data).schema()
+            check_spec(first_specs(regions, schema)[-1], schema, info.data["primary_key"])
+        return regions
 
     @field_validator("indexes")
     @classmethod

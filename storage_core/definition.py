@@ -11,6 +11,7 @@ import pyarrow as pa
 from storage_core.config import HOUR_MS, IndexDefinition, LateData, LatePolicy, TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.index import segments
+from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import parse_duration, validate_duration
@@ -38,6 +39,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     for role, name in named:
         if name not in schema.names:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
+    check_spec(config.region_spec, schema, config.primary_key)
     for index in config.indexes:
         segments.validate(index, schema)
     _check_time(schema, config)
@@ -66,19 +68,24 @@ def _check_time(schema: pa.Schema, config: TableConfig) -> None:
 def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: tuple[pa.Schema, TableConfig]) -> None:
     """Raise `InvalidInput` naming each fixed setting in which the declaration differs from the table that exists.
 
-    Columns, key, time column, order and window stay what a table was created with in this release. Indexes and the
-    figures of the upkeep may change (`CHANGEABLE`).
+    Columns, key, time column, order and window stay what a table was created with in this release; regions change by
+    `Table.set_regions` only. Indexes and the figures of the upkeep may change (`CHANGEABLE`).
     """
     ours, theirs = declared[1], found[1]
     fixed = [each.name for each in fields(TableConfig) if each.name not in CHANGEABLE]
     changed = [] if declared[0].equals(found[0]) else ["columns"]
-    changed += [name for name in fixed if getattr(ours, name) != getattr(theirs, name)]
+    changed += [name for name in fixed if _setting(ours, name) != _setting(theirs, name)]
     if changed:
         raise InvalidInput(
             f"the declaration of {name!r} differs from the existing table in {', '.join(changed)}; a table keeps what "
             "it was created with: restore the declaration, or declare a new table at another uri",
             changed=changed,
         )
+
+
+def _setting(config: TableConfig, name: str) -> object:
+    """The setting to compare: of the region specs the fields in force; their ids and history are the table's own."""
+    return config.region_spec.fields if name == "region_specs" else getattr(config, name)
 
 
 def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -5,7 +5,8 @@
     ├── NotFound            name something that exists
     ├── CommitConflict      plan again from a fresh snapshot
     ├── Fenced              stop: somebody else holds the resource
-    │   └── WriterFenced    stop: another writer claimed the region
+    │   ├── WriterFenced    stop: another writer claimed the region
+    │   └── RegionSealed    open the table again: its rows go into other regions now
     ├── Held                another maintainer is at work: try again later
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
@@ -74,6 +75,12 @@ class Held(TidemarkError):
 
     kind = "held"
     exit_code = 3
+
+
+class RegionSealed(Fenced):
+    """The region takes no more rows: the table's region spec was changed. Open the table again and write there."""
+
+    kind = "region_sealed"
 
 
 class CommitUnknown(TidemarkError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import IndexDefinition, LateData, TableConfig
+from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns, late_setting
 from storage_core.errors import CommitConflict, InvalidInput
@@ -40,11 +41,15 @@ from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.changes import changes as changes_between
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned
+from storage_core.read.regions import every_region, holding_regions, matching_regions
 from storage_core.read.relation import Verified
 from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_filter
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
+from storage_core.region.reshape import change_regions
+from storage_core.region.router import RoutingWriter, TableWriter
+from storage_core.region.spec import Declared, Region, declared_fields, first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
@@ -97,16 +102,17 @@ class Table:
         window: str | int | None = "15m",
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
+        regions: Sequence[Declared] = (),
         coarse_window: bool = False,
         late_data: LateData | Mapping[str, object] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed. `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive
-        late; without it none is late. Raises `InvalidInput` when the location holds a table already or the parts
-        contradict each other, `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store
-        is probed before.
+        keyed, and `regions` (`region.spec.declared_fields`) divides it among writers. `late_data` (`{"policy":
+        "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late.
+        Raises `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
+        when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         config = TableConfig(
             time_column=time_column,
@@ -116,6 +122,7 @@ class Table:
             primary_key=key_columns(primary_key),
             indexes=index_definitions(indexes),
             late_data=late_setting(late_data),
+            region_specs=first_specs(regions, schema),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
@@ -140,7 +147,9 @@ class Table:
                     raise
         table = Table.open(location)
         check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
-        return table._configure({**declaration.config().to_configuration(), **extra})  # noqa: SLF001  # its own class
+        settings = declaration.config().to_configuration()
+        settings.pop(REGIONS_KEY, None)  # the table's own, with its history
+        return table._configure({**settings, **extra})  # noqa: SLF001  # its own class
 
     def _configure(self, settings: Mapping[str, str]) -> Table:
         """Commit these settings unless they are the table's already; those of other releases stay."""
@@ -161,7 +170,8 @@ class Table:
         """What makes these the table's settings, without the segments of indexes that go; nothing if they are."""
         metadata = self._snapshot.metadata
         current = dict(metadata.configuration)
-        others = {name: value for name, value in current.items() if name != LANDING and not TableConfig.owns(name)}
+        ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
+        others = {name: value for name, value in current.items() if name not in ours}
         wanted = {**others, **settings}
         if wanted == current:
             return []
@@ -279,15 +289,24 @@ class Table:
         self._snapshot = result.snapshot
         return Appended(result.version, result.commit_id, table.num_rows, len(adds), door.figures)
 
-    def writer(self) -> RegionWriter:
-        """Claim the region of a keyed table and return its writer, a context manager with `put`, `patch`, `delete`.
+    def writer(self, *, region: Mapping[str, object] | None = None) -> TableWriter:
+        """Return a writer of a keyed table, a context manager with `put`, `patch`, `delete`, `flush`.
 
-        Claiming fences whoever wrote before. Raises `InvalidInput` on an append table.
+        A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
+        falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
+        only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
+        append table, `RegionSealed` while the region spec is being changed.
         """
         self._require_writable()
         if self._snapshot.config.kind != "keyed":
             raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
-        return RegionWriter.open(self._store, self._snapshot, clock=self._log.clock, ids=self._log.ids)
+        self.refresh()
+        spec = self._snapshot.config.region_spec
+        only = None if region is None else region_of_values(self._snapshot.table_id, spec, region)
+        clock, ids = self._log.clock, self._log.ids
+        if spec.fields:
+            return RoutingWriter(self._store, self._snapshot, clock=clock, ids=ids, only=only)
+        return RegionWriter.open(self._store, self._snapshot, clock=clock, ids=ids)
 
     def scan(
         self,
@@ -304,7 +323,7 @@ class Table:
         acknowledged row). Raises `InvalidInput` for an unknown column, and for no column.
         """
         chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
-        snapshot, records = self._view(at, consistency)
+        snapshot, records = self._view(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
 
     def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
@@ -323,8 +342,23 @@ class Table:
         if at is not None:
             consistency = Consistency.SNAPSHOT
         wanted = lookup.key_row(self._snapshot, key)
-        snapshot, records = self._view(at, consistency, wanted)
+        snapshot, records = self._view(at, consistency, partial(holding_regions, keys=wanted), wanted)
         return lookup.get(self._store, snapshot, wanted, records=records)
+
+    def get_many(
+        self, keys: Sequence[object], *, at: At | None = None, consistency: str = Consistency.LATEST
+    ) -> list[dict[str, object] | None]:
+        """Return the rows with these primary keys in their order, None where there is none; all of one view.
+
+        Requests: those of `get`, once per region that holds one of the keys, not once per key.
+        """
+        if at is not None:
+            consistency = Consistency.SNAPSHOT
+        wanted = lookup.key_rows(self._snapshot, keys)
+        if not wanted.num_rows:
+            return []
+        snapshot, records = self._view(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        return lookup.get_many(self._store, snapshot, wanted, records=records)
 
     def search(
         self, query: object, *, index: str, limit: int = 10, at: At | None = None, cache_dir: Path | None = None
@@ -357,6 +391,19 @@ class Table:
         """
         last = self._snapshot if end is None else snapshot_at(self._log, end)
         return changes_between(self._store, snapshot_at(self._log, start), last)
+
+    def set_regions(self, regions: Sequence[Declared]) -> Table:
+        """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
+
+        When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow
+        the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionSealed`.
+        Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
+        that short. Interrupted at any point, calling it again finishes. Raises `InvalidInput` when the fields cannot
+        divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
+        """
+        self._require_writable()
+        self._snapshot = change_regions(self._log, declared_fields(regions, self.schema))
+        return self
 
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
         """Make the table what it was at a version, a moment or a tag, by one commit on top; see `history.restore`.
@@ -401,7 +448,14 @@ class Table:
         """Return the windows where a compaction would do something. No request."""
         return window_debt(self._snapshot)
 
-    def _view(self, at: At | None, consistency: str, key: pa.Table | None = None) -> tuple[Snapshot, pa.Table | None]:
+    def _view(
+        self,
+        at: At | None,
+        consistency: str,
+        regions: Callable[[Snapshot], Sequence[Region] | None] = every_region,
+        keys: pa.Table | None = None,
+    ) -> tuple[Snapshot, pa.Table | None]:
+        """The snapshot to read, and the records over it of the regions that the caller asks for."""
         if consistency not in set(Consistency):
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
         if at is not None:
@@ -412,10 +466,15 @@ class Table:
             return self._snapshot, None
         if self._snapshot.config.kind == "append":
             return self.refresh().snapshot, None
-        # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
-        captured = tail.capture(self._store, self._snapshot, include_wal=consistency == Consistency.LATEST)
-        snapshot = self.refresh().snapshot
-        return snapshot, captured.above(snapshot, key=key)
+        include_wal = consistency == Consistency.LATEST
+        while True:
+            # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
+            before = self._snapshot
+            captured = tail.capture(self._store, before, include_wal=include_wal, regions=regions(before))
+            snapshot = self.refresh().snapshot
+            if snapshot.config.region_spec.id == captured.spec_id:
+                return snapshot, captured.above(snapshot, keys=keys)
+            # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
 
     def _require_writable(self) -> None:
         if self._pinned:

@@ -25,6 +25,7 @@ STATES_PREFIX = f"{LOG_PREFIX}state-v"
 """What every state starts with."""
 QUARANTINE_PREFIX = "quarantine/"
 LOCKS_PREFIX = "_locks/"
+REGIONS_PREFIX = "_mem_wal/"
 
 _MAX_VERSION = 2**63 - 1
 _MAX_WINDOW = 2**63
@@ -51,6 +52,7 @@ class KeyKind(StrEnum):
     JSON_CHECKPOINT_PART = "json_checkpoint_part"
     SPLIT = "split"
     SEGMENT = "segment"
+    REGION_REGISTRY = "region_registry"
     REGION_MANIFEST = "region_manifest"
     REGION_HINT = "region_hint"
     WAL_ENTRY = "wal_entry"
@@ -155,6 +157,11 @@ def split_key(window: int | None, windowed: bool, split_id: str) -> str:  # noqa
 def segment_key(index: str, segment_id: str) -> str:
     """Return the key of one index segment."""
     return f"_indices/{_index(index)}/{_uuid(segment_id)}.seg"
+
+
+def region_registry_key() -> str:
+    """Return the key of the list of the table's regions."""
+    return "_mem_wal/_regions.json"
 
 
 def region_manifest_key(region: str, version: int) -> str:
@@ -280,6 +287,8 @@ def _parse_segment(key: str, parts: list[str]) -> ParsedKey | None:
 
 def _parse_region(key: str, parts: list[str]) -> ParsedKey | None:
     match parts:
+        case ["_regions.json"]:
+            return ParsedKey(kind=KeyKind.REGION_REGISTRY, key=key)
         case [region, "manifest", "version_hint.json"]:
             return _exact(key, region_hint_key(region), ParsedKey(kind=KeyKind.REGION_HINT, key=key, region=region))
         case [region, "manifest", name]:

@@ -12,7 +12,8 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | region_spec_id | 10 | uint32 | region spec of the region; 0 when no spec governs it |
 | region_id | 11 | message | the 16 bytes of the region's UUID (1) |
 | writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
-| checksum | 101 | fixed64 | ours: xxh3-64 of the message with the fields up to 100 only; absent in early 0.1 |
+| checksum | 101 | fixed64 | ours: xxh3-64 of the message with all fields but this one; absent in early 0.1 |
+| sealed_by | 102 | uint32 | ours: the region spec that follows the region's own; then it takes no more rows |
 
 Protobuf finds little wrong with damaged bytes, and a replay point that is off by a bit hides acknowledged rows: hence
 the checksum.
@@ -54,6 +55,7 @@ class RegionManifest:
     flushed_generations: tuple[FlushedGeneration, ...] = ()
     region_spec_id: int = 0
     writer_id: str = ""
+    sealed_by: int = 0
 
 
 def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
@@ -86,6 +88,7 @@ def _manifest_class() -> type[Message]:
         ("region_id", 11, _FIELD.TYPE_MESSAGE, "UUID"),
         ("writer_id", 100, _FIELD.TYPE_STRING, ""),
         ("checksum", 101, _FIELD.TYPE_FIXED64, ""),
+        ("sealed_by", 102, _FIELD.TYPE_UINT32, ""),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -113,6 +116,7 @@ def _body(manifest: RegionManifest) -> bytes:
         region_spec_id=manifest.region_spec_id,
         region_id={"uuid": uuid.UUID(manifest.region_id).bytes},
         writer_id=manifest.writer_id,
+        sealed_by=manifest.sealed_by,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -146,6 +150,7 @@ def decode(data: bytes, where: str) -> RegionManifest:
         flushed_generations=tuple(FlushedGeneration(generation=each.generation, path=each.path) for each in flushed),
         region_spec_id=present.get("region_spec_id", 0),
         writer_id=present.get("writer_id", ""),
+        sealed_by=present.get("sealed_by", 0),
     )
     if present.get("checksum", digest := xxhash.xxh3_64_intdigest(_body(found))) != digest:
         raise Corrupt(f"{where}: damaged region manifest: its content does not match its checksum", key=where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage_core.formats import keys
@@ -14,7 +15,9 @@ from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.generation import MANIFEST_FILE
-from storage_core.region.manifest import read_version
+from storage_core.region.manifest import read_latest, read_version
+from storage_core.region.registry import decode
+from storage_core.region_fields import WHOLE_TABLE_SPEC
 
 
 def check_regions(store: ObjectStore, inventory: Inventory, merged: dict[str, int], *, deep: bool) -> Iterator[Finding]:
@@ -28,6 +31,25 @@ def check_regions(store: ObjectStore, inventory: Inventory, merged: dict[str, in
         check = _Region(store, inventory, region, merged.get(region, 0), deep)
         check.run()
         yield from check.findings
+    yield from _registry(store, inventory, found)
+
+
+def _registry(store: ObjectStore, inventory: Inventory, found: set[str]) -> Iterator[Finding]:
+    """A registry that is lost is made again from the regions; one that lacks a region hides its rows."""
+    key = keys.region_registry_key()
+    if key not in inventory.objects:
+        return
+    try:
+        registered = decode(store.get(key).data).regions
+    except DAMAGE as error:
+        yield damage_of(Kind.REGION_REGISTRY_DAMAGED, error, key, "the regions of the table")
+        return
+    for region in sorted(found - set(registered)):
+        with suppress(*DAMAGE):  # a finding of the region already
+            manifest = read_latest(store, region)
+            if manifest is not None and manifest.region_spec_id > WHOLE_TABLE_SPEC:
+                expected = f"the region {region} of spec {manifest.region_spec_id}"
+                yield Finding(kind=Kind.REGION_NOT_REGISTERED, key=key, expected=expected, found="nothing")
 
 
 @dataclass(slots=True)

@@ -23,9 +23,9 @@ from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import generation
-from storage_core.region.claim import WHOLE_TABLE_SPEC
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
+from storage_core.region_fields import WHOLE_TABLE_SPEC
 from storage_core.rows.fold import record_schema
 
 
@@ -43,13 +43,15 @@ class Acknowledged:
 class RegionSalvage:
     """What a region holds: its acknowledged entries in order, and the generation that its writer was filling.
 
-    `complete` are the flushed generations all of whose entries are there.
+    `complete` are the flushed generations all of whose entries are there. `spec_id` and `sealed_by` are its manifest's.
     """
 
     region: str
     entries: tuple[Acknowledged, ...]
     current_generation: int
     complete: frozenset[int]
+    spec_id: int = WHOLE_TABLE_SPEC
+    sealed_by: int = 0
 
     def above(self, merged: int) -> tuple[Acknowledged, ...]:
         """Return the entries of generations that are not merged."""
@@ -109,7 +111,8 @@ def write_region(
         replay_after_wal_id=replay_after,
         wal_id_last_seen=writing.last,
         flushed_generations=tuple(flushed),
-        region_spec_id=WHOLE_TABLE_SPEC,
+        region_spec_id=found.spec_id,
+        sealed_by=found.sealed_by,
         writer_id=writing.writer_id,
     )
     if not commit(target, manifest, clock=clock):
@@ -165,10 +168,14 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         highest = max(highest, epoch)
         if epoch == highest and each.rows:
             acknowledged.append(each)
+    manifest = _newest_manifest(store, inventory, region)
     return RegionSalvage(
         region=region,
         entries=tuple(acknowledged),
-        current_generation=_current_generation(store, inventory, region),
+        # Without a manifest every record counts as not flushed.
+        current_generation=1 if manifest is None else manifest.current_generation,
+        spec_id=WHOLE_TABLE_SPEC if manifest is None else manifest.region_spec_id,
+        sealed_by=0 if manifest is None else manifest.sealed_by,
         complete=_complete(store, inventory, region, {each.number for each in acknowledged}),
     )
 
@@ -202,15 +209,15 @@ def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: se
     return frozenset(complete - wanting)
 
 
-def _current_generation(store: ObjectStore, inventory: Inventory, region: str) -> int:
-    """By the newest sound manifest; without one every record counts as not flushed."""
+def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> RegionManifest | None:
+    """The newest manifest that is sound."""
     versions = [each.version for each in inventory.of(KeyKind.REGION_MANIFEST) if each.region == region]
     for version in sorted((each for each in versions if each is not None), reverse=True):
         try:
-            return read_version(store, region, version).current_generation
+            return read_version(store, region, version)
         except DAMAGE:
             continue  # a finding of the check already
-    return 1
+    return None
 
 
 def _taken(key: str) -> CommitConflict:

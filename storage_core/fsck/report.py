@@ -50,6 +50,8 @@ class Kind(StrEnum):
     SEGMENT_MISSING = "segment_missing"
     SEGMENT_DAMAGED = "segment_damaged"
     SEGMENT_STALE = "segment_stale"
+    REGION_REGISTRY_DAMAGED = "region_registry_damaged"
+    REGION_NOT_REGISTERED = "region_not_registered"
     REGION_MANIFEST_DAMAGED = "region_manifest_damaged"
     REGION_MANIFEST_MISSING = "region_manifest_missing"
     REGION_HISTORY_DAMAGED = "region_history_damaged"
@@ -100,6 +102,8 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.SEGMENT_MISSING: (_W, _NOTHING_LOST + "a search reads the split; a compaction or a repaired copy replaces it"),
     Kind.SEGMENT_DAMAGED: (_W, _NOTHING_LOST + "a search reads the split; a compaction or a repaired copy replaces it"),
     Kind.SEGMENT_STALE: (_N, "no query uses it; run: tidemark catch-up"),
+    Kind.REGION_REGISTRY_DAMAGED: (_W, _NOTHING_LOST + "readers list the regions; the next new region writes it again"),
+    Kind.REGION_NOT_REGISTERED: (_E, f"readers do not see its rows: {REPAIR}"),
     Kind.REGION_MANIFEST_DAMAGED: (_E, REPAIR),
     Kind.REGION_MANIFEST_MISSING: (_E, REPAIR),
     Kind.REGION_HISTORY_DAMAGED: (_W, _NOTHING_LOST + "a newer manifest is in force; the collector takes it in time"),

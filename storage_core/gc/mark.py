@@ -112,6 +112,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             return Reason.LEFT_BY_PROBE
         case (
             KeyKind.LAST_CHECKPOINT
+            | KeyKind.REGION_REGISTRY
             | KeyKind.REGION_HINT
             | KeyKind.GC_CANDIDATES
             | KeyKind.GC_BOUNDARY

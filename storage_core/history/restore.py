@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
 
+from storage_core.config import REGIONS_KEY
 from storage_core.errors import CommitConflict
 from storage_core.gc.protection import doomed
 from storage_core.history.kept import objects_of, replaced, require_kept
@@ -154,6 +155,10 @@ def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
     """The older metadata, with every registered schema of now: the registry only grows."""
     configuration = with_registry(target.metadata.configuration, registry(head.metadata.configuration))
+    # Regions are where writers are, not what the table holds: those of an older spec are sealed for good.
+    configuration = {name: value for name, value in configuration.items() if name != REGIONS_KEY}
+    if REGIONS_KEY in head.metadata.configuration:
+        configuration[REGIONS_KEY] = head.metadata.configuration[REGIONS_KEY]
     wanted = replace(target.metadata, configuration=configuration)
     return None if wanted == head.metadata else wanted
 

@@ -1,4 +1,4 @@
-"""Point lookups by primary key: the newest row of a key, exact (design page 07).
+"""Point lookups by primary key: the newest row of a key, or of many, exact (design page 07).
 
 Of the regions' generations only those are read whose bounds and bloom filter admit the key, of the base only the splits
 whose minimum and maximum do; and of such a split first the key columns, the rest only on a hit.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,15 +16,18 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.predicate import And, Compare, Comparison
+from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
 from storage_core.rows.calendar import as_text
 from storage_core.rows.exact import exact_array
+from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.read import conform_split, read_split
 
 Key = object
+
+_KEYS_AT_ONCE = 64
 
 
 def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
@@ -38,13 +42,30 @@ def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
     return _key_table(key, columns, snapshot.schema)
 
 
+def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
+    """Return the keys as a table with the types of the key columns, one row each. Raises what `key_row` raises."""
+    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
+        raise InvalidInput(f"get_many takes a list of keys, found {keys!r}", keys=keys)
+    columns = snapshot.config.primary_key
+    empty = pa.schema([snapshot.schema.field(name) for name in columns]).empty_table()
+    return pa.concat_tables([empty, *(key_row(snapshot, each) for each in keys)])
+
+
 def get(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
 ) -> dict[str, object] | None:
-    """Return the row of this key (`key_row`), or None when the table holds none. Times beyond year 9999 are text.
+    """Return the row of this key (`key_row`), or None when the table holds none: see `get_many`."""
+    return get_many(store, snapshot, wanted, records=records)[0]
 
-    `records` are what is not merged into the snapshot, in arrival order; those of other keys do no harm. Per split
-    whose bounds admit the key: ranged GETs of the footer and the key columns, and one of the whole split on a hit.
+
+def get_many(
+    store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
+) -> list[dict[str, object] | None]:
+    """Return for each of these keys (`key_rows`) its row, or None when there is none. Times beyond year 9999 are text.
+
+    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. Per
+    split whose bounds admit one of the keys: ranged GETs of the footer and the key columns, and one of the whole split
+    on a hit.
     """
     columns = snapshot.config.primary_key
     base = [
@@ -56,7 +77,9 @@ def get(
     if records is not None and records.num_rows:
         rows = fold.apply(rows, fold.fold(_matching(records, wanted), columns), columns)
     found: list[dict[str, object]] = as_text(rows).to_pylist()
-    return found[0] if found else None
+    codes, asked = key_codes([rows, wanted], columns)
+    by_code = dict(zip(codes.tolist(), found, strict=True))
+    return [by_code.get(each) for each in asked.tolist()]
 
 
 def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
@@ -88,20 +111,15 @@ def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
 
 
 def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
-    equal = tuple(Compare(name, Comparison.EQ, wanted[name][0].as_py()) for name in wanted.column_names)
-    return prune(snapshot, And(equal))
+    found: dict[str, Add] = {}
+    for start in range(0, wanted.num_rows, _KEYS_AT_ONCE):
+        some = wanted.slice(start, _KEYS_AT_ONCE).to_pylist()
+        equal = (And(tuple(Compare(name, Comparison.EQ, row[name]) for name in row)) for row in some)
+        found |= {add.path: add for add in prune(snapshot, Or(tuple(equal)))}
+    return [found[path] for path in sorted(found)]
 
 
 def _matching(rows: pa.Table, wanted: pa.Table) -> pa.Table:
-    keep = None
-    for name in wanted.column_names:
-        same = _same(rows[name], wanted[name][0])
-        keep = same if keep is None else pc.and_(keep, same)
-    return rows.filter(keep)
-
-
-def _same(column: pa.ChunkedArray, value: pa.Scalar) -> pa.ChunkedArray:
-    """Equality of the total order: NaN is equal to itself."""
-    if pa.types.is_floating(value.type) and pc.is_nan(value).as_py():
-        return pc.is_nan(column)
-    return pc.equal(column, value)
+    """The rows with one of the keys, by equality of the total order: NaN is equal to itself."""
+    held, keys = key_codes([rows, wanted], wanted.column_names)
+    return rows.filter(pa.array(np.isin(held, keys)))

@@ -20,10 +20,9 @@ from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, read_latest
+from storage_core.region.registry import register, sealed
+from storage_core.region.spec import Region
 from storage_core.region.wal import Logged, WalAppender
-
-WHOLE_TABLE_SPEC = 1
-"""The region spec without fields: one region holds every key of the table. Zero would mean no spec at all."""
 
 _logger = logging.getLogger(__name__)
 
@@ -40,15 +39,17 @@ class Claim:
     unflushed: tuple[Logged, ...]
 
 
-def claim(store: ObjectStore, region: str, *, record_schema: pa.Schema, clock: Clock, ids: Ids) -> Claim:
+def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock: Clock, ids: Ids) -> Claim:
     """Take the region over, fence every earlier writer, and read what it left behind.
 
-    About nine requests for a region without a tail; each unflushed entry costs one GET more. Raises `WriterFenced`
-    when another claim came after this one, `Corrupt` when an entry is damaged or missing, `CommitUnknown` when the
-    store does not say what happened (claim again), `Unavailable` when many claims race.
+    About nine requests for a region without a tail; each unflushed entry costs one GET more, and a region of a spec
+    with fields one to be in the registry. Raises `RegionSealed` when the region takes no more rows, `WriterFenced` when
+    another claim came after this one, `Corrupt` when an entry is damaged or missing, `CommitUnknown` when the store
+    does not say what happened (claim again), `Unavailable` when many claims race.
     """
-    writer_id = ids.uuid()
-    manifest = _raise_epoch(store, region, writer_id, clock=clock, ids=ids)
+    region, writer_id = target.id, ids.uuid()
+    register(store, target, clock=clock, ids=ids)
+    manifest = _raise_epoch(store, target, writer_id, clock=clock, ids=ids)
     tail = wal.find_tail(store, region, after=manifest.replay_after_wal_id, seed=manifest.wal_id_last_seen)
     appender = WalAppender(
         store=store,
@@ -71,13 +72,16 @@ def claim(store: ObjectStore, region: str, *, record_schema: pa.Schema, clock: C
     return Claim(manifest=manifest, appender=appender, unflushed=unflushed)
 
 
-def _raise_epoch(store: ObjectStore, region: str, writer_id: str, *, clock: Clock, ids: Ids) -> RegionManifest:
+def _raise_epoch(store: ObjectStore, target: Region, writer_id: str, *, clock: Clock, ids: Ids) -> RegionManifest:
+    region = target.id
     for attempt in range(_ATTEMPTS):
         latest = read_latest(store, region)
         if latest is None:
             claimed = RegionManifest(
-                region_id=region, version=1, region_spec_id=WHOLE_TABLE_SPEC, writer_epoch=1, writer_id=writer_id
+                region_id=region, version=1, region_spec_id=target.spec_id, writer_epoch=1, writer_id=writer_id
             )
+        elif latest.sealed_by:
+            raise sealed(region, target.spec_id, latest.sealed_by)
         else:
             claimed = replace(
                 latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1, writer_id=writer_id

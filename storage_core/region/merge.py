@@ -28,8 +28,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.generation import Generation
-from storage_core.region.manifest import read_latest, region_of
+from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import may_overlap
+from storage_core.region.tail import known_regions
 from storage_core.rows import fold
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
@@ -137,21 +138,35 @@ class MergeResult:
 def plan(store: ObjectStore, snapshot: Snapshot, *, max_records: int = MAX_RECORDS) -> list[MergeWork]:
     """Return what there is to merge: at most one work per region, and none when the base has everything.
 
+    Works never share a split of the base, so one commit may carry all of them: of two regions that touch the same
+    split, the second waits for the next plan.
+
     A work takes the oldest unmerged generations, at least one, up to about `max_records` records; plan again for
     the rest. About three requests per region, and one GET per generation taken. Raises `Corrupt` when the region's
     manifest skips a generation.
     """
+    planned = (_plan_region(store, snapshot, each.id, max_records) for each in known_regions(store, snapshot))
+    works: list[MergeWork] = []
+    touched: set[str] = set()
+    for work in planned:
+        if work is not None and touched.isdisjoint(paths := {add.path for add in work.base}):
+            works.append(work)
+            touched |= paths
+    return works
+
+
+def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_records: int) -> MergeWork | None:
     key = snapshot.config.primary_key
-    manifest = read_latest(store, region_of(snapshot.table_id)) if key else None
+    manifest = read_latest(store, region)
     if manifest is None:
-        return []
+        return None
     after = snapshot.merged_generations.get(manifest.region_id, 0)
     waiting = sorted((each for each in manifest.flushed_generations if each.generation > after), key=_number)
     if not waiting:
-        return []
+        return None
     _require_consecutive(manifest.region_id, after, waiting)
     taken = _take(store, manifest.region_id, waiting, max_records)
-    work = MergeWork(
+    return MergeWork(
         region=manifest.region_id,
         after=after,
         generations=tuple(waiting[: len(taken)]),
@@ -159,7 +174,6 @@ def plan(store: ObjectStore, snapshot: Snapshot, *, max_records: int = MAX_RECOR
         base=_touched(snapshot, taken, key),
         context=context_of(snapshot),
     )
-    return [work]
 
 
 def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -14,9 +17,17 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.generation import Generation
-from storage_core.region.manifest import read_latest, region_of
+from storage_core.region.manifest import read_latest
+from storage_core.region.registry import read_registry
+from storage_core.region.spec import Region, only_region
 from storage_core.region.wal import Logged
 from storage_core.rows.fold import record_schema
+
+PARALLEL = 8
+"""Regions that a reader asks at once."""
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 _logger = logging.getLogger(__name__)
 
@@ -32,68 +43,99 @@ class RegionState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """A moment of a region: its manifest, and the durable entries behind it if they were asked for.
-
-    It can be combined with any snapshot, older or newer: `above` leaves out what that snapshot has merged.
-    """
+class CapturedRegion:
+    """A moment of one region: its manifest, None before the first claim, and the durable entries behind it."""
 
     store: ObjectStore
     manifest: RegionManifest | None
     entries: tuple[Logged, ...]
 
-    def above(self, snapshot: Snapshot, *, key: pa.Table | None = None) -> pa.Table:
-        """Return the records that the snapshot has not merged, in the order of their acknowledgement.
-
-        With `key`, a table of one row with the key columns, generations that certainly do not hold that key are left
-        out: by their bounds, then by their bloom filter, for one GET more.
-
-        A generation up to the snapshot's merged one is left out, also where only its WAL entries were captured: the
-        base may hold newer rows of its keys (lesson 22). One GET per generation and per WAL entry of it that is read.
-        """
-        empty = record_schema(snapshot.schema).empty_table()
+    def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[pa.Table]:
+        """Yield the records that the snapshot has not merged, in the order of their acknowledgement."""
         if self.manifest is None:
-            return empty
+            return
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
-        live = [each.entry.records for each in self.entries if each.entry.generation > merged]
-        return pa.concat_tables([empty, *self._flushed(self.manifest, merged, key), *live])
+        yield from self._flushed(self.manifest, merged, wanted)
+        for each in self.entries:
+            if each.entry.generation > merged:
+                yield each.entry.records
 
-    def _flushed(self, manifest: RegionManifest, merged: int, key: pa.Table | None) -> Iterator[pa.Table]:
+    def _flushed(self, manifest: RegionManifest, merged: int, wanted: pa.Table | None) -> Iterator[pa.Table]:
         for each in manifest.flushed_generations:
             if each.generation <= merged:
                 continue
             found = generation.read(self.store, manifest.region_id, each)
-            if key is None or self._may_hold(found, key):
+            if wanted is None or self._may_hold(found, wanted):
                 yield from generation.read_records(self.store, found)
 
-    def _may_hold(self, found: Generation, key: pa.Table) -> bool:
-        if not generation.admits(found, key):
+    def _may_hold(self, found: Generation, wanted: pa.Table) -> bool:
+        admitted = [at for at in range(wanted.num_rows) if generation.admits(found, wanted.slice(at, 1))]
+        if not admitted:
             return False
         try:
-            return any(generation.may_hold(self.store, found, key, key.column_names))
+            return any(generation.may_hold(self.store, found, wanted.take(admitted), wanted.column_names))
         except (Corrupt, NotFound) as error:
             # The filter only saves work: without it the generation is read.
             _logger.warning("a bloom filter of region %s is not usable: %s", found.region, error)
             return True
 
 
-def capture(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> Captured:
-    """Return this moment of the table's region; the snapshot only names the table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A moment of the regions of a table, one after the other: each is a prefix of what was acknowledged in it.
 
-    Generations and log come from one manifest version, so a flush in between neither hides a row nor doubles it.
-    About three requests; with `include_wal` one GET per entry that is in no generation, and one more.
-    Raises `Corrupt` that names a damaged entry.
+    It can be combined with any snapshot of the same region spec, older or newer: `above` leaves out what that has
+    merged. `spec_id` is the spec whose regions were captured.
     """
-    region = region_of(snapshot.table_id)
-    manifest = read_latest(store, region)
-    if manifest is None or not include_wal:
-        return Captured(store=store, manifest=manifest, entries=())
-    tail = wal.read_tail(store, region, after=manifest.replay_after_wal_id)
-    return Captured(store=store, manifest=manifest, entries=tuple(tail))
+
+    spec_id: int
+    regions: tuple[CapturedRegion, ...]
+
+    def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
+        """Return the records that the snapshot has not merged, those of one region in the order they were acknowledged.
+
+        Regions hold disjoint keys, so their order means nothing. With `keys`, rows with the key columns, generations
+        that certainly hold none of these keys are left out: by their bounds, then by their bloom filter, for one GET
+        more.
+
+        A generation up to the snapshot's merged one is left out, also where only its WAL entries were captured: the
+        base may hold newer rows of its keys (lesson 22). One GET per generation and per WAL entry of it that is read.
+        """
+        parts = side_by_side(lambda each: list(each.above(snapshot, keys)), self.regions)
+        return pa.concat_tables([record_schema(snapshot.schema).empty_table(), *chain.from_iterable(parts)])
+
+
+def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """Return the regions that may hold rows which the snapshot has not merged: those of its current spec.
+
+    Regions of the specs before it were merged whole before it became current (decision 0040). None for append tables.
+    Without fields no request, else one GET of the registry.
+    """
+    config = snapshot.config
+    if config.kind != "keyed":
+        return []
+    if not config.region_spec.fields:
+        return [only_region(snapshot.table_id, config.region_spec)]
+    return read_registry(store).of_spec(config.region_spec.id)
+
+
+def capture(
+    store: ObjectStore, snapshot: Snapshot, *, include_wal: bool, regions: Sequence[Region] | None = None
+) -> Captured:
+    """Return this moment of the table's regions, or of these; the snapshot only says which regions there are.
+
+    The registry is read first, then of each region its manifest and its log: a region that is not in it yet had
+    acknowledged nothing. Generations and log come from one manifest version, so a flush in between neither hides a row
+    nor doubles it. About three requests per region, `PARALLEL` regions at once; with `include_wal` one GET per entry
+    that is in no generation, and one more. Raises `Corrupt` that names a damaged entry.
+    """
+    chosen = known_regions(store, snapshot) if regions is None else regions
+    parts = side_by_side(lambda each: _capture(store, each.id, include_wal=include_wal), chosen)
+    return Captured(spec_id=snapshot.config.region_spec.id, regions=tuple(parts))
 
 
 def unmerged(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> pa.Table:
-    """Return the records that this snapshot has not merged, oldest first, as they are durable now.
+    """Return the records that this snapshot has not merged, oldest first per region, as they are durable now.
 
     They belong over the base of *this* snapshot. Over a newer one they could bring back older rows: a reader that wants
     the newest base captures first, opens the snapshot then, and asks `Captured.above` with it.
@@ -102,16 +144,35 @@ def unmerged(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> pa
 
 
 def list_regions(store: ObjectStore, snapshot: Snapshot) -> list[RegionState]:
-    """Return the state of every region of the table; none before the first claim, and none for append tables."""
-    if snapshot.config.kind != "keyed":
-        return []
-    manifest = read_latest(store, region_of(snapshot.table_id))
-    if manifest is None:
-        return []
-    state = RegionState(
-        region_id=manifest.region_id,
-        epoch=manifest.writer_epoch,
-        current_generation=manifest.current_generation,
-        merged_generation=snapshot.merged_generations.get(manifest.region_id, 0),
-    )
-    return [state]
+    """Return the state of every region of the table that was ever claimed, by id; none for append tables.
+
+    Those of earlier region specs, which take no more rows, are left out. About three requests per region.
+    """
+    known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
+    manifests = side_by_side(lambda each: read_latest(store, each.id), known)
+    return [
+        RegionState(
+            region_id=manifest.region_id,
+            epoch=manifest.writer_epoch,
+            current_generation=manifest.current_generation,
+            merged_generation=snapshot.merged_generations.get(manifest.region_id, 0),
+        )
+        for manifest in manifests
+        if manifest is not None
+    ]
+
+
+def side_by_side(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    """Return what `work` gives for each item, in order; up to `PARALLEL` at once. A single one runs right here."""
+    if len(items) <= 1:
+        return [work(each) for each in items]
+    with ThreadPoolExecutor(min(PARALLEL, len(items)), thread_name_prefix="tidemark-regions") as pool:
+        return list(pool.map(work, items))
+
+
+def _capture(store: ObjectStore, region: str, *, include_wal: bool) -> CapturedRegion:
+    manifest = read_latest(store, region)
+    if manifest is None or not include_wal:
+        return CapturedRegion(store=store, manifest=manifest, entries=())
+    tail = wal.read_tail(store, region, after=manifest.replay_after_wal_id)
+    return CapturedRegion(store=store, manifest=manifest, entries=tuple(tail))

@@ -25,9 +25,10 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
 from storage_core.region import generation
 from storage_core.region.claim import Claim, claim
-from storage_core.region.manifest import check_epoch, commit, region_of
+from storage_core.region.manifest import check_epoch, commit
 from storage_core.region.memtable import Memtable
 from storage_core.region.records import Keys, RecordBuilder
+from storage_core.region.spec import Region, only_region
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateFigures, LateRule
@@ -66,8 +67,10 @@ class RegionWriter:
             self._memtable.add(each.id, each.entry.records)
 
     @classmethod
-    def open(cls, store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids) -> Self:
-        """Claim the region of the table, fence whoever wrote before, and replay what is in no generation yet.
+    def open(
+        cls, store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids, region: Region | None = None
+    ) -> Self:
+        """Claim a region of the table, by default its only one, fence whoever wrote before, and replay its tail.
 
         Schema and key are those of the snapshot. Raises `InvalidInput` on a table without a primary key, `Corrupt` that
         names a damaged WAL entry, and what `region.claim.claim` raises.
@@ -78,15 +81,16 @@ class RegionWriter:
                 f"{store.uri}: a region writer needs a table with a primary key; append to this one instead",
                 table=snapshot.table_id,
             )
-        region = region_of(snapshot.table_id)
-        claimed = claim(store, region, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
-        merged = snapshot.merged_generations.get(region, 0)
+        target = region or only_region(snapshot.table_id, snapshot.config.region_spec)
+        region_id = target.id
+        claimed = claim(store, target, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
+        merged = snapshot.merged_generations.get(region_id, 0)
         if claimed.manifest.current_generation <= merged:
             # Only a manifest that was lost can leave this behind; what is written into it would never be seen.
             raise Corrupt(
-                f"region {region}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
+                f"region {region_id}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
                 f"{merged} is merged; {SEE_CORRUPT}",
-                region=region,
+                region=region_id,
             )
         return cls(claimed, key=key, schema=snapshot.schema, ids=ids, late=LateRule.of(snapshot.config))
 

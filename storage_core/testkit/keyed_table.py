@@ -15,6 +15,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge, tail
 from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.router import RoutingWriter
+from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
@@ -55,8 +57,12 @@ class KeyedTable:
         return self
 
     def writer(self) -> RegionWriter:
-        """Claim the region."""
+        """Claim the region of a table that has one."""
         return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids)
+
+    def routing_writer(self, only: Region | None = None) -> RoutingWriter:
+        """Write to all regions of a table that has several, or to one of them."""
+        return RoutingWriter(self.store, self.snapshot, clock=self.clock, ids=self.ids, only=only)
 
     def execute(self, work: MergeWork) -> MergeResult:
         """Execute planned work as a task does: from its JSON."""

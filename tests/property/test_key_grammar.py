@@ -32,6 +32,7 @@ built_keys = st.one_of(
     st.just(keys.gc_candidates_key()),
     st.just(keys.gc_boundary_key()),
     st.just(keys.tags_key()),
+    st.just(keys.region_registry_key()),
     st.builds(keys.probe_key, uuids),
     st.builds(keys.lock_key, texts),
     st.builds(keys.quarantine_key, texts, uuids),
@@ -67,6 +68,8 @@ def rebuild(parsed: ParsedKey) -> str:
             return keys.gc_boundary_key()
         case ParsedKey(kind=KeyKind.TAGS):
             return keys.tags_key()
+        case ParsedKey(kind=KeyKind.REGION_REGISTRY):
+            return keys.region_registry_key()
         case ParsedKey(kind=KeyKind.PROBE, id=str(probe_id)):
             return keys.probe_key(probe_id)
         case ParsedKey(kind=KeyKind.LOCK, source=str(source)):

@@ -19,6 +19,7 @@ from pipelines.cli import build
 from storage_core.config import PREFIX, IndexDefinition, LateData, TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
+from storage_core.region_fields import RegionSpec
 from storage_core.table import LANDING
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,6 +231,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         coarse_window=True,
         primary_key=("time",),
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
+        region_specs=(RegionSpec(id=2),),
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",

@@ -32,6 +32,7 @@ SPELLINGS = [
     (keys.split_key(None, True, UUID), f"splits/null/{UUID}.parquet", KeyKind.SPLIT),
     (keys.split_key(None, False, UUID), f"splits/all/{UUID}.parquet", KeyKind.SPLIT),
     (keys.segment_key("message", UUID), f"_indices/message/{UUID}.seg", KeyKind.SEGMENT),
+    (keys.region_registry_key(), "_mem_wal/_regions.json", KeyKind.REGION_REGISTRY),
     (keys.region_manifest_key(UUID, 1), f"_mem_wal/{UUID}/manifest/{ONE}.binpb", KeyKind.REGION_MANIFEST),
     (keys.region_hint_key(UUID), f"_mem_wal/{UUID}/manifest/version_hint.json", KeyKind.REGION_HINT),
     (keys.wal_entry_key(UUID, 1), f"_mem_wal/{UUID}/wal/{ONE}.arrow", KeyKind.WAL_ENTRY),

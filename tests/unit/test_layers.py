@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.formats",),
     ("storage_core.objectstore",),
     ("storage_core.config",),
-    ("storage_core.errors", "storage_core.clock", "storage_core.ids"),
+    ("storage_core.errors", "storage_core.clock", "storage_core.ids", "storage_core.region_fields"),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
 BOTTOM = -len(LAYERS) + 1

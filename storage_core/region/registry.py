@@ -1,0 +1,200 @@
+"""The registry of a table's regions: which there are, so that readers need no listing of the log (design page 03).
+
+`_mem_wal/_regions.json` names every region of a spec with fields; the region of the whole table needs no entry. It is
+extended by compare-and-swap *before* the first manifest of a region, so what was acknowledged is in a region that the
+registry names. It also says which specs take no new region: changing the spec closes the one before (decision 0040).
+
+It is derived: lost or torn, it is made again from the manifests of the regions, whose directories a listing shows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import xxhash
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitUnknown, Corrupt, NotFound, RegionSealed, Unavailable, Unsupported
+from storage_core.formats import keys
+from storage_core.ids import Ids
+from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.region.manifest import read_latest
+from storage_core.region.spec import Region
+from storage_core.region_fields import WHOLE_TABLE_SPEC
+
+FORMAT_VERSION = 1
+_ATTEMPTS = 10
+_PAUSE_MS = 20
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """The regions by id, and per closed spec the spec that follows it. `etag` is None where no object is."""
+
+    regions: Mapping[str, Region] = field(default_factory=dict)
+    closed: Mapping[int, int] = field(default_factory=dict)
+    counter: int = 0
+    etag: str | None = None
+
+    def of_spec(self, spec_id: int) -> list[Region]:
+        """Return the regions of a spec in the order of their ids."""
+        return [self.regions[each] for each in sorted(self.regions) if self.regions[each].spec_id == spec_id]
+
+
+def read_registry(store: ObjectStore) -> Registry:
+    """Return the registry. One GET; where it is lost or torn, what the regions themselves say: see `rebuilt`.
+
+    Raises `Corrupt` when neither can be read, `Unsupported` for a newer format.
+    """
+    key = keys.region_registry_key()
+    try:
+        blob = store.get(key)
+    except NotFound:
+        return rebuilt(store)
+    try:
+        return decode(blob.data, etag=blob.etag)
+    except Corrupt as error:
+        _logger.warning("%s: made again from the manifests of the regions: %s", key, error)
+        return replace(rebuilt(store), etag=blob.etag)
+
+
+def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> None:
+    """Return once the registry names the region. One GET when it does already, else one GET and one PUT.
+
+    Raises `RegionSealed` when the region's spec is closed, `CommitUnknown` when the store did not say: try again.
+    """
+    if region.spec_id == WHOLE_TABLE_SPEC:
+        return
+
+    def with_region(current: Registry) -> Registry:
+        if region.id in current.regions:
+            return current
+        if region.spec_id in current.closed:
+            raise sealed(region.id, region.spec_id, current.closed[region.spec_id])
+        return replace(current, regions={**current.regions, region.id: region})
+
+    _change(store, with_region, clock=clock, ids=ids)
+
+
+def close_spec(store: ObjectStore, spec_id: int, successor: int, *, clock: Clock, ids: Ids) -> Registry:
+    """Let a spec take no new region from now on, and return the registry: its regions are all there will ever be.
+
+    Closing again changes nothing. One GET, and one PUT the first time. Raises `CommitUnknown`, `Unavailable`.
+    """
+
+    def with_closed(current: Registry) -> Registry:
+        if spec_id in current.closed:
+            return current
+        return replace(current, closed={**current.closed, spec_id: successor})
+
+    return _change(store, with_closed, clock=clock, ids=ids)
+
+
+def sealed(region: str, spec_id: int, successor: int) -> RegionSealed:
+    """Return the error of a claim that comes too late."""
+    return RegionSealed(
+        f"region {region}: its region spec {spec_id} is sealed, spec {successor} follows it; open the table again and "
+        "write there (while `Table.set_regions` is under way or was interrupted: finish it first)",
+        region=region,
+        spec=spec_id,
+        successor=successor,
+    )
+
+
+def rebuilt(store: ObjectStore) -> Registry:
+    """Return what the regions themselves say: those that have a manifest, and the specs that a sealed one closes.
+
+    One LIST per region, and about three requests each. The values of their fields are not known any more, so they are
+    not pruned until their next claim. Raises `Corrupt` naming the manifest that cannot be read.
+    """
+    found = (read_latest(store, region) for region in _listed(store))
+    manifests = [each for each in found if each is not None and each.region_spec_id > WHOLE_TABLE_SPEC]
+    regions = (Region(id=each.region_id, spec_id=each.region_spec_id, values=None) for each in manifests)
+    closed = {each.region_spec_id: each.sealed_by for each in manifests if each.sealed_by}
+    return Registry(regions={each.id: each for each in regions}, closed=closed)
+
+
+def _listed(store: ObjectStore) -> Iterator[str]:
+    """The regions that have objects. Each is skipped over as soon as it is seen, so its log is not listed."""
+    prefix = keys.REGIONS_PREFIX
+    after: str | None = None
+    while True:
+        parsed = (keys.parse(info.key) for info in store.list(prefix, after))
+        region = next((each.region for each in parsed if each is not None and each.region is not None), None)
+        if region is None:
+            return
+        yield region
+        after = f"{prefix}{region}0"  # the character behind `/`: the first key that cannot be of this region
+
+
+def decode(data: bytes, *, etag: str | None = None) -> Registry:
+    """Return the registry in these bytes. Raises `Corrupt`, or `Unsupported` for a newer format."""
+    key = keys.region_registry_key()
+    try:
+        body: dict[str, Any] = json.loads(data)
+        written = body.pop("xxh3")
+        if written != digest(body):
+            raise Corrupt(f"{key}: its content does not match its checksum {written}", key=key)
+        if body["format"] > FORMAT_VERSION:
+            raise Unsupported(
+                f"{key}: regions of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade"
+            )
+        regions = [_region(each) for each in body["regions"]]
+        closed = {int(spec): int(successor) for spec, successor in body["closed"].items()}
+        named = {each.id: each for each in regions}
+        return Registry(regions=named, closed=closed, counter=int(body["counter"]), etag=etag)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{key}: not the regions of a table: {error!r}", key=key) from error
+
+
+def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock: Clock, ids: Ids) -> Registry:
+    last: PutResult | None = None
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            clock.sleep_ms(_PAUSE_MS * 2**attempt * ids.fraction())
+        current = read_registry(store)
+        wanted = change(current)
+        if wanted is current:  # nothing to do, or our own put whose reply was lost
+            return current
+        last = _put(store, wanted, nonce=ids.uuid())
+        if isinstance(last, Committed):
+            return wanted
+    key = keys.region_registry_key()
+    if isinstance(last, OutcomeUnknown):
+        raise CommitUnknown(f"{key}: the store did not say ({last.reason}); try again", key=key)
+    raise Unavailable(f"{key}: lost {_ATTEMPTS} races against others; nothing was changed, try again later", key=key)
+
+
+def _put(store: ObjectStore, wanted: Registry, *, nonce: str) -> PutResult:
+    body = {
+        "format": FORMAT_VERSION,
+        "counter": wanted.counter + 1,
+        "nonce": nonce,
+        "regions": [
+            {"id": each.id, "spec": each.spec_id, "values": None if each.values is None else list(each.values)}
+            for _, each in sorted(wanted.regions.items())
+        ],
+        "closed": {str(spec): successor for spec, successor in sorted(wanted.closed.items())},
+    }
+    data = json.dumps({**body, "xxh3": digest(body)}, separators=(",", ":")).encode()
+    mode = IfAbsent() if wanted.etag is None else IfMatch(wanted.etag)
+    try:
+        return store.put(keys.region_registry_key(), data, mode)
+    except Unavailable as error:  # the connection may have broken after the request was sent
+        return OutcomeUnknown(str(error))
+
+
+def _region(body: Mapping[str, Any]) -> Region:
+    values = body["values"]
+    return Region(id=str(body["id"]), spec_id=int(body["spec"]), values=None if values is None else tuple(values))
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """Return the checksum that the registry carries of everything else in it."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,126 @@
+"""Ending a region spec, so that another may follow (design page 03, "Regions"; decision 0040).
+
+The rule: a spec becomes current in a commit that demands that every region of the spec before it is merged whole. As
+those regions are sealed by then, nothing of theirs is ever outside the base again, and no row of theirs can come over
+a newer one that was written under the new spec.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from storage_core.clock import Clock
+from storage_core.config import REGIONS_KEY
+from storage_core.errors import CommitConflict, InvalidInput, RegionSealed, Unavailable, WriterFenced
+from storage_core.ids import Ids
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import MergeProgress
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import merge
+from storage_core.region.manifest import check_epoch, commit, read_latest
+from storage_core.region.registry import close_spec, read_registry
+from storage_core.region.spec import Region, check_spec, only_region
+from storage_core.region.writer import RegionWriter
+from storage_core.region_fields import RegionField, RegionSpec, specs_to_text
+
+_ATTEMPTS = 10
+
+_logger = logging.getLogger(__name__)
+
+
+def change_regions(log: TransactionLog, fields: tuple[RegionField, ...]) -> Snapshot:
+    """Make these the fields of the table's current region spec, and return the snapshot in which they are.
+
+    Nothing happens when they are already. Else the old regions are sealed, merged here, and the new spec is committed;
+    interrupted anywhere, doing it again finishes. Raises `InvalidInput` when the fields cannot divide the table,
+    `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        snapshot = log.snapshot()
+        config = snapshot.config
+        if config.kind != "keyed":
+            raise InvalidInput("regions divide the primary key, and this table has none", table=snapshot.table_id)
+        if fields == config.region_spec.fields and not is_ending(log.store, snapshot):
+            return snapshot
+        spec = RegionSpec(id=config.region_spec.id + 1, fields=fields)
+        check_spec(spec, snapshot.schema, config.primary_key)
+        progress = seal_spec(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)
+        try:
+            _merge_everything(log)
+            _commit_spec(log, spec, progress)
+        except CommitConflict:
+            if attempt == _ATTEMPTS:
+                raise
+    return log.snapshot()
+
+
+def _merge_everything(log: TransactionLog) -> None:
+    snapshot = log.snapshot()
+    while works := merge.plan(log.store, snapshot):
+        now_ms = log.clock.now_ms()
+        results = [merge.execute(log.store, work, ids=log.ids, now_ms=now_ms) for work in works]
+        actions = [action for result in results for action in result.actions]
+        requirements = [each for work in works for each in work.requirements]
+        snapshot = log.commit(snapshot, actions, operation="MERGE", requirements=requirements).snapshot
+
+
+def _commit_spec(log: TransactionLog, spec: RegionSpec, progress: Sequence[MergeProgress]) -> None:
+    snapshot = log.snapshot()
+    specs = snapshot.config.region_specs
+    if specs[-1].id >= spec.id:
+        raise CommitConflict("somebody else changed the regions of the table meanwhile", table=snapshot.table_id)
+    settings = {**snapshot.metadata.configuration, REGIONS_KEY: specs_to_text((*specs, spec))}
+    changed = replace(snapshot.metadata, configuration=settings)
+    log.commit(snapshot, [changed], operation="CONFIGURE", requirements=progress)
+
+
+def is_ending(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Return whether the current spec takes no more rows, because a change of it was begun. One to three requests."""
+    spec = snapshot.config.region_spec
+    if spec.fields:
+        return spec.id in read_registry(store).closed
+    manifest = read_latest(store, only_region(snapshot.table_id, spec).id)
+    return manifest is not None and manifest.sealed_by > 0
+
+
+def seal_spec(
+    store: ObjectStore, snapshot: Snapshot, *, successor: int, clock: Clock, ids: Ids
+) -> tuple[MergeProgress, ...]:
+    """Seal every region of the snapshot's current spec and return what their merges must have reached.
+
+    From then on no row enters them: the spec takes no new region, each region is claimed, which fences its writer, its
+    log is flushed, and its manifest says so for ever. Every acknowledged row is in a generation. Doing it again
+    changes nothing. About 15 requests per region. Raises `Unavailable` when others keep claiming a region.
+    """
+    spec = snapshot.config.region_spec
+    if spec.fields:
+        regions = close_spec(store, spec.id, successor, clock=clock, ids=ids).of_spec(spec.id)
+    else:
+        regions = [only_region(snapshot.table_id, spec)]
+    return tuple(_seal(store, snapshot, each, successor, clock=clock, ids=ids) for each in regions)
+
+
+def _seal(
+    store: ObjectStore, snapshot: Snapshot, region: Region, successor: int, *, clock: Clock, ids: Ids
+) -> MergeProgress:
+    for _ in range(_ATTEMPTS):
+        latest = read_latest(store, region.id)
+        if latest is not None and latest.sealed_by:
+            return MergeProgress(region.id, latest.current_generation - 1)
+        try:
+            with RegionWriter.open(store, snapshot, clock=clock, ids=ids, region=region) as writer:
+                writer.flush()
+                held = check_epoch(store, region.id, writer.epoch)
+                sealed = replace(held, version=held.version + 1, writer_id=ids.uuid(), sealed_by=successor)
+                if commit(store, sealed, clock=clock):
+                    _logger.info("region %s: sealed, region spec %d follows", region.id, successor)
+        except (WriterFenced, RegionSealed):
+            continue  # somebody claimed it in between, or sealed it as we do
+    raise Unavailable(
+        f"region {region.id}: other writers kept claiming it in {_ATTEMPTS} attempts to seal it; stop them, or try "
+        "again later",
+        region=region.id,
+    )

@@ -1,0 +1,164 @@
+"""A writer over the regions of a spec with fields: each row goes where its key belongs (design page 03, "Regions")."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.clock import Clock
+from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.ids import Ids
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.records import Keys, RecordBuilder
+from storage_core.region.spec import Region, Routed, route
+from storage_core.region.writer import RegionWriter
+from storage_core.rows.fold import FIELDS, OPERATION, record_schema
+from storage_core.rows.incoming import Rows
+from storage_core.rows.late import LateFigures
+
+
+class RoutingWriter:
+    """Writes to every region of a keyed table, or to one of them; use it from any thread of one process.
+
+    A call groups its rows by region and makes one WAL entry per region, one region after the other. All rows of a call
+    are checked before the first is written. What is atomic is the part of a call that falls into one region: it
+    becomes durable together. When a region refuses its part (fenced, unknown, unavailable), the parts of the regions
+    before it are durable, those behind it are not written; the error says which were (`context["written"]`), and
+    giving the call again is safe, since records are absolute. Order holds per key, because a key is in one region.
+
+    A region is claimed by the first row that falls into it, which fences whoever wrote to it before, and no other.
+    """
+
+    def __init__(
+        self, store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids, only: Region | None = None
+    ) -> None:
+        """Write by the schema, key and region spec of the snapshot; with `only`, rows of other regions are refused."""
+        self._store, self._snapshot, self._clock, self._ids = store, snapshot, clock, ids
+        self._only = only
+        self._builder = RecordBuilder(snapshot.schema, snapshot.config.primary_key)
+        self._writers: dict[str, RegionWriter] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def figures(self) -> LateFigures:
+        """What became of the late rows that this writer was given, over all regions."""
+        return sum((each.figures for each in self._claimed()), LateFigures())
+
+    @property
+    def regions(self) -> list[str]:
+        """The ids of the regions that this writer has claimed, sorted."""
+        with self._lock:
+            return sorted(self._writers)
+
+    def put(self, rows: Rows) -> None:
+        """Write whole rows, newest wins per key; durable when this returns. One PUT per region.
+
+        Raises `InvalidInput` when a row does not fit the table or the region (nothing is written then), and per region
+        what `RegionWriter.put` raises, and `RegionSealed` when the table's region spec was changed.
+        """
+        records = self._builder.puts(rows)
+        table = records.drop_columns([OPERATION, FIELDS])
+        self._each(records, lambda writer, chosen: writer.put(table.take(chosen)))
+
+    def patch(self, rows: Rows) -> None:
+        """Write some fields of rows, the others keep their value; durable when this returns. One PUT per region."""
+        given: Rows = rows if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) else [*rows]
+        self._each(self._builder.patches(given), lambda writer, chosen: writer.patch(_taken(given, chosen)))
+
+    def delete(self, keys: Keys) -> None:
+        """Delete rows by key; durable when this returns. One PUT per region."""
+        records = self._builder.deletes(keys)
+        table = records.select(self._builder.key)
+        self._each(records, lambda writer, chosen: writer.delete(table.take(chosen)))
+
+    def flush(self) -> dict[str, int]:
+        """Make a generation per claimed region of what was written to it, and return their numbers by region id."""
+        numbers = {each.region_id: each.flush() for each in self._claimed()}
+        return {region: number for region, number in numbers.items() if number is not None}
+
+    def unflushed(self) -> pa.Table:
+        """Return the records of the claimed regions that are in no generation yet, in order per region. No request."""
+        empty = record_schema(self._snapshot.schema).empty_table()
+        return pa.concat_tables([empty, *(each.unflushed() for each in self._claimed())])
+
+    def close(self) -> None:
+        """Close the writer of every claimed region."""
+        with self._lock:
+            self._closed = True
+        for each in self._claimed():
+            each.close()
+
+    def __enter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the writer."""
+        self.close()
+
+    def _each(self, records: pa.Table, write: Callable[[RegionWriter, pa.Array], None]) -> None:
+        """Call `write` per region with the positions of its rows."""
+        routed = self._routed(records)
+        written: list[str] = []
+        for region, chosen in _groups(routed):
+            try:
+                write(self._writer(region), chosen)
+            except TidemarkError as error:
+                error.context["written"] = written
+                raise
+            written.append(region.id)
+
+    def _routed(self, records: pa.Table) -> Routed:
+        routed = route(self._snapshot.table_id, self._snapshot.config.region_spec, records)
+        only = self._only
+        others = [each for each in routed.regions if only is not None and each.id != only.id]
+        if only is not None and others:
+            raise InvalidInput(
+                f"this writer holds the region with the values {only.values}, there are rows of the region with the "
+                f"values {others[0].values}; nothing was written, give those rows to the writer of their region",
+                region=only.id,
+            )
+        return routed
+
+    def _writer(self, region: Region) -> RegionWriter:
+        with self._lock:
+            if self._closed:
+                raise InvalidInput(f"the writer of {self._store.uri} is closed; open a new one")
+            if region.id not in self._writers:
+                self._writers[region.id] = RegionWriter.open(
+                    self._store, self._snapshot, clock=self._clock, ids=self._ids, region=region
+                )
+            return self._writers[region.id]
+
+    def _claimed(self) -> Sequence[RegionWriter]:
+        with self._lock:
+            return [self._writers[each] for each in sorted(self._writers)]
+
+
+TableWriter: TypeAlias = RegionWriter | RoutingWriter
+"""What `Table.writer` returns: both have `put`, `patch`, `delete`, `flush`, `close` and `figures`."""
+
+
+def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
+    """The positions of each region's rows, in the order of the rows."""
+    order = np.argsort(routed.positions, kind="stable")
+    ends = np.cumsum(np.bincount(routed.positions, minlength=len(routed.regions)))
+    for region, chosen in zip(routed.regions, np.split(order, ends[:-1]), strict=False):
+        yield region, pa.array(chosen)
+
+
+def _taken(rows: Rows, chosen: pa.Array) -> Rows:
+    if isinstance(rows, Mapping):
+        return rows
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows.take(chosen)
+    return [rows[position] for position in chosen.to_pylist()]

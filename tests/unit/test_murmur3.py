@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import InvalidInput
+from storage_core.rows.murmur3 import murmur3
+
+NTZ = pa.timestamp("us")
+TIMES = [*map(dt.datetime.fromisoformat, ("1970-01-01T00:00:01", "2024-02-29", "1969-12-31"))]
+
+HASHES = [
+    (pa.int64(), 123, 823512154),
+    (pa.string(), "a", 721651713),
+    (pa.string(), "b", -829116891),
+    (pa.string(), "iceberg", 1172751604),
+    (pa.date32(), dt.date(1970, 1, 2), -68075478),  # a date is hashed as its 32-bit number of days: the hash of int32 1
+]
+
+# Bucket of 8, design page 09.
+BUCKETS = [
+    (pa.int64(), [1, 5, 123, -1], [4, 7, 2, 0]),
+    (pa.string(), ["a", "b", "hello!"], [1, 5, 7]),
+    (pa.bool_(), [True, False], [2, 6]),
+    (pa.float64(), [1.25, -0.0, float("nan"), 2.5], [0, 4, 5, 4]),
+    (pa.date32(), [dt.date(1970, 1, 2), dt.date(2024, 2, 29), dt.date(1969, 12, 31)], [2, 4, 0]),
+    (NTZ, TIMES, [6, 6, 7]),
+    (pa.int64(), [None], [0]),
+]
+
+
+def buckets(array: pa.Array, count: int = 8) -> list[int]:
+    return [int(each) for each in (murmur3([array]) & 0x7FFFFFFF) % count]
+
+
+@pytest.mark.parametrize(("type_", "value", "expected"), HASHES)
+def test_raw_hashes_are_those_of_spark(type_: pa.DataType, value: object, expected: int) -> None:
+    assert murmur3([pa.array([value], type_)]).tolist() == [expected]
+
+
+@pytest.mark.parametrize(("type_", "values", "expected"), BUCKETS)
+def test_buckets_are_those_of_the_protocol(type_: pa.DataType, values: list[object], expected: list[int]) -> None:
+    assert buckets(pa.array(values, type_)) == expected
+
+
+def test_a_promotion_keeps_the_hash() -> None:
+    numbers = [1, -7, None, 127]
+    wide = murmur3([pa.array(numbers, pa.int64())]).tolist()
+    for narrow in (pa.int8(), pa.int16(), pa.int32()):
+        assert murmur3([pa.array(numbers, narrow)]).tolist() == wide
+    floats = pa.array([1.5, -0.0, float("nan")], pa.float32())
+    assert murmur3([floats]).tolist() == murmur3([floats.cast(pa.float64())]).tolist()
+    money = pa.array([Decimal("1.50"), Decimal("-99.99"), None], pa.decimal128(10, 2))
+    assert murmur3([money]).tolist() == murmur3([money.cast(pa.decimal128(30, 2))]).tolist()
+
+
+def test_both_zeros_and_every_nan_have_one_hash() -> None:
+    assert len(set(murmur3([pa.array([0.0, -0.0])]).tolist())) == 1
+    other_nan = np.array([0x7FF8000000000001, 0xFFF8000000000000], np.uint64).view(np.float64)
+    assert len({*murmur3([pa.array(other_nan, from_pandas=False)]).tolist()}) == 1
+
+
+def test_text_of_any_layout_and_any_slice_hashes_as_its_bytes() -> None:
+    texts = ["", "a", "ab", "abc", "abcd", "abcde", "é", None, "xyz" * 50]
+    plain = murmur3([pa.array(texts)]).tolist()
+    assert murmur3([pa.array(texts, pa.large_string())]).tolist() == plain
+    assert murmur3([pa.array(texts).dictionary_encode()]).tolist() == plain
+    assert murmur3([pa.array(texts).cast(pa.binary())]).tolist() == plain
+    assert murmur3([pa.array(["zz", *texts, "zz"]).slice(1, len(texts))]).tolist() == plain
+    assert murmur3([pa.chunked_array([texts[:3], texts[3:]])]).tolist() == plain
+    assert murmur3([pa.array(texts[1:2])]).tolist() == plain[1:2]
+
+
+def test_a_null_leaves_the_hash_of_the_columns_before_it() -> None:
+    left, right = pa.array([1, None, 1, None]), pa.array(["a", "a", None, None])
+    both = murmur3([left, right]).tolist()
+    assert both[1] == murmur3([pa.array(["a"])]).tolist()[0]
+    assert both[2] == murmur3([pa.array([1])]).tolist()[0]
+    assert both[3] == 0
+    assert both[0] not in both[1:]
+
+
+def test_large_decimals_hash_as_the_bytes_of_their_unscaled_value() -> None:
+    wide = pa.array(
+        [Decimal(2**63), Decimal(-(2**63) - 1), Decimal(2**63 - 1), Decimal(-(2**63))], pa.decimal128(38, 0)
+    )
+    as_bytes = [(2**63).to_bytes(9, "big"), (-(2**63) - 1).to_bytes(9, "big", signed=True)]
+    expected = murmur3([pa.array(as_bytes, pa.binary())]).tolist()
+    expected += murmur3([pa.array([2**63 - 1, -(2**63)])]).tolist()
+    assert murmur3([wide]).tolist() == expected
+
+
+def test_no_rows_have_no_hashes() -> None:
+    for kind in (pa.int64(), pa.string(), pa.decimal128(20, 2), pa.float32()):
+        assert murmur3([pa.array([], kind)]).tolist() == []
+
+
+def test_a_type_without_a_hash_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no hash"):
+        murmur3([pa.array([[1]])])

@@ -1,0 +1,191 @@
+"""Changing the region spec: every acknowledged row stays, and newer rows win over those of the old regions (0040)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import InvalidInput, RegionSealed, TidemarkError, Unavailable, WriterFenced
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import tail
+from storage_core.region.reshape import change_regions
+from storage_core.region.router import RoutingWriter
+from storage_core.region.spec import Declared, declared_fields, first_specs
+from storage_core.region_fields import RegionField
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+from storage_core.testkit.meanwhile import Meanwhile
+
+NAMES = [f"N{number}" for number in range(12)]
+
+
+def fields(*declared: Declared) -> tuple[RegionField, ...]:
+    return declared_fields(list(declared), PLANES)
+
+
+def buckets(number: int) -> Declared:
+    return {"transform": "bucket", "source": "tailnum", "n": number}
+
+
+def make(store: ObjectStore, *declared: Declared) -> KeyedTable:
+    config = TableConfig(primary_key=("tailnum",), region_specs=first_specs(list(declared), PLANES))
+    return KeyedTable(store).create(PLANES, config)
+
+
+def rows(seats: int, names: list[str] = NAMES) -> list[Row]:
+    return [{"tailnum": name, "seats": seats, "model": None} for name in names]
+
+
+def seats(table: KeyedTable) -> dict[object, object]:
+    return {name: row["seats"] for name, row in table.rows().items()}
+
+
+def change(table: KeyedTable, *declared: Declared, store: ObjectStore | None = None, seed: int = 5) -> None:
+    log = TransactionLog(store or table.store, clock=table.clock, ids=SeededIds(seed))
+    change_regions(log, fields(*declared))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([], [buckets(3)]), ([buckets(3)], [buckets(2)]), ([buckets(3)], [])],
+    ids=["one to three", "three to two", "three to one"],
+)
+def test_rows_of_the_old_regions_stay_and_newer_ones_win(before: list[Declared], after: list[Declared]) -> None:
+    table = make(MemoryStore("planes"), *before)
+    with table.routing_writer() as writer:
+        writer.put(rows(1))
+        writer.flush()
+        writer.put(rows(2, NAMES[:6]))
+        writer.delete(NAMES[5])
+    change(table, *after)
+    expected: dict[object, object] = dict.fromkeys(NAMES, 1)
+    expected |= dict.fromkeys(NAMES[:5], 2)
+    del expected[NAMES[5]]
+    assert seats(table) == expected
+    assert tail.unmerged(table.store, table.snapshot, include_wal=True).num_rows == 0
+    with table.routing_writer() as writer:
+        writer.put(rows(3, NAMES[4:8]))
+        writer.flush()
+    expected |= dict.fromkeys(NAMES[4:8], 3)
+    assert seats(table) == expected
+    while table.merge() is not None:
+        pass
+    assert seats(table) == expected
+    assert max(Counter(str(row["tailnum"]) for row in table.base_rows()).values()) == 1
+
+
+def test_writers_of_the_old_regions_stop_and_are_told_where_to_go() -> None:
+    table = make(MemoryStore("planes"), buckets(3))
+    old = table.snapshot
+    with table.routing_writer() as writer:
+        writer.put(rows(1, NAMES[:1]))
+        change(table, buckets(2))
+        with pytest.raises(WriterFenced):
+            writer.put(rows(2, NAMES[:1]))
+    with RoutingWriter(table.store, old, clock=table.clock, ids=table.ids) as late:
+        for name in NAMES:  # a region that has rows, and those that never were claimed
+            with pytest.raises(RegionSealed, match="spec 3 follows"):
+                late.put(rows(2, [name]))
+    assert seats(table) == {NAMES[0]: 1}
+
+
+def test_changing_to_what_is_already_there_changes_nothing() -> None:
+    table = make(MemoryStore("planes"), buckets(3))
+    version = table.snapshot.version
+    change(table, buckets(3))
+    assert table.snapshot.version == version
+
+
+def test_spec_ids_are_never_used_twice_and_all_specs_stay_known() -> None:
+    table = make(MemoryStore("planes"))
+    change(table, buckets(2))
+    change(table)
+    change(table, buckets(2))
+    specs = table.snapshot.config.region_specs
+    assert [(each.id, len(each.fields)) for each in specs] == [(1, 0), (2, 1), (3, 0), (4, 1)]
+    with table.routing_writer() as writer:
+        writer.put(rows(1))
+    assert seats(table) == dict.fromkeys(NAMES, 1)
+
+
+def test_fields_outside_the_key_and_tables_without_a_key_are_refused_before_anything_is_sealed() -> None:
+    table = make(MemoryStore("planes"))
+    with pytest.raises(InvalidInput, match="primary key"):
+        change(table, {"transform": "bucket", "source": "seats", "n": 2})
+    with table.writer() as writer:
+        writer.put(rows(1))
+    append = KeyedTable(MemoryStore("append")).create(PLANES, TableConfig())
+    with pytest.raises(InvalidInput, match="has none"):
+        change(append, buckets(2))
+
+
+def test_an_interrupted_change_loses_nothing_takes_no_row_and_is_finished_by_the_next() -> None:
+    interrupted = 0
+    for step in range(0, 100, 4):
+        memory = MemoryStore("planes")
+        table = make(memory, buckets(2))
+        with table.routing_writer() as writer:
+            writer.put(rows(1))
+            writer.flush()
+            writer.put(rows(2, NAMES[:6]))
+        expected: dict[object, object] = {name: 2 if name in NAMES[:6] else 1 for name in NAMES}
+        store = FaultStore(memory)
+        store.at(step, Unavailable("the process dies here"))
+        try:
+            change(table, store=store)
+        except TidemarkError:
+            interrupted += 1
+            assert seats(table) == expected
+            _write_if_allowed(table, expected)
+            change(table, seed=6)
+        assert seats(table) == expected
+        assert not table.snapshot.config.region_spec.fields
+        with table.routing_writer() as writer:
+            writer.put(rows(9))
+        assert seats(table) == dict.fromkeys(NAMES, 9)
+    assert interrupted > 12  # hints are best effort, and some steps lie behind the end
+
+
+def _write_if_allowed(table: KeyedTable, expected: dict[object, object]) -> None:
+    """Somebody writes after the interruption: row by row, each refused or acknowledged."""
+    with table.routing_writer() as writer:
+        for name in NAMES:
+            try:
+                writer.put(rows(3, [name]))
+            except RegionSealed:
+                continue
+            expected[name] = 3
+
+
+@pytest.mark.parametrize("moment", range(0, 100, 6))
+def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(moment: int) -> None:
+    memory = MemoryStore("planes")
+    table = make(memory, buckets(2))
+    stale = table.snapshot
+    with table.routing_writer() as writer:
+        writer.put(rows(1))
+    expected: dict[object, object] = dict.fromkeys(NAMES, 1)
+
+    def meanwhile() -> None:
+        with RoutingWriter(memory, stale, clock=table.clock, ids=SeededIds(7)) as other:
+            for name in NAMES:
+                try:
+                    other.put(rows(2, [name]))
+                except (RegionSealed, WriterFenced):
+                    continue
+                expected[name] = 2
+
+    change(table, buckets(3), store=FaultStore(memory, watch=Meanwhile(moment, meanwhile)))
+    assert table.snapshot.config.region_spec.id == 3
+    assert seats(table) == expected
+    with table.routing_writer() as writer:
+        writer.put(rows(4, NAMES[:3]))
+        writer.flush()
+    while table.merge() is not None:
+        pass
+    assert seats(table) == expected | dict.fromkeys(NAMES[:3], 4)

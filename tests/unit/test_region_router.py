@@ -1,0 +1,219 @@
+"""Writing to several regions, and reading all of them without a gap or a double (design pages 03 and 07)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.errors import InvalidInput, WriterFenced
+from storage_core.formats import keys
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import merge, tail
+from storage_core.region.manifest import read_latest, region_of
+from storage_core.region.registry import read_registry
+from storage_core.region.spec import first_specs, region_of_row, region_of_values
+from storage_core.region.writer import RegionWriter
+from storage_core.rows import fold
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+from storage_core.testkit.meanwhile import Meanwhile
+
+NAMES = [f"N{number}" for number in range(40)]
+
+
+def make(store: ObjectStore | None = None, buckets: int = 3) -> KeyedTable:
+    specs = first_specs([{"transform": "bucket", "source": "tailnum", "n": buckets}], PLANES)
+    return KeyedTable(store or MemoryStore("planes")).create(
+        PLANES, TableConfig(primary_key=("tailnum",), region_specs=specs)
+    )
+
+
+def plane(name: str, seats: int = 0) -> Row:
+    return {"tailnum": name, "seats": seats, "model": None}
+
+
+def bucket(table: KeyedTable, name: str) -> object:
+    snapshot = table.snapshot
+    values = region_of_row(snapshot.table_id, snapshot.config.region_spec, {"tailnum": name}, PLANES).values
+    assert values is not None
+    return values[0]
+
+
+def of_bucket(table: KeyedTable, number: int) -> list[str]:
+    return [name for name in NAMES if bucket(table, name) == number]
+
+
+def entries(store: MemoryStore) -> int:
+    parsed = [keys.parse(info.key) for info in store.list("_mem_wal/")]
+    return sum(each is not None and each.kind is keys.KeyKind.WAL_ENTRY for each in parsed)
+
+
+def test_a_call_makes_one_entry_per_region_and_every_row_is_there() -> None:
+    store = MemoryStore("planes")
+    table = make(store)
+    with table.routing_writer() as writer:
+        writer.put([plane(name, 1) for name in NAMES])
+        assert len(writer.regions) == 3
+    assert entries(store) == 3 + 3  # a sentinel and an entry each
+    assert table.rows() == {name: plane(name, 1) for name in NAMES}
+    assert writer.unflushed().num_rows == len(NAMES)
+
+
+def test_patches_and_deletes_find_the_region_of_their_key_in_any_form() -> None:
+    table = make()
+    with table.routing_writer() as writer:
+        writer.put(pa.Table.from_pylist([plane(name) for name in NAMES], schema=PLANES))
+        writer.patch([{"tailnum": "N1", "seats": 7}, {"tailnum": "N2", "model": "A"}])
+        writer.patch({"tailnum": "N3", "seats": 9})
+        writer.patch(pa.table({"tailnum": ["N4", "N5"], "seats": [4, 5]}))
+        writer.delete(["N6", "N7"])
+        writer.delete("N8")
+    expected = {name: plane(name) for name in NAMES if name not in {"N6", "N7", "N8"}}
+    expected |= {"N1": plane("N1", 7), "N3": plane("N3", 9), "N4": plane("N4", 4), "N5": plane("N5", 5)}
+    expected["N2"] = {"tailnum": "N2", "seats": 0, "model": "A"}
+    assert table.rows() == expected
+
+
+def test_only_regions_that_have_a_row_are_claimed() -> None:
+    table = make()
+    with table.routing_writer() as writer:
+        writer.put(plane("N0"))
+        assert [each.values for each in read_registry(table.store).regions.values()] == [(bucket(table, "N0"),)]
+        writer.put([])
+        assert len(writer.regions) == 1
+    assert read_latest(table.store, region_of(table.snapshot.table_id)) is None
+
+
+def test_two_writers_of_different_regions_do_not_fence_each_other() -> None:
+    table = make()
+    with table.routing_writer() as first, table.routing_writer() as second:
+        for seats in range(3):
+            first.put([plane(name, seats) for name in of_bucket(table, 0)])
+            second.put([plane(name, seats) for name in of_bucket(table, 1)])
+    assert {row["seats"] for row in table.rows().values()} == {2}
+
+
+def test_a_row_that_does_not_fit_leaves_every_region_as_it_was() -> None:
+    store = MemoryStore("planes")
+    table = make(store)
+    with table.routing_writer() as writer:
+        rows: list[Row] = [plane(name) for name in NAMES]
+        with pytest.raises(InvalidInput, match="seats"):
+            writer.put([*rows, {"tailnum": "x", "seats": "many"}])
+        assert writer.regions == []
+    assert entries(store) == 0
+
+
+def test_a_region_that_is_fenced_stops_the_call_and_the_error_says_what_is_written() -> None:
+    table = make()
+    snapshot = table.snapshot
+    with table.routing_writer() as writer:
+        writer.put([plane(name) for name in NAMES])
+        lost = region_of_values(snapshot.table_id, snapshot.config.region_spec, {"bucket_tailnum": 1})
+        RegionWriter.open(table.store, snapshot, clock=table.clock, ids=table.ids, region=lost)
+        with pytest.raises(WriterFenced) as fenced:
+            writer.put([plane(name, 1) for name in NAMES])
+    first = region_of_values(snapshot.table_id, snapshot.config.region_spec, {"bucket_tailnum": 0})
+    assert fenced.value.context["written"] == [first.id]
+    found = table.rows()
+    assert {name for name in NAMES if found[name]["seats"] == 1} == set(of_bucket(table, 0))
+
+
+def test_a_writer_of_one_region_refuses_rows_of_others_and_writes_none_of_them() -> None:
+    table = make()
+    snapshot = table.snapshot
+    only = region_of_values(snapshot.table_id, snapshot.config.region_spec, {"bucket_tailnum": 1})
+    with table.routing_writer(only) as writer:
+        with pytest.raises(InvalidInput, match=r"values \(1,\)"):
+            writer.put([plane(name) for name in NAMES])
+        writer.put([plane(name) for name in of_bucket(table, 1)])
+        assert writer.regions == [only.id]
+    assert set(table.rows()) == set(of_bucket(table, 1))
+
+
+def test_a_closed_writer_writes_nothing() -> None:
+    table = make()
+    with table.routing_writer() as writer:
+        writer.put(plane("N0"))
+    for name in ("N0", "N1", "N2"):
+        with pytest.raises(InvalidInput, match="closed"):
+            writer.put(plane(name))
+
+
+def test_a_writer_for_the_whole_table_is_refused_where_there_are_regions() -> None:
+    with pytest.raises(InvalidInput, match="bucket_tailnum"):
+        make().writer()
+
+
+def test_each_region_is_merged_on_its_own_and_every_row_once() -> None:
+    table = make()
+    for seats in (1, 2):
+        with table.routing_writer() as writer:
+            writer.put([plane(name, seats) for name in NAMES])
+            assert sorted(writer.flush()) == writer.regions
+        while table.merge() is not None:
+            pass
+    assert merge.plan(table.store, table.snapshot) == []
+    assert Counter(str(row["tailnum"]) for row in table.base_rows()) == dict.fromkeys(NAMES, 1)
+    assert {row["seats"] for row in table.base_rows()} == {2}
+    assert [each.merged_generation for each in tail.list_regions(table.store, table.snapshot)] == [2, 2, 2]
+
+
+def test_works_of_one_plan_share_no_split_so_that_one_commit_takes_them_all() -> None:
+    table = make()
+    with table.routing_writer() as writer:
+        writer.put([plane(name, 1) for name in NAMES])
+        writer.flush()
+    snapshot = table.snapshot
+    works = merge.plan(table.store, snapshot)
+    assert len(works) == 3
+    results = [table.execute(each) for each in works]
+    requirements = [each for work in works for each in work.requirements]
+    actions = [each for result in results for each in result.actions]
+    table.log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
+    with table.routing_writer() as writer:
+        writer.put([plane(name, 2) for name in NAMES])
+        writer.flush()
+    again = merge.plan(table.store, table.snapshot)
+    paths = [add.path for work in again for add in work.base]
+    assert len(paths) == len(set(paths))
+    assert again
+
+
+@pytest.mark.parametrize("moment", range(22))
+def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_and_no_double(moment: int) -> None:
+    """The order of page 07 for several regions: registry, per region manifest and log, then the head."""
+    memory = MemoryStore("planes")
+    table = make(memory)
+    with table.routing_writer() as writer:
+        writer.put([plane(name, 1) for name in of_bucket(table, 0)])
+        writer.flush()
+        writer.put([plane(name, 1) for name in of_bucket(table, 1)])
+
+    def meanwhile() -> None:
+        with table.routing_writer() as other:
+            other.put([plane(name, 2) for name in NAMES])
+            other.flush()
+        while table.merge() is not None:
+            pass
+        with table.routing_writer() as other:
+            other.put([plane(name, 3) for name in of_bucket(table, 2)])
+
+    reader = KeyedTable(FaultStore(memory, watch=Meanwhile(moment, meanwhile)))
+    before = table.snapshot
+    captured = tail.capture(reader.store, before, include_wal=True)
+    head = reader.snapshot
+    records = captured.above(head)
+    base = pa.Table.from_pylist(table.base_rows(head), schema=PLANES)
+    rows = fold.apply(base, fold.fold(records, ("tailnum",)), ("tailnum",)).to_pylist()
+    found = {row["tailnum"]: row["seats"] for row in rows}
+    assert len(found) == len(rows)
+    acknowledged = {*of_bucket(table, 0), *of_bucket(table, 1)}
+    assert acknowledged <= found.keys()
+    assert all(found[name] in (1, 2) for name in acknowledged)
+    if head.version > before.version:  # the merge is in the head, so nothing older may lie over it
+        assert all(found[name] == 2 for name in acknowledged)

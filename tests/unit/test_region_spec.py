@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import TableConfig
+from storage_core.definition import check_definition
+from storage_core.errors import InvalidInput
+from storage_core.region import expressions
+from storage_core.region.manifest import region_of
+from storage_core.region.spec import check_spec, declared_fields, field_value, first_specs, region_of_row, route
+from storage_core.region.transforms import Transform, TransformKind, parse_transform
+from storage_core.region_fields import RegionField, RegionSpec, specs_from_text, specs_to_text
+
+TABLE = "00000000-0000-4000-8000-000000000001"
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        ("score", pa.float64()),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+KEY = ("id", "name", "at")
+BUCKETS = {"transform": "bucket", "source": "id", "n": 4}
+
+
+def spec_of(*declared: dict[str, object]) -> RegionSpec:
+    return RegionSpec(id=2, fields=declared_fields(list(declared), SCHEMA))
+
+
+def value(declared: dict[str, object], **row: object) -> object:
+    return field_value(declared_fields([declared], SCHEMA)[0], row, SCHEMA)
+
+
+def test_a_declared_field_says_what_it_computes_and_of_which_type() -> None:
+    assert declared_fields([BUCKETS], SCHEMA) == (
+        RegionField(field_id="bucket_id", source_ids=("id",), result_type="integer", transform="bucket(4)"),
+    )
+    field = declared_fields([{"field": "first", "expression": "left(col0, 1)", "source": "name"}], SCHEMA)[0]
+    assert (field.field_id, field.expression, field.result_type) == ("first", "left(col0, 1)", "string")
+
+
+@pytest.mark.parametrize(
+    ("declared", "row", "expected"),
+    [
+        (BUCKETS, {"id": 123}, 2),
+        (BUCKETS, {"id": None}, 0),
+        ({"transform": "multi_bucket", "sources": ["id", "name"], "n": 8}, {"id": None, "name": "hello!"}, 7),
+        ({"transform": "multi_bucket", "sources": ["id", "name"], "n": 8}, {"id": None, "name": None}, 0),
+        ({"transform": "truncate", "source": "id", "width": 10}, {"id": -1}, -10),
+        ({"transform": "truncate", "source": "name", "width": 2}, {"name": "éàb"}, "éà"),
+        ({"transform": "identity", "source": "name"}, {"name": None}, None),
+        ({"transform": "year", "source": "at"}, {"at": dt.datetime(1969, 12, 31, 23, 59, tzinfo=dt.UTC)}, 1969),
+        ({"transform": "hour", "source": "at"}, {"at": dt.datetime(1969, 12, 31, 23, 59, tzinfo=dt.UTC)}, 23),
+        ({"transform": "day", "source": "at"}, {"at": None}, None),
+        ({"expression": "col0 // 100", "source": "id"}, {"id": 250}, 2),
+        (
+            {"expression": "date_part('year', col0)", "source": "at"},
+            {"at": dt.datetime(2024, 2, 29, tzinfo=dt.UTC)},
+            2024,
+        ),
+    ],
+)
+def test_a_field_has_one_value_per_row(declared: dict[str, object], row: dict[str, object], expected: object) -> None:
+    assert value(declared, **row) == expected
+
+
+def test_the_spec_without_fields_keeps_the_region_that_tables_always_had() -> None:
+    only = first_specs((), SCHEMA)[0]
+    routed = route(TABLE, only, pa.table({"id": [1, 2]}))
+    assert [each.id for each in routed.regions] == [region_of(TABLE)]
+    assert routed.positions.tolist() == [0, 0]
+
+
+def test_another_spec_without_fields_is_another_region() -> None:
+    assert route(TABLE, RegionSpec(id=3), pa.table({"id": [1]})).regions[0].id != region_of(TABLE)
+
+
+def test_regions_of_two_specs_never_meet() -> None:
+    row = {"id": 1}
+    second = RegionSpec(id=3, fields=spec_of(BUCKETS).fields)
+    assert region_of_row(TABLE, spec_of(BUCKETS), row, SCHEMA).id != region_of_row(TABLE, second, row, SCHEMA).id
+
+
+def test_the_ids_of_regions_never_change() -> None:
+    declared = [BUCKETS, {"transform": "truncate", "source": "name", "width": 1}]
+    found = region_of_row(TABLE, spec_of(*declared), {"id": 123, "name": "Zoë"}, SCHEMA)
+    assert (found.values, found.id) == ((2, "Z"), "9439ae66-df57-5119-ac09-ac18eac419c8")
+
+
+def test_no_rows_have_no_regions() -> None:
+    assert route(TABLE, spec_of(BUCKETS), SCHEMA.empty_table()).regions == ()
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        ({"transform": "bucket", "source": "score", "n": 2}, "primary key"),
+        ({"transform": "bucket", "source": "nothing", "n": 2}, "nothing"),
+        ({"transform": "bucket", "source": "id"}, "no region transform"),
+        ({"transform": "bucket", "source": "id", "n": 0}, "no region transform"),
+        ({"transform": "bucket", "source": "id", "width": 2}, "`n` goes with a bucket"),
+        ({"transform": "year", "source": "at", "n": 2}, "no region transform"),
+        ({"transform": "year", "source": "id"}, "no value for columns of type int64"),
+        ({"transform": "bucket", "sources": ["id", "name"], "n": 2}, "one source column"),
+        ({"transform": "round", "source": "id"}, "identity, year"),
+        ({"transform": "year"}, "needs a `source`"),
+        ({"transform": "year", "source": "at", "colour": "red"}, "some of"),
+        ({"source": "id"}, "either a transform or an expression"),
+        ({"transform": "year", "expression": "col0", "source": "at"}, "either a transform or an expression"),
+        ({"transform": "bucket", "source": "tags", "n": 2}, "no value for columns"),
+    ],
+)
+def test_a_field_that_cannot_divide_the_table_is_refused(declared: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        check_spec(spec_of(declared), SCHEMA, KEY)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "random()",
+        "now()",
+        "current_date",
+        "(SELECT 1)",
+        "read_text('/etc/hosts')",
+        "current_setting('threads')",
+        "getvariable('x')",
+        "version()",
+        "row_number() OVER ()",
+        "sum(col0)",
+        "unnest([col0])",
+        "col1",
+        "id",
+        "$1",
+        "*",
+        "col0, col0",
+        "col0) FROM source_rows WHERE (true",
+        "CAST(col0 AS TIMESTAMPTZ)",
+        "col0 +",
+        "col0::UBIGINT",
+        "[col0]",
+        "1 // coalesce(col0, 'x'::BIGINT)",
+    ],
+)
+def test_an_expression_that_is_no_function_of_its_row_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="region expression"):
+        check_spec(spec_of({"expression": text, "source": "id"}), SCHEMA, KEY)
+
+
+def test_an_expression_that_fails_on_a_row_refuses_that_row() -> None:
+    spec = spec_of({"expression": "CAST(split_part(col0, '-', 2) AS BIGINT)", "source": "name"})
+    check_spec(spec, SCHEMA, KEY)
+    assert region_of_row(TABLE, spec, {"name": "a-7"}, SCHEMA).values == (7,)
+    with pytest.raises(InvalidInput, match="fails"):
+        region_of_row(TABLE, spec, {"name": "a-b"}, SCHEMA)
+
+
+def test_there_are_values_of_every_key_type_to_try_an_expression_on() -> None:
+    kinds = [pa.int8(), pa.float32(), pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"),
+             pa.timestamp("us", tz="UTC"), pa.decimal128(1, 1), pa.decimal128(38, 2)]  # fmt: skip
+    assert {len(expressions.sample(each)) for each in kinds} == {7}
+    assert all(expressions.sample(each).null_count == 1 for each in kinds)
+
+
+def test_transforms_have_one_text_form() -> None:
+    assert parse_transform("bucket(4)") == Transform(TransformKind.BUCKET, 4)
+    assert [parse_transform(text).text for text in ("identity", "truncate(3)")] == ["identity", "truncate(3)"]
+    for text in ("bucket", "bucket()", "bucket(04)", "bucket(2147483648)", "year(2)", "Bucket(2)", ""):
+        with pytest.raises(InvalidInput, match="use one of"):
+            parse_transform(text)
+
+
+def test_specs_travel_in_the_configuration_of_the_table() -> None:
+    first, second = spec_of(BUCKETS), RegionSpec(id=3)
+    config = TableConfig(primary_key=KEY, region_specs=(first, second))
+    assert TableConfig.from_configuration(config.to_configuration()) == config
+    assert config.region_spec == second
+    assert specs_from_text(specs_to_text((first, second))) == (first, second)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[1]",
+        '[{"id": 0, "fields": []}]',
+        '[{"id": 2, "fields": []}, {"id": 2, "fields": []}]',
+        '[{"id": 2, "fields": [{"field_id": "a", "source_ids": [], "transform": "year", "result_type": "integer"}]}]',
+        '[{"id": 2, "fields": [{"field_id": "a", "source_ids": ["x"], "result_type": "integer"}]}]',
+    ],
+)
+def test_specs_that_cannot_be_read_are_refused_by_the_name_of_the_setting(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"tidemark\.regions"):
+        TableConfig.from_configuration({"tidemark.regions": text})
+
+
+def test_a_table_without_a_key_has_no_regions_to_divide() -> None:
+    with pytest.raises(InvalidInput, match="primary key"):
+        check_definition(SCHEMA, TableConfig(region_specs=first_specs([BUCKETS], SCHEMA)))
