@@ -21,6 +21,7 @@ HOUR_MS = 3_600_000
 
 IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
+MapMode = Literal["replace", "merge"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
 
@@ -45,7 +46,9 @@ _NUMBER_KEYS = {
 }
 _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
-_OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()} | {_PRIMARY_KEY, _COARSE_WINDOW}
+_MAP_COLUMNS = PREFIX + "mapColumns"
+_OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
+_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _MAP_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ class TableConfig:
 
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
-    `checkpoint_interval` counts commits, 0 switches checkpoints after commits off.
+    `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. `map_columns` says what a patch does
+    to a map column: `replace` it, as where nothing is said, or `merge` its keys (`rows.fold`).
     """
 
     time_column: str | None = None
@@ -82,6 +86,7 @@ class TableConfig:
     coarse_window: bool = False
     primary_key: tuple[str, ...] = ()
     indexes: tuple[IndexDefinition, ...] = ()
+    map_columns: Mapping[str, MapMode] = field(default_factory=dict)
     target_split_bytes: int = 256 * 2**20
     checkpoint_interval: int = 10
     checkpoint_format: CheckpointFormat = "avro"
@@ -97,6 +102,9 @@ class TableConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        for name, mode in self.map_columns.items():
+            if mode not in get_args(MapMode):
+                raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.window_seconds is not None:
             _at_least("window_seconds", self.window_seconds, 1)
         _distinct("primary key column", self.primary_key)
@@ -106,6 +114,11 @@ class TableConfig:
     def kind(self) -> TableKind:
         """`keyed` when rows have a primary key, else `append`."""
         return "keyed" if self.primary_key else "append"
+
+    @property
+    def merged_maps(self) -> tuple[str, ...]:
+        """The map columns whose keys a patch merges, by name."""
+        return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
 
     def index(self, name: str) -> IndexDefinition | None:
         """Return the definition of the index of this name, or None."""
@@ -123,6 +136,8 @@ class TableConfig:
             found[_COARSE_WINDOW] = "true"
         if self.primary_key:
             found[_PRIMARY_KEY] = _compact(list(self.primary_key))
+        if self.map_columns:
+            found[_MAP_COLUMNS] = _compact(dict(sorted(self.map_columns.items())))
         for index in self.indexes:
             found[INDEX_PREFIX + index.name] = _compact(
                 {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
@@ -154,6 +169,7 @@ class TableConfig:
             coarse_window=configuration.get(_COARSE_WINDOW) == "true",
             primary_key=primary_key,
             indexes=indexes,
+            map_columns=_map_modes(configuration.get(_MAP_COLUMNS, "{}")),
             **text,
             **numbers,
         )
@@ -180,6 +196,15 @@ def _index(key: str, text: str) -> IndexDefinition:
         columns=_names(key, value.get("columns")),
         options={str(name): str(option) for name, option in options.items()},
     )
+
+
+def _map_modes(text: str) -> Mapping[str, MapMode]:
+    value = json_value(_MAP_COLUMNS, text)
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            f"table configuration {_MAP_COLUMNS!r}: expected a JSON object, found {text[:80]!r}", key=_MAP_COLUMNS
+        )
+    return cast("Mapping[str, MapMode]", value)
 
 
 def _names(key: str, value: object) -> tuple[str, ...]:

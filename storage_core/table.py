@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import IndexDefinition, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns
 from storage_core.errors import CommitConflict, InvalidInput
@@ -93,11 +93,13 @@ class Table:
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
         coarse_window: bool = False,
+        map_columns: Mapping[str, MapMode] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed. Raises `InvalidInput` when the location holds a table already or the parts contradict each other,
+        keyed; `map_columns={"attrs": "merge"}` lets patches merge the keys of that map instead of replacing it. Raises
+        `InvalidInput` when the location holds a table already or the parts contradict each other,
         `Unsupported` when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         config = TableConfig(
@@ -107,6 +109,7 @@ class Table:
             coarse_window=coarse_window,
             primary_key=key_columns(primary_key),
             indexes=index_definitions(indexes),
+            map_columns=map_columns or {},
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:

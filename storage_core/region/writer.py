@@ -45,15 +45,15 @@ class RegionWriter:
     open a new one, which finds out by replaying what is there.
     """
 
-    def __init__(self, claimed: Claim, *, key: tuple[str, ...], schema: pa.Schema, ids: Ids) -> None:
+    def __init__(self, claimed: Claim, *, builder: RecordBuilder, ids: Ids) -> None:
         """Take over what a claim found; `open` makes the claim."""
         self._appender = claimed.appender
         self._store = claimed.appender.store
         self._clock = claimed.appender.clock
         self._ids = ids
-        self._builder = RecordBuilder(schema, key)
+        self._builder = builder
         self._generation = claimed.manifest.current_generation
-        self._memtable = Memtable(record_schema(schema), key)
+        self._memtable = Memtable(record_schema(builder.schema), builder.key)
         self._lock = threading.Lock()
         self._stopped: TidemarkError | None = None
         for each in claimed.unflushed:
@@ -82,7 +82,8 @@ class RegionWriter:
                 f"{merged} is merged; {SEE_CORRUPT}",
                 region=region,
             )
-        return cls(claimed, key=key, schema=snapshot.schema, ids=ids)
+        builder = RecordBuilder(snapshot.schema, key, merged_maps=snapshot.config.merged_maps)
+        return cls(claimed, builder=builder, ids=ids)
 
     @property
     def region_id(self) -> str:
@@ -109,6 +110,13 @@ class RegionWriter:
         the patch makes it. Raises what `put` raises.
         """
         self._write(self._builder.patches(rows))
+
+    def reset(self, rows: Rows) -> None:
+        """Delete the rows, then write them whole: what is there of a key goes, also where this is replayed over it.
+
+        Durable when this returns. One PUT. Raises what `put` raises.
+        """
+        self._write(self._builder.resets(rows))
 
     def delete(self, keys: Keys) -> None:
         """Delete rows by key; durable when this returns. One PUT. Deleting what does not exist succeeds.
