@@ -8,6 +8,7 @@
     │   └── WriterFenced    stop: another writer claimed the region
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
+    │   └── Overloaded      write less, or slower: nothing of the call was written
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
     └── SnapshotExpired     open a newer version
@@ -80,6 +81,12 @@ class Unavailable(TidemarkError):
 
     kind = "unavailable"
     exit_code = 5
+
+
+class Overloaded(Unavailable):
+    """More is given to a writer than it may hold; nothing of the call was written. Try again when less waits."""
+
+    kind = "overloaded"
 
 
 class Corrupt(TidemarkError):

@@ -15,6 +15,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge, tail
 from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
@@ -53,9 +54,9 @@ class KeyedTable:
         self.log.create(metadata)
         return self
 
-    def writer(self) -> RegionWriter:
+    def writer(self, options: WriterOptions | None = None) -> RegionWriter:
         """Claim the region."""
-        return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids)
+        return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids, options=options)
 
     def execute(self, work: MergeWork) -> MergeResult:
         """Execute planned work as a task does: from its JSON."""

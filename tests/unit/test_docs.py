@@ -228,6 +228,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         coarse_window=True,
         primary_key=("time",),
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
+        map_columns={"tags": "merge"},
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",

@@ -15,8 +15,10 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import claim as claiming
-from storage_core.region import generation, tail, wal, writer
+from storage_core.region import generation, tail, wal
 from storage_core.region.manifest import read_latest
+from storage_core.region.options import WriterOptions
+from storage_core.region.writer import RegionWriter
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
@@ -194,7 +196,7 @@ def test_a_claim_that_slept_while_another_was_made_learns_it_before_it_acknowled
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = _table()
-    newer: list[writer.RegionWriter] = []
+    newer: list[RegionWriter] = []
     real = claiming._raise_epoch
 
     def slow(*args: object, **kwargs: object) -> object:
@@ -361,10 +363,9 @@ def test_a_flush_whose_commit_is_unknown_stops_the_writer_and_loses_nothing() ->
     assert set(table.rows()) == {"a", "c"}
 
 
-def test_a_full_memtable_is_flushed_before_the_next_append(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FLUSH_ROWS", 3)
+def test_a_full_memtable_is_flushed_before_the_next_append() -> None:
     table = _table()
-    with table.writer() as planes:
+    with table.writer(WriterOptions(flush_rows=3)) as planes:
         for number in range(8):
             planes.put({"tailnum": f"N{number}"})
         assert planes.unflushed().num_rows == 2
