@@ -39,12 +39,14 @@ class KeyRuns:
     def find(self, wanted: pa.Table, key: Sequence[str]) -> Positions:
         """Return the positions of all rows whose key hashes like a wanted one, ascending; rarely of others too."""
         hashes = np.unique(key_hashes(wanted, key))
-        parts = [_within(hashes, *run) for run in self._runs]
+        parts = [positions[within(hashes, run)] for run, positions in self._runs]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
-def _within(wanted: Hashes, hashes: Hashes, positions: Positions) -> Positions:
+def within(wanted: Hashes, hashes: Hashes) -> Positions:
+    """Return where each wanted hash stands in the ascending `hashes`: all of its places, hash by hash."""
     first = np.searchsorted(hashes, wanted, side="left")
     lengths = np.searchsorted(hashes, wanted, side="right") - first
     starts = np.cumsum(lengths) - lengths
-    return positions[np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))]
+    places: Positions = np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))
+    return places

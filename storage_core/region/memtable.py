@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,7 +88,7 @@ class Memtable:
             yield part.take(pa.array(positions[parts == number] - (ends[number] - part.num_rows)))
 
 
-def matching(records: pa.Table, wanted: pa.Table, key: tuple[str, ...]) -> pa.Table:
+def matching(records: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the records whose key is one of the wanted ones, in order. One pass over the records."""
     held, asked = key_codes([records, wanted], key)
     return records.filter(pa.array(np.isin(held, asked)))

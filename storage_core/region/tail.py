@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
-from storage_core.region.generation import Generation
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.wal import Logged
 from storage_core.rows.fold import record_schema
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +40,8 @@ class Captured:
     def above(self, snapshot: Snapshot, *, key: pa.Table | None = None) -> pa.Table:
         """Return the records that the snapshot has not merged, in the order of their acknowledgement.
 
-        With `key`, a table of one row with the key columns, generations that certainly do not hold that key are left
-        out: by their bounds, then by their bloom filter, for one GET more.
+        With `key`, a table of one row with the key columns, of the generations only the records of that key are read,
+        see `generation.find`.
 
         A generation up to the snapshot's merged one is left out, also where only its WAL entries were captured: the
         base may hold newer rows of its keys (lesson 22). One GET per generation and per WAL entry of it that is read.
@@ -63,18 +58,10 @@ class Captured:
             if each.generation <= merged:
                 continue
             found = generation.read(self.store, manifest.region_id, each)
-            if key is None or self._may_hold(found, key):
+            if key is None:
                 yield from generation.read_records(self.store, found)
-
-    def _may_hold(self, found: Generation, key: pa.Table) -> bool:
-        if not generation.admits(found, key):
-            return False
-        try:
-            return any(generation.may_hold(self.store, found, key, key.column_names))
-        except (Corrupt, NotFound) as error:
-            # The filter only saves work: without it the generation is read.
-            _logger.warning("a bloom filter of region %s is not usable: %s", found.region, error)
-            return True
+            elif generation.admits(found, key):
+                yield from generation.find(self.store, found, key)
 
 
 def capture(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> Captured:

@@ -330,10 +330,54 @@ def test_a_flush_that_fails_loses_nothing_and_the_next_one_takes_it_all_in_order
     assert set(table.rows()) == {"a", "b", "c"}
 
 
+def _flush_requests() -> list[tuple[str, str]]:
+    store = FaultStore(MemoryStore("planes"))
+    with _table(store).writer() as planes:
+        planes.put({"tailnum": "a"})
+        before = len(store.trace)
+        planes.flush()
+        return [(each.request.kind, each.request.key) for each in store.trace[before:]]
+
+
+@pytest.mark.parametrize("number", range(len(_flush_requests())))
+@pytest.mark.parametrize("times", [1, 5], ids=["once", "until it gives up"])
+def test_whichever_request_of_a_flush_is_refused_nothing_is_lost_and_the_next_flush_makes_it(
+    number: int, times: int
+) -> None:
+    kind, key = _flush_requests()[number]
+    store = FaultStore(MemoryStore("planes"))
+    table = _table(store)
+    planes = table.writer()
+    planes.put({"tailnum": "a"})
+    part = "_gen_" + key.partition("_gen_")[2] if "_gen_" in key else key.rsplit("/", 1)[1]
+    store.on(kind, part, *[Unavailable("refused")] * times)  # type: ignore[arg-type]  # kinds of requests are text
+    try:
+        planes.flush()
+    except (Unavailable, CommitUnknown):
+        store.forget()
+        assert set(table.rows()) == {"a"}
+    store.forget()
+    try:
+        planes.put({"tailnum": "b"})
+    except CommitUnknown:  # the manifest's own outcome was unknown
+        planes = table.writer()
+        planes.put({"tailnum": "b"})
+    planes.flush()
+    manifest = read_latest(store, planes.region_id)
+    assert manifest is not None
+    found = [generation.read(store, planes.region_id, each) for each in manifest.flushed_generations]
+    assert [each.generation for each in found] == list(range(1, len(found) + 1))
+    assert [entry for each in found for entry in each.entries] == sorted(
+        {entry for each in found for entry in each.entries}
+    )
+    assert sum(each.records for each in found) == 2
+    assert set(table.rows()) == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     "fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN]
 )
-@pytest.mark.parametrize("key", ["_manifest.json", "bloom_filter", ".binpb"])
+@pytest.mark.parametrize("key", ["_manifest.json", "bloom_filter", "key_index", ".binpb"])
 def test_a_lost_reply_during_a_flush_makes_one_generation(fault: PutFault, key: str) -> None:
     store = FaultStore(MemoryStore("planes"))
     table = _table(store)
