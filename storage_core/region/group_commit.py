@@ -120,12 +120,13 @@ class GroupCommit:
                 self._finish(calls)
         except TidemarkError as error:
             failed = error
-        with self._lock:
-            if self._stopped is None:
-                self._stop(failed or closed)
-            stopped, timer = self._stopped or closed, self._timer
-        if timer is not None:
-            timer.join()
+        finally:  # also when this is interrupted: no thread may be left behind
+            with self._lock:
+                if self._stopped is None:
+                    self._stop(failed or closed)
+                stopped, timer = self._stopped or closed, self._timer
+            if timer is not None:
+                timer.join()
         if failed is not None or "lost_rows" in stopped.context:
             raise _copy(stopped)
 
