@@ -23,6 +23,7 @@ HOUR_MS = 3_600_000
 
 IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
+MapMode = Literal["replace", "merge"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
 LatePolicy = Literal["accept", "quarantine", "drop"]
@@ -49,8 +50,9 @@ _NUMBER_KEYS = {
 _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
 _LATE_DATA = PREFIX + "lateData"
+_MAP_COLUMNS = PREFIX + "mapColumns"
 _OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
-_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA}
+_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS}
 _OWN_KEYS |= {REGIONS_KEY}
 
 
@@ -94,7 +96,8 @@ class TableConfig:
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
-    `region_specs` are all there ever were, the current one last.
+    `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
+    (`rows.fold`). `region_specs` are all there ever were, the current one last.
     """
 
     time_column: str | None = None
@@ -104,6 +107,7 @@ class TableConfig:
     primary_key: tuple[str, ...] = ()
     indexes: tuple[IndexDefinition, ...] = ()
     region_specs: tuple[RegionSpec, ...] = (WHOLE_TABLE,)
+    map_columns: Mapping[str, MapMode] = field(default_factory=dict)
     target_split_bytes: int = 256 * 2**20
     checkpoint_interval: int = 10
     checkpoint_format: CheckpointFormat = "avro"
@@ -120,6 +124,9 @@ class TableConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        for name, mode in self.map_columns.items():
+            if mode not in get_args(MapMode):
+                raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.window_seconds is not None:
             _at_least("window_seconds", self.window_seconds, 1)
         check_specs(self.region_specs)
@@ -135,6 +142,11 @@ class TableConfig:
     def region_spec(self) -> RegionSpec:
         """The region spec that writers follow."""
         return self.region_specs[-1]
+
+    @property
+    def merged_maps(self) -> tuple[str, ...]:
+        """The map columns whose keys a patch merges, by name."""
+        return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
 
     def index(self, name: str) -> IndexDefinition | None:
         """Return the definition of the index of this name, or None."""
@@ -157,6 +169,8 @@ class TableConfig:
             found[_LATE_DATA] = _compact(late)
         if self.region_specs != (WHOLE_TABLE,):
             found[REGIONS_KEY] = specs_to_text(self.region_specs)
+        if self.map_columns:
+            found[_MAP_COLUMNS] = _compact(dict(sorted(self.map_columns.items())))
         for index in self.indexes:
             found[INDEX_PREFIX + index.name] = _compact(
                 {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
@@ -190,6 +204,7 @@ class TableConfig:
             indexes=indexes,
             late_data=_late_data(configuration.get(_LATE_DATA)),
             region_specs=_region_specs(configuration),
+            map_columns=_map_modes(configuration.get(_MAP_COLUMNS, "{}")),
             **text,
             **numbers,
         )
@@ -239,6 +254,15 @@ def _late_data(text: str | None) -> LateData | None:
             key=_LATE_DATA,
         )
     return LateData(policy=cast("LatePolicy", value.get("policy")), acceptance_ms=window)
+
+
+def _map_modes(text: str) -> Mapping[str, MapMode]:
+    value = json_value(_MAP_COLUMNS, text)
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            f"table configuration {_MAP_COLUMNS!r}: expected a JSON object, found {text[:80]!r}", key=_MAP_COLUMNS
+        )
+    return cast("Mapping[str, MapMode]", value)
 
 
 def _names(key: str, value: object) -> tuple[str, ...]:

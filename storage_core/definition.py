@@ -13,6 +13,7 @@ from storage_core.errors import InvalidInput
 from storage_core.index import segments
 from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order
+from storage_core.rows.fold import merging
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import parse_duration, validate_duration
 
@@ -40,10 +41,28 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
         if name not in schema.names:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
     check_spec(config.region_spec, schema, config.primary_key)
+    _check_maps(schema, config)
     for index in config.indexes:
         segments.validate(index, schema)
     _check_time(schema, config)
     sort_order.bind(config, schema)
+
+
+def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
+    for name in config.map_columns:
+        if name not in schema.names or not pa.types.is_map(schema.field(name).type):
+            found = schema.field(name).type if name in schema.names else "no such column"
+            raise InvalidInput(f"map_columns names {name!r}, which is no map: {found}", column=name)
+    for name in config.merged_maps:
+        if pa.types.is_nested(schema.field(name).type.key_type):
+            raise InvalidInput(
+                f"map_columns: the keys of {name!r} have no order, so they cannot be merged", column=name
+            )
+        if merging(name) in schema.names:
+            raise InvalidInput(
+                f"map_columns: records say {merging(name)!r} for {name!r}, which is also a column; rename one",
+                column=name,
+            )
 
 
 def _check_time(schema: pa.Schema, config: TableConfig) -> None:

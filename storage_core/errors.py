@@ -10,6 +10,7 @@
     ├── Held                another maintainer is at work: try again later
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
+    │   └── Overloaded      write less, or slower: nothing of the call was written
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
     └── SnapshotExpired     open a newer version
@@ -95,6 +96,12 @@ class Unavailable(TidemarkError):
 
     kind = "unavailable"
     exit_code = 5
+
+
+class Overloaded(Unavailable):
+    """More is given to a writer than it may hold; nothing of the call was written. Try again when less waits."""
+
+    kind = "overloaded"
 
 
 class Corrupt(TidemarkError):

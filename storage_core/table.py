@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
-from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, TableConfig
+from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns, late_setting
 from storage_core.errors import CommitConflict, InvalidInput
@@ -47,6 +47,7 @@ from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_fil
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
+from storage_core.region.options import WriterOptions
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter, TableWriter
 from storage_core.region.spec import Declared, Region, declared_fields, first_specs, region_of_values
@@ -105,13 +106,15 @@ class Table:
         regions: Sequence[Declared] = (),
         coarse_window: bool = False,
         late_data: LateData | Mapping[str, object] | None = None,
+        map_columns: Mapping[str, MapMode] | None = None,
     ) -> Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed, and `regions` (`region.spec.declared_fields`) divides it among writers. `late_data` (`{"policy":
-        "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late.
-        Raises `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
+        keyed, `regions` (`region.spec.declared_fields`) divides it among writers, and `map_columns={"attrs": "merge"}`
+        lets patches merge the keys of that map instead of replacing it. `late_data` (`{"policy": "quarantine",
+        "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late. Raises
+        `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
         config = TableConfig(
@@ -123,6 +126,7 @@ class Table:
             indexes=index_definitions(indexes),
             late_data=late_setting(late_data),
             region_specs=first_specs(regions, schema),
+            map_columns=map_columns or {},
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
@@ -289,8 +293,10 @@ class Table:
         self._snapshot = result.snapshot
         return Appended(result.version, result.commit_id, table.num_rows, len(adds), door.figures)
 
-    def writer(self, *, region: Mapping[str, object] | None = None) -> TableWriter:
-        """Return a writer of a keyed table, a context manager with `put`, `patch`, `delete`, `flush`.
+    def writer(
+        self, *, region: Mapping[str, object] | None = None, options: WriterOptions | None = None
+    ) -> TableWriter:
+        """Return a writer of a keyed table, a context manager with `put`, `patch`, `reset`, `delete`, `flush`.
 
         A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
         falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
@@ -305,8 +311,8 @@ class Table:
         only = None if region is None else region_of_values(self._snapshot.table_id, spec, region)
         clock, ids = self._log.clock, self._log.ids
         if spec.fields:
-            return RoutingWriter(self._store, self._snapshot, clock=clock, ids=ids, only=only)
-        return RegionWriter.open(self._store, self._snapshot, clock=clock, ids=ids)
+            return RoutingWriter(self._store, self._snapshot, clock=clock, ids=ids, only=only, options=options)
+        return RegionWriter.open(self._store, self._snapshot, clock=clock, ids=ids, options=options)
 
     def scan(
         self,

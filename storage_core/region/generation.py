@@ -1,13 +1,15 @@
 """Generations: what a flush leaves behind (design page 03, "Memtable and generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
-certainly not in it. A directory counts only when the region's manifest names it; every flush attempt makes a new one.
+certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
+region's manifest names it; every flush attempt makes a new one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +23,17 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import bloom, wal
+from storage_core.region import bloom, key_index, wal
 from storage_core.region.key_hash import key_hashes
-from storage_core.region.memtable import Memtable
+from storage_core.region.memtable import Memtable, matching
 from storage_core.rows import statistics
+
+_logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "_manifest.json"
 BLOOM_FILE = "bloom_filter.bin"
+INDEX_FILE = "key_index.arrow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,8 @@ class Generation:
 
     `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
     `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
-    another generation would deny rows. None where the release that wrote it did not say.
+    another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
+    index, None where there is none.
     """
 
     region: str
@@ -48,18 +54,21 @@ class Generation:
     min_key: Mapping[str, str]
     max_key: Mapping[str, str]
     bloom: str | None = None
+    key_index: str | None = None
 
 
 def write(
     store: ObjectStore, memtable: Memtable, *, region: str, generation: int, clock: Clock, ids: Ids
 ) -> Generation:
-    """Write the memtable as a generation into a fresh directory, durable when this returns. Two PUTs.
+    """Write the memtable as a generation into a fresh directory, durable when this returns. Three PUTs.
 
     Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
     """
     records = memtable.records()
     bounds = statistics.compute(records.select(memtable.key))
-    guard = bloom.build(key_hashes(records, memtable.key)).to_bytes()
+    hashes = key_hashes(records, memtable.key)
+    guard = bloom.build(hashes).to_bytes()
+    places = key_index.build(hashes, memtable.entries, [part.num_rows for part in memtable.parts()])
     written = Generation(
         region=region,
         generation=generation,
@@ -69,8 +78,10 @@ def write(
         min_key=bounds.min_values,
         max_key=bounds.max_values,
         bloom=xxhash.xxh3_64_hexdigest(guard),
+        key_index=xxhash.xxh3_64_hexdigest(places),
     )
     _create(store, _key(written, BLOOM_FILE), guard, clock)
+    _create(store, _key(written, INDEX_FILE), places, clock)
     _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
     return written
 
@@ -103,15 +114,28 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
     Raises `Corrupt` for an entry that is absent or damaged, or that belongs to another generation.
     """
     for entry in generation.entries:
-        logged = wal.read_known(store, generation.region, entry)
-        if logged.entry.generation != generation.generation:
-            key = keys.wal_entry_key(generation.region, entry)
-            raise Corrupt(
-                f"{key}: expected an entry of generation {generation.generation}, found generation "
-                f"{logged.entry.generation}",
-                key=key,
-            )
-        yield logged.entry.records
+        yield _entry(store, generation, entry)
+
+
+def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterator[pa.Table]:
+    """Yield every record of the wanted keys, in the order of their acknowledgement, one table per WAL entry with any.
+
+    `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
+    of the key index, and one of each entry that it names. Both only save work: one that is missing or damaged, and a
+    generation of an earlier release without an index, cost reading all entries. Ask `admits` before for a single key.
+    Raises `Corrupt` like `read_records`.
+    """
+    key = wanted.column_names
+    if not _admitted(store, generation, wanted):
+        return
+    places = _places(store, generation, wanted)
+    for entry in generation.entries:
+        if places is not None and entry not in places:
+            continue
+        records = _entry(store, generation, entry)
+        found = matching(records if places is None else records.take(pa.array(places[entry])), wanted, key)
+        if found.num_rows:
+            yield found
 
 
 def admits(generation: Generation, key: pa.Table) -> bool:
@@ -133,14 +157,51 @@ def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: 
     return [bool(each) for each in answers]
 
 
+def _entry(store: ObjectStore, generation: Generation, entry: int) -> pa.Table:
+    logged = wal.read_known(store, generation.region, entry)
+    if logged.entry.generation != generation.generation:
+        key = keys.wal_entry_key(generation.region, entry)
+        raise Corrupt(
+            f"{key}: expected an entry of generation {generation.generation}, found generation "
+            f"{logged.entry.generation}",
+            key=key,
+        )
+    return logged.entry.records
+
+
+def _admitted(store: ObjectStore, generation: Generation, wanted: pa.Table) -> bool:
+    try:
+        return any(may_hold(store, generation, wanted, wanted.column_names))
+    except (Corrupt, NotFound) as error:
+        _logger.warning("a bloom filter of region %s is not usable: %s", generation.region, error)
+        return True
+
+
+def _places(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Mapping[int, key_index.Rows] | None:
+    """The rows of each entry that may have a wanted key; None when nothing says so, or one entry is all there is."""
+    if generation.key_index is None or len(generation.entries) == 1:
+        return None
+    where = _key(generation, INDEX_FILE)
+    try:
+        data = _verified(store, where, generation.key_index)
+        return key_index.find(data, key_hashes(wanted, wanted.column_names), where)
+    except (Corrupt, NotFound) as error:
+        _logger.warning("a key index of region %s is not usable: %s", generation.region, error)
+        return None
+
+
 def read_filter(store: ObjectStore, generation: Generation) -> bloom.BloomFilter:
     """Return the bloom filter of the generation. One GET. Raises `NotFound`, `Corrupt` also for another's filter."""
     where = _key(generation, BLOOM_FILE)
+    return bloom.from_bytes(_verified(store, where, generation.bloom), where)
+
+
+def _verified(store: ObjectStore, where: str, expected: str | None) -> bytes:
     data = store.get(where).data
     found = xxhash.xxh3_64_hexdigest(data)
-    if generation.bloom not in (None, found):
-        raise Corrupt(f"{where}: expected xxh3-64 {generation.bloom}, found {found}", key=where)
-    return bloom.from_bytes(data, where)
+    if expected not in (None, found):
+        raise Corrupt(f"{where}: expected xxh3-64 {expected}, found {found}", key=where)
+    return data
 
 
 def _key(generation: Generation, name: str) -> str:
@@ -162,7 +223,9 @@ def _encode(generation: Generation) -> bytes:
         "records": generation.records,
         "minKey": dict(generation.min_key),
         "maxKey": dict(generation.max_key),
-    } | ({} if generation.bloom is None else {"bloom": generation.bloom})
+    }
+    digests = {"bloom": generation.bloom, "keyIndex": generation.key_index}
+    body |= {name: digest for name, digest in digests.items() if digest is not None}
     return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
 
 
@@ -187,6 +250,7 @@ def _decode(data: bytes, where: str) -> Generation:
         min_key=body["minKey"],
         max_key=body["maxKey"],
         bloom=body.get("bloom"),
+        key_index=body.get("keyIndex"),
     )
 
 

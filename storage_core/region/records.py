@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import within_calendar
-from storage_core.rows.fold import FIELDS, Operation, record_schema
+from storage_core.rows.fold import FIELDS, Operation, merging, record_schema
 from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.schema import conform
 
@@ -23,7 +23,7 @@ Keys: TypeAlias = Rows | Sequence[object] | str | int
 
 @dataclass(frozen=True, slots=True)
 class RecordBuilder:
-    """Builds records for one table: its row schema, and the columns of its primary key in order.
+    """Builds records for one table: its row schema, the columns of its primary key in order, and its merged maps.
 
     Every method returns a table with `rows.fold.record_schema` in the order of the input, or raises `InvalidInput` that
     names the column (and the first row, counted from 0) and changes nothing.
@@ -31,16 +31,21 @@ class RecordBuilder:
 
     schema: pa.Schema
     key: tuple[str, ...]
+    merged_maps: tuple[str, ...] = ()
 
     def puts(self, rows: Rows) -> pa.Table:
         """Return one put per row. Nullable columns that are not given become null: a put is the whole row."""
-        table = conform(table_of(rows, self.schema), self.schema)
-        return self._records(table, Operation.PUT, self._no_fields(table))
+        return self._whole(rows, Operation.PUT)
+
+    def resets(self, rows: Rows) -> pa.Table:
+        """Return one reset per row, a delete and then a put of the whole row."""
+        return self._whole(rows, Operation.RESET)
 
     def patches(self, rows: Rows) -> pa.Table:
         """Return one patch per row of the fields that the row gives; a field given as null becomes null.
 
-        A patch may be the first record of its key and then makes the row, so it has to give every required column.
+        Entries of a merged map are laid over those that are there; given as null it becomes null like any field. A
+        patch may be the first record of its key and then makes the row, so it has to give every required column.
         """
         rows = rows if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) else [*rows]  # read twice below
         table = table_of(rows, self.schema)
@@ -64,6 +69,10 @@ class RecordBuilder:
             raise InvalidInput(f"delete takes the key columns {list(self.key)} only, found also {extra}", columns=extra)
         given = conform(table.select(self.key), pa.schema([self.schema.field(name) for name in self.key]))
         return self._records(self._widened(given), Operation.DELETE, self._no_fields(given))
+
+    def _whole(self, rows: Rows, operation: Operation) -> pa.Table:
+        table = conform(table_of(rows, self.schema), self.schema)
+        return self._records(table, operation, self._no_fields(table))
 
     def _records(self, table: pa.Table, operation: Operation, fields: pa.Array) -> pa.Table:
         for name in self.key:
@@ -100,10 +109,25 @@ class RecordBuilder:
     def _given_fields(self, rows: Rows, table: pa.Table) -> pa.Array:
         kind = self._fields_type
         if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
-            names = [name for name in table.column_names if name not in self.key]
-            return pa.repeat(pa.scalar(names, kind), table.num_rows)
+            return self._same_fields(table).cast(kind)
         # Dictionaries may each give other fields. They are Python objects already: reading them costs the same.
-        return pa.array([[name for name in row if name not in self.key] for row in rows], kind)
+        return pa.array([[self._field(name, row[name]) for name in row if name not in self.key] for row in rows], kind)
+
+    def _same_fields(self, table: pa.Table) -> pa.Array:
+        """The fields of rows that all give the same columns; they differ in which of their merged maps are null."""
+        names = [name for name in table.column_names if name not in self.key]
+        both = pa.array([*names, *map(merging, names)])
+        codes = np.tile(np.arange(len(names)), (table.num_rows, 1))
+        for position, name in enumerate(names):
+            if name in self.merged_maps:
+                codes[table.column(name).is_valid().to_numpy(), position] += len(names)
+        offsets = np.arange(table.num_rows + 1, dtype=np.int32) * len(names)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), both.cast(pa.string()).take(pa.array(codes.ravel()))
+        )
+
+    def _field(self, name: str, value: object) -> str:
+        return merging(name) if name in self.merged_maps and value is not None else name
 
     def _key_rows(self, keys: Keys) -> Rows:
         if isinstance(keys, Mapping | pa.Table | pa.RecordBatch):

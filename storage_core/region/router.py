@@ -15,6 +15,7 @@ from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.spec import Region, Routed, route
 from storage_core.region.writer import RegionWriter
@@ -36,12 +37,24 @@ class RoutingWriter:
     """
 
     def __init__(
-        self, store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids, only: Region | None = None
+        self,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        *,
+        clock: Clock,
+        ids: Ids,
+        only: Region | None = None,
+        options: WriterOptions | None = None,
     ) -> None:
-        """Write by the schema, key and region spec of the snapshot; with `only`, rows of other regions are refused."""
+        """Write by the schema, key and region spec of the snapshot; with `only`, rows of other regions are refused.
+
+        The figures of `options` are those of each region.
+        """
+        self._options = options
         self._store, self._snapshot, self._clock, self._ids = store, snapshot, clock, ids
         self._only = only
-        self._builder = RecordBuilder(snapshot.schema, snapshot.config.primary_key)
+        config = snapshot.config
+        self._builder = RecordBuilder(snapshot.schema, config.primary_key, merged_maps=config.merged_maps)
         self._writers: dict[str, RegionWriter] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -57,7 +70,7 @@ class RoutingWriter:
         with self._lock:
             return sorted(self._writers)
 
-    def put(self, rows: Rows) -> None:
+    def put(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write whole rows, newest wins per key; durable when this returns. One PUT per region.
 
         Raises `InvalidInput` when a row does not fit the table or the region (nothing is written then), and per region
@@ -65,18 +78,30 @@ class RoutingWriter:
         """
         records = self._builder.puts(rows)
         table = records.drop_columns([OPERATION, FIELDS])
-        self._each(records, lambda writer, chosen: writer.put(table.take(chosen)))
+        self._each(records, lambda writer, chosen: writer.put(table.take(chosen), durable=durable))
 
-    def patch(self, rows: Rows) -> None:
+    def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write some fields of rows, the others keep their value; durable when this returns. One PUT per region."""
         given: Rows = rows if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) else [*rows]
-        self._each(self._builder.patches(given), lambda writer, chosen: writer.patch(_taken(given, chosen)))
+        records = self._builder.patches(given)
+        self._each(records, lambda writer, chosen: writer.patch(_taken(given, chosen), durable=durable))
 
-    def delete(self, keys: Keys) -> None:
+    def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
+        """Delete rows and write them whole; durable when this returns. One PUT per region."""
+        records = self._builder.resets(rows)
+        table = records.drop_columns([OPERATION, FIELDS])
+        self._each(records, lambda writer, chosen: writer.reset(table.take(chosen), durable=durable))
+
+    def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
         """Delete rows by key; durable when this returns. One PUT per region."""
         records = self._builder.deletes(keys)
         table = records.select(self._builder.key)
-        self._each(records, lambda writer, chosen: writer.delete(table.take(chosen)))
+        self._each(records, lambda writer, chosen: writer.delete(table.take(chosen), durable=durable))
+
+    def sync(self) -> None:
+        """Return when everything that was given to any region is durable."""
+        for each in self._claimed():
+            each.sync()
 
     def flush(self) -> dict[str, int]:
         """Make a generation per claimed region of what was written to it, and return their numbers by region id."""
@@ -135,7 +160,12 @@ class RoutingWriter:
                 raise InvalidInput(f"the writer of {self._store.uri} is closed; open a new one")
             if region.id not in self._writers:
                 self._writers[region.id] = RegionWriter.open(
-                    self._store, self._snapshot, clock=self._clock, ids=self._ids, region=region
+                    self._store,
+                    self._snapshot,
+                    clock=self._clock,
+                    ids=self._ids,
+                    options=self._options,
+                    region=region,
                 )
             return self._writers[region.id]
 
@@ -145,7 +175,7 @@ class RoutingWriter:
 
 
 TableWriter: TypeAlias = RegionWriter | RoutingWriter
-"""What `Table.writer` returns: both have `put`, `patch`, `delete`, `flush`, `close` and `figures`."""
+"""What `Table.writer` returns: both have `put`, `patch`, `reset`, `delete`, `sync`, `flush`, `close` and `figures`."""
 
 
 def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -28,8 +26,6 @@ PARALLEL = 8
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,33 +47,27 @@ class CapturedRegion:
     entries: tuple[Logged, ...]
 
     def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[pa.Table]:
-        """Yield the records that the snapshot has not merged, in the order of their acknowledgement."""
+        """Yield the records that the snapshot has not merged, in the order of their acknowledgement.
+
+        With `wanted`, a table of keys, of the generations only the records of those are read, see `generation.find`.
+        """
         if self.manifest is None:
             return
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
-        yield from self._flushed(self.manifest, merged, wanted)
-        for each in self.entries:
-            if each.entry.generation > merged:
-                yield each.entry.records
+        for each in self.manifest.flushed_generations:
+            if each.generation > merged:
+                yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
+        for logged in self.entries:
+            if logged.entry.generation > merged:
+                yield logged.entry.records
 
-    def _flushed(self, manifest: RegionManifest, merged: int, wanted: pa.Table | None) -> Iterator[pa.Table]:
-        for each in manifest.flushed_generations:
-            if each.generation <= merged:
-                continue
-            found = generation.read(self.store, manifest.region_id, each)
-            if wanted is None or self._may_hold(found, wanted):
-                yield from generation.read_records(self.store, found)
-
-    def _may_hold(self, found: Generation, wanted: pa.Table) -> bool:
+    def _flushed(self, found: Generation, wanted: pa.Table | None) -> Iterator[pa.Table]:
+        if wanted is None:
+            yield from generation.read_records(self.store, found)
+            return
         admitted = [at for at in range(wanted.num_rows) if generation.admits(found, wanted.slice(at, 1))]
-        if not admitted:
-            return False
-        try:
-            return any(generation.may_hold(self.store, found, wanted.take(admitted), wanted.column_names))
-        except (Corrupt, NotFound) as error:
-            # The filter only saves work: without it the generation is read.
-            _logger.warning("a bloom filter of region %s is not usable: %s", found.region, error)
-            return True
+        if admitted:
+            yield from generation.find(self.store, found, wanted.take(admitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

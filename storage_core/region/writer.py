@@ -6,69 +6,68 @@ with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import SEE_CORRUPT, CommitUnknown, Corrupt, InvalidInput, TidemarkError, WriterFenced
-from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
-from storage_core.region import generation
 from storage_core.region.claim import Claim, claim
-from storage_core.region.manifest import check_epoch, commit
-from storage_core.region.memtable import Memtable
+from storage_core.region.group_commit import GroupCommit
+from storage_core.region.memtable import Memtable, matching
+from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
+from storage_core.region.region_log import RegionLog
 from storage_core.region.spec import Region, only_region
+from storage_core.rows import fold
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateFigures, LateRule
 
-_logger = logging.getLogger(__name__)
-
-FLUSH_ROWS = 100_000
-FLUSH_BYTES = 256 * 2**20
-
 
 class RegionWriter:
-    """The one writer of a keyed table's region. Use it from any thread of one process; calls run one after the other.
+    """The one writer of a keyed table's region. Use it from any threads of one process: their calls share WAL entries.
 
-    Every `put`, `patch` and `delete` is one WAL entry: all of its rows become durable together, before the call
-    returns, or none was acknowledged. Late rows that the table does not accept are in its quarantine by then, one PUT
-    more, or dropped (decision 0051); deletes are never late. Another claim of the region fences this writer: its next
-    write raises `WriterFenced`, and none of its later rows is ever visible. After `CommitUnknown` the writer refuses
-    every call; open a new one, which finds out by replaying what is there.
+    The rows of one `put`, `patch`, `reset` or `delete` are in one WAL entry: all of them become durable together,
+    before the call returns, or none was acknowledged. With `durable=False` a call returns before that, `sync` waits for
+    it, and until then the rows are visible to `scan` and `get` of this writer only. Late rows that the table does not
+    accept are in its quarantine by then, one PUT more, or dropped (decision 0051); deletes are never late. Another
+    claim of the region fences this writer: its next call raises `WriterFenced`, and none of its later rows is ever
+    visible. After `CommitUnknown` the writer refuses every call; open a new one, which finds out by replaying what is
+    there. Either error says which rows given with `durable=False` were lost by it (`lost_rows`, `lost_calls` of its
+    context). Calls wait, or raise `Overloaded`, while too much is given (`WriterOptions`).
     """
 
     def __init__(
-        self, claimed: Claim, *, key: tuple[str, ...], schema: pa.Schema, ids: Ids, late: LateRule | None = None
+        self, claimed: Claim, *, builder: RecordBuilder, ids: Ids, options: WriterOptions, late: LateRule | None = None
     ) -> None:
         """Take over what a claim found; `open` makes the claim."""
-        self._appender = claimed.appender
-        self._store = claimed.appender.store
+        self._builder = builder
         self._clock = claimed.appender.clock
-        self._ids = ids
-        self._builder = RecordBuilder(schema, key)
-        self._door = LateDoor(self._store, late, Origin(source="writer", by=self._appender.writer_id))
-        self._generation = claimed.manifest.current_generation
-        self._memtable = Memtable(record_schema(schema), key)
-        self._lock = threading.Lock()
-        self._stopped: TidemarkError | None = None
-        for each in claimed.unflushed:
-            self._memtable.add(each.id, each.entry.records)
+        self._door = LateDoor(claimed.appender.store, late, Origin(source="writer", by=claimed.appender.writer_id))
+        self._at_the_door = threading.Lock()
+        self._durable = options.durable
+        memtable = Memtable(record_schema(builder.schema), builder.key)
+        self._log = RegionLog(claimed, memtable, options=options, ids=ids)
+        self._group = GroupCommit(self._log, options=options, clock=self._clock)
 
     @classmethod
     def open(
-        cls, store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids, region: Region | None = None
+        cls,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        *,
+        clock: Clock,
+        ids: Ids,
+        options: WriterOptions | None = None,
+        region: Region | None = None,
     ) -> Self:
         """Claim a region of the table, by default its only one, fence whoever wrote before, and replay its tail.
 
@@ -82,78 +81,110 @@ class RegionWriter:
                 table=snapshot.table_id,
             )
         target = region or only_region(snapshot.table_id, snapshot.config.region_spec)
-        region_id = target.id
         claimed = claim(store, target, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
-        merged = snapshot.merged_generations.get(region_id, 0)
+        merged = snapshot.merged_generations.get(target.id, 0)
         if claimed.manifest.current_generation <= merged:
             # Only a manifest that was lost can leave this behind; what is written into it would never be seen.
             raise Corrupt(
-                f"region {region_id}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
+                f"region {target.id}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
                 f"{merged} is merged; {SEE_CORRUPT}",
-                region=region_id,
+                region=target.id,
             )
-        return cls(claimed, key=key, schema=snapshot.schema, ids=ids, late=LateRule.of(snapshot.config))
+        builder = RecordBuilder(snapshot.schema, key, merged_maps=snapshot.config.merged_maps)
+        late = LateRule.of(snapshot.config)
+        return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late)
 
     @property
     def region_id(self) -> str:
         """The UUID of the region."""
-        return self._appender.region
+        return self._log.region
 
     @property
     def epoch(self) -> int:
         """The fencing token that this writer's claim took."""
-        return self._appender.epoch
+        return self._log.epoch
 
     @property
     def figures(self) -> LateFigures:
         """The late rows that this writer met so far, by what became of them."""
         return self._door.figures
 
-    def put(self, rows: Rows) -> None:
-        """Write whole rows, newest wins per key; durable when this returns. One PUT; none for no rows.
+    def put(self, rows: Rows, *, durable: bool | None = None) -> None:
+        """Write whole rows, newest wins per key; durable when this returns. One PUT, shared by calls at the same time.
 
-        `rows` is a mapping, a sequence of mappings, or an Arrow table. Raises `InvalidInput` when a row does not fit
-        the table (nothing is written then), `WriterFenced`, or `CommitUnknown`.
+        `rows` is a mapping, a sequence of mappings, or an Arrow table; no rows cost nothing. With `durable=False` this
+        returns at once, and the rows are written within 100 ms or 10 MB (`WriterOptions`). Raises `InvalidInput` when a
+        row does not fit the table and `Overloaded` when too much is given (nothing is written then), `WriterFenced`,
+        or `CommitUnknown`.
         """
-        self._write(self._builder.puts(rows))
+        self._write(self._builder.puts(rows), durable)
 
-    def patch(self, rows: Rows) -> None:
-        """Write some fields of rows, the others keep their value; durable when this returns. One PUT.
+    def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
+        """Write some fields of rows, the others keep their value; durable when this returns. One PUT like `put`.
 
-        Fields that a row does not name are left alone, those named with null become null. Where there is no such row
-        the patch makes it. Raises what `put` raises.
+        Fields that a row does not name are left alone, those named with null become null, and the entries of a merged
+        map are laid over those that are there. Where there is no such row the patch makes it. Raises what `put` raises.
         """
-        self._write(self._builder.patches(rows))
+        self._write(self._builder.patches(rows), durable)
 
-    def delete(self, keys: Keys) -> None:
-        """Delete rows by key; durable when this returns. One PUT. Deleting what does not exist succeeds.
+    def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
+        """Delete rows and write them whole; durable when this returns. One PUT like `put`. Raises what `put` raises."""
+        self._write(self._builder.resets(rows), durable)
+
+    def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
+        """Delete rows by key; durable when this returns. One PUT like `put`. Deleting what does not exist succeeds.
 
         `keys` is a key or a list of keys; a key is a value, a tuple in key order, or a mapping. An Arrow table holds
         one key per row. Raises what `put` raises.
         """
-        self._write(self._builder.deletes(keys))
+        self._write(self._builder.deletes(keys), durable)
+
+    def sync(self) -> None:
+        """Return when everything that was given is durable. Raises what keeps it from that; see the class."""
+        self._group.sync()
 
     def flush(self) -> int | None:
         """Make a generation of everything written so far and return its number; None when there is nothing.
 
-        Three PUTs and the hint. Rows were durable before; a flush makes them mergeable. A flush that fails loses
-        nothing and is tried again by the next one: generations have no gaps (lesson 20). Raises `WriterFenced`,
-        `Unavailable`, or `CommitUnknown`.
+        Four PUTs and the hint, and before them what `sync` does. A flush makes rows mergeable. One that fails loses
+        nothing and is tried again by the next one: generations have no gaps (lesson 20). Calls of other threads wait
+        meanwhile. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
         """
-        with self._lock:
-            self._require_usable()
-            return self._flush()
+        return self._group.flush()
 
     def unflushed(self) -> pa.Table:
-        """Return the records that are in no generation yet, in order. No request."""
-        with self._lock:
-            return self._memtable.records()
+        """Return the records that are durable and in no generation yet, in order. No request."""
+        return self._group.look(lambda _: self._log.memtable).records()
+
+    def scan(self) -> pa.Table:
+        """Return one record per key of all that this writer has in memory, durable or not, ascending by key.
+
+        No request. A record is what it does to the row (`rows.fold`): folded over a view of the table that was captured
+        *after* this call it gives the row as the writer's process sees it.
+        """
+        parts = self._group.look(lambda waiting: [*self._log.memtable.parts(), *waiting])
+        return fold.fold(pa.concat_tables([self._log.memtable.schema.empty_table(), *parts]), self._builder.key)
+
+    def get(self, key: Keys) -> pa.Table:
+        """Return the record of a key, or of each key of a list, as `scan` would; no row where it has none. No request.
+
+        Costs a binary search in the memtable and one pass over what is not durable yet.
+        """
+        wanted = self._builder.deletes(key).select(self._builder.key)
+
+        def find(waiting: Sequence[pa.Table]) -> list[pa.Table]:
+            return [self._log.memtable.find(wanted), *waiting]
+
+        durable, *waiting = self._group.look(find)
+        found = [durable, *(matching(each, wanted, self._builder.key) for each in waiting)]
+        return fold.fold(pa.concat_tables(found), self._builder.key)
 
     def close(self) -> None:
-        """Stop writing. Flushes nothing: every row that was acknowledged is durable in the log already."""
-        with self._lock:
-            if self._stopped is None:
-                self._stopped = InvalidInput(f"the writer of region {self.region_id} is closed; open a new one")
+        """Make everything durable that was given, and stop writing. Flushes nothing: durable rows are in the log.
+
+        Raises what `sync` raises; also, and only once, when rows given with `durable=False` were lost before.
+        """
+        self._group.close(InvalidInput(f"the writer of region {self.region_id} is closed; open a new one"))
 
     def __enter__(self) -> Self:
         """Return the writer itself."""
@@ -162,84 +193,16 @@ class RegionWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the writer."""
-        self.close()
+        """Close the writer. An error that is on its way stays the one that is raised; what closing adds is its note."""
+        try:
+            self.close()
+        except TidemarkError as closing:
+            if error is None:
+                raise
+            error.add_note(f"closing the writer: {closing}")
 
-    def _write(self, records: pa.Table) -> None:
-        with self._lock:
-            self._require_usable()
+    def _write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
+        self._group.require_usable()
+        with self._at_the_door:
             records = self._door.admit_records(records, self._clock.now_ms())
-            if records.num_rows == 0:
-                return
-            if self._memtable.rows >= FLUSH_ROWS or self._memtable.size_bytes >= FLUSH_BYTES:
-                # Before the append, so that a flush that fails fails a call of which nothing is written yet.
-                self._flush()
-            with self._settling():
-                entry = self._appender.append(records, generation=self._generation)
-                self._memtable.add(entry, records)
-
-    def _flush(self) -> int | None:
-        if not self._memtable.rows:
-            return None
-        written = generation.write(
-            self._store,
-            self._memtable,
-            region=self.region_id,
-            generation=self._generation,
-            clock=self._clock,
-            ids=self._ids,
-        )
-        self._commit_flush(FlushedGeneration(generation=self._generation, path=written.path))
-        _logger.info(
-            "region %s: flushed generation %d, %d records of %d WAL entries",
-            self.region_id,
-            self._generation,
-            written.records,
-            len(written.entries),
-        )
-        self._memtable.clear()
-        self._generation += 1
-        return written.generation
-
-    def _commit_flush(self, flushed: FlushedGeneration) -> None:
-        last = self._appender.next_id - 1
-        while True:
-            latest = self._checked_manifest()
-            manifest = replace(
-                latest,
-                version=latest.version + 1,
-                writer_id=self._appender.writer_id,
-                replay_after_wal_id=last,
-                wal_id_last_seen=last,
-                current_generation=flushed.generation + 1,
-                flushed_generations=(*latest.flushed_generations, flushed),
-            )
-            with self._settling():
-                if commit(self._store, manifest, clock=self._clock):
-                    return
-
-    def _checked_manifest(self) -> RegionManifest:
-        try:
-            return check_epoch(self._store, self.region_id, self.epoch)
-        except WriterFenced as fenced:
-            self._stopped = fenced
-            raise
-
-    @contextmanager
-    def _settling(self) -> Iterator[None]:
-        """Whatever interrupts the block, Ctrl-C included, leaves open what is stored: then the writer stops."""
-        self._stopped = CommitUnknown(
-            f"region {self.region_id}: an earlier write of this writer has no known outcome; open a new writer, which "
-            "replays what is stored",
-            region=self.region_id,
-        )
-        try:
-            yield
-        except WriterFenced as fenced:
-            self._stopped = fenced
-            raise
-        self._stopped = None
-
-    def _require_usable(self) -> None:
-        if self._stopped is not None:
-            raise type(self._stopped)(str(self._stopped), **self._stopped.context)
+        self._group.submit(records, durable=self._durable if durable is None else durable)

@@ -9,8 +9,11 @@ A record is a row behind two columns: `_op`, and `_fields`, the columns that a p
 | delete | reset | reset to the given fields | delete | reset |
 | reset | reset | reset, fields laid over | delete | reset |
 
-Put and reset give the whole row: what they do not name becomes null. Folding is associative, so it does not matter
-which records were folded before; `apply` is a fold over the base rows as puts.
+Put and reset give the whole row: what they do not name becomes null. A patch replaces the value of a column that it
+names, unless it names it as `merging(column)`: then the entries of its map are laid over those of the map that is
+there, null standing for no entries. The record says which of the two it does, so folding needs no setting of the table,
+and a map that is set to null, or put, starts anew. Folding is associative, so it does not matter which records were
+folded before; `apply` is a fold over the base rows as puts.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.keys import Mask, key_codes
+from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
 
 OPERATION = "_op"
@@ -42,6 +46,11 @@ class Operation(IntEnum):
     PATCH = 1
     DELETE = 2
     RESET = 3
+
+
+def merging(column: str) -> str:
+    """Return what `_fields` says for a map column whose entries the patch lays over those that are there."""
+    return f"merge:{column}"
 
 
 def record_schema(schema: pa.Schema) -> pa.Schema:
@@ -61,9 +70,9 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return one record per key that does what all records of the key do in turn, ascending by key.
 
     `records` is in arrival order. `_fields` counts for patches, puts and resets (null means every column); columns
-    it does not name are taken as null there, and key columns are always given. In the result only patches carry
-    `_fields`: the columns given, in column order. Raises `InvalidInput` for an unknown operation or field, a missing
-    record column, and a null in a key column.
+    it does not name are taken as null there, and key columns are always given; only a patch merges a map. In the result
+    only patches carry `_fields`: the columns given, in column order, each replaced or merged. Raises `InvalidInput` for
+    an unknown operation or field, a missing record column, and a null in a key column.
     """
     _check_record_columns(records)
     groups = _groups(records, key)
@@ -82,7 +91,14 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
-        arrays[name] = rows.column(name).take(pa.array(source, mask=source == _NONE))
+        column = rows.column(name)
+        merges = given.merges(name)
+        if merges is not None:
+            merged = groups.newest(merges) > newest
+            named.append((merging(name), (merged & (newest == _NONE))[patches]))
+            column = _with_unions(column, groups.since(newest, given.valued(name), merged), merged)
+            source[merged] = len(rows) + np.arange(np.count_nonzero(merged))
+        arrays[name] = column.take(pa.array(source, mask=source == _NONE))
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
     arrays[FIELDS] = _field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
     return pa.Table.from_arrays([arrays[name] for name in records.column_names], schema=records.schema)
@@ -120,6 +136,12 @@ class _Groups:
         positions = np.where(chosen, np.arange(len(chosen)), _NONE)
         return np.maximum.reduceat(positions, self.starts)
 
+    def since(self, oldest: Positions, chosen: Mask, wanted: Mask) -> Positions:
+        """Of each chosen row of a wanted group, from the group's `oldest` on, the number of its group; else -1."""
+        lengths = np.diff(np.append(self.starts, len(chosen)))
+        numbers = np.repeat(np.where(wanted, np.arange(len(self.starts)), _NONE), lengths)
+        return np.where(chosen & (np.arange(len(chosen)) >= np.repeat(oldest, lengths)), numbers, _NONE)
+
     def any(self, chosen: Mask) -> Mask:
         """Whether each group has a chosen row."""
         return np.logical_or.reduceat(chosen, self.starts) if len(self.starts) else np.zeros(0, np.bool_)
@@ -134,24 +156,37 @@ class _Given:
         self._operations = operations
         self._parents: Positions = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
         names = pc.list_flatten(lists)
-        unknown = pc.unique(names.filter(pc.invert(pc.is_in(names, pa.array(columns, pa.string()))))).to_pylist()
+        maps = [name for name in columns if pa.types.is_map(rows.column(name).type) and merging(name) not in columns]
+        known = pa.array([*columns, *map(merging, maps)], pa.string())
+        unknown = pc.unique(names.filter(pc.invert(pc.is_in(names, known)))).to_pylist()
         if unknown:
             raise InvalidInput(f"records name the fields {unknown}; the table has {columns}", fields=unknown)
-        self._columns = {name: code for code, name in enumerate(columns)}
-        self._codes: Positions = pc.index_in(names, pa.array(columns, pa.string())).to_numpy(zero_copy_only=False)
+        self._columns = {name: code for code, name in enumerate(known.to_pylist())}
+        self._codes: Positions = pc.index_in(names, known).to_numpy(zero_copy_only=False)
+        self._merging = {name for name in maps if self._names(merging(name)).any()}
 
     def valued(self, name: str) -> Mask:
         """Rows whose value in the column counts: it is listed, or nothing is listed; never in a delete."""
-        listed = self._all.copy()
-        listed[self._parents[self._codes == self._columns[name]]] = True
+        listed = self._all | self._names(name)
+        if name in self._merging:
+            listed |= self._names(merging(name))
         listed[self._operations == Operation.DELETE] = False
         return listed
 
     def decided(self, name: str) -> Mask:
-        """Rows after which older values of the column do not matter: it has a value, or the whole row is replaced."""
-        decided = self.valued(name)
+        """Rows after which older values of the column do not matter: it is replaced, or the whole row is."""
+        decided = self._all | self._names(name)
         decided[self._operations != Operation.PATCH] = True
         return decided
+
+    def merges(self, name: str) -> Mask | None:
+        """Rows that lay entries of a map over older ones; None when no record does that in this column."""
+        return self._names(merging(name)) & ~self.decided(name) if name in self._merging else None
+
+    def _names(self, name: str) -> Mask:
+        named = np.zeros(len(self._operations), np.bool_)
+        named[self._parents[self._codes == self._columns[name]]] = True
+        return named
 
 
 def _check_record_columns(records: pa.Table) -> None:
@@ -178,6 +213,14 @@ def _operations(rows: pa.Table) -> npt.NDArray[np.int8]:
         raise InvalidInput(f"records have the unknown operations {unknown}; use one of {known_text}")
     operations: npt.NDArray[np.int8] = column.to_numpy().astype(np.int8)
     return operations
+
+
+def _with_unions(column: pa.ChunkedArray, groups: Positions, merged: Mask) -> pa.ChunkedArray:
+    """The column, and behind it one map for each merged group: the union of the values of its rows in `groups`."""
+    taking = np.flatnonzero(groups != _NONE)
+    numbers = (np.cumsum(merged) - 1)[groups[taking]]
+    unions = union(column.take(pa.array(taking)), numbers, int(np.count_nonzero(merged)))
+    return pa.chunked_array([*column.chunks, unions], column.type)
 
 
 def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.NDArray[np.int8]:

@@ -15,6 +15,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge, tail
 from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
@@ -56,9 +57,9 @@ class KeyedTable:
         self.log.create(metadata)
         return self
 
-    def writer(self) -> RegionWriter:
+    def writer(self, options: WriterOptions | None = None) -> RegionWriter:
         """Claim the region of a table that has one."""
-        return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids)
+        return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids, options=options)
 
     def routing_writer(self, only: Region | None = None) -> RoutingWriter:
         """Write to all regions of a table that has several, or to one of them."""

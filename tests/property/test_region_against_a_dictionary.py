@@ -98,7 +98,7 @@ class KeyedTableMachine(RuleBasedStateMachine):
         self.store.on_put("/wal/", fault)
         self.put([(key, {"seats": 77})])
 
-    @rule(fault=REPLIES, part=st.sampled_from([".binpb", "_manifest.json", "bloom_filter.bin"]))
+    @rule(fault=REPLIES, part=st.sampled_from([".binpb", "_manifest.json", "bloom_filter.bin", "key_index.arrow"]))
     def lose_the_reply_of_a_flush(self, fault: PutFault, part: str) -> None:
         if self.writer.unflushed().num_rows:
             self.store.on_put(part, fault)

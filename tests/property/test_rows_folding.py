@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.rows.fold import FIELDS, OPERATION, Operation, apply, fold, record_schema
+from storage_core.rows.fold import FIELDS, OPERATION, Operation, apply, fold, merging, record_schema
 
 SCHEMA = pa.schema(
     [
@@ -16,17 +16,24 @@ SCHEMA = pa.schema(
         ("f", pa.int64()),
         pa.field("b", pa.int64(), nullable=False),
         ("g", pa.list_(pa.string())),
+        ("m", pa.map_(pa.string(), pa.int64())),
     ]
 )
 KEY = ["a", "b"]
-COLUMNS = ("f", "g")
+COLUMNS = ("f", "g", "m")
 RECORDS = record_schema(SCHEMA)
 
 Row = dict[str, Any]
 
-VALUES = {"f": st.none() | st.integers(0, 3), "g": st.none() | st.lists(st.sampled_from(["x", "y"]), max_size=1)}
+ENTRIES = st.lists(st.tuples(st.sampled_from(["p", "q", "é"]), st.none() | st.integers(0, 3)), max_size=3)
+VALUES = {
+    "f": st.none() | st.integers(0, 3),
+    "g": st.none() | st.lists(st.sampled_from(["x", "y"]), max_size=1),
+    "m": st.none() | ENTRIES,
+}
 KEYS = {"a": st.sampled_from(["", "x", "\U00010000", "\uffff"]), "b": st.integers(0, 1)}
-LISTED = st.none() | st.lists(st.sampled_from(["f", "g", "a"]), unique=True)
+NAMES = ["f", "g", "a", "m", merging("m"), merging("m")]
+LISTED = st.none() | st.lists(st.sampled_from(NAMES), unique=True)
 RECORD = st.fixed_dictionaries({OPERATION: st.sampled_from([0, 1, 1, 2, 3]), FIELDS: LISTED, **KEYS, **VALUES})
 ARRIVALS = st.lists(RECORD, max_size=10)
 BASE = st.lists(st.fixed_dictionaries({**KEYS, **VALUES}), max_size=6, unique_by=lambda row: (row["a"], row["b"]))
@@ -50,8 +57,11 @@ def _model(base: list[Row], records: list[Row]) -> list[Row]:
             continue
         listed = record[FIELDS]
         patched = rows.get(key, {}) if record[OPERATION] == Operation.PATCH else {}
-        named = COLUMNS if listed is None else [name for name in COLUMNS if name in listed]
-        rows[key] = dict.fromkeys(SCHEMA.names) | patched | {name: record[name] for name in ("a", "b", *named)}
+        named = COLUMNS if listed is None else [name for name in COLUMNS if {name, merging(name)} & {*listed}]
+        given = {name: record[name] for name in ("a", "b", *named)}
+        if record[OPERATION] == Operation.PATCH and "m" in given and "m" not in (listed or COLUMNS):
+            given["m"] = [*{**dict(patched.get("m") or ()), **dict(given["m"] or ())}.items()]
+        rows[key] = dict.fromkeys(SCHEMA.names) | patched | given
     return [rows[key] for key in sorted(rows)]
 
 

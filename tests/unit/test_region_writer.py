@@ -15,8 +15,10 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import claim as claiming
-from storage_core.region import generation, tail, wal, writer
+from storage_core.region import generation, tail, wal
 from storage_core.region.manifest import read_latest
+from storage_core.region.options import WriterOptions
+from storage_core.region.writer import RegionWriter
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
@@ -194,7 +196,7 @@ def test_a_claim_that_slept_while_another_was_made_learns_it_before_it_acknowled
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = _table()
-    newer: list[writer.RegionWriter] = []
+    newer: list[RegionWriter] = []
     real = claiming._raise_epoch
 
     def slow(*args: object, **kwargs: object) -> object:
@@ -328,10 +330,54 @@ def test_a_flush_that_fails_loses_nothing_and_the_next_one_takes_it_all_in_order
     assert set(table.rows()) == {"a", "b", "c"}
 
 
+def _flush_requests() -> list[tuple[str, str]]:
+    store = FaultStore(MemoryStore("planes"))
+    with _table(store).writer() as planes:
+        planes.put({"tailnum": "a"})
+        before = len(store.trace)
+        planes.flush()
+        return [(each.request.kind, each.request.key) for each in store.trace[before:]]
+
+
+@pytest.mark.parametrize("number", range(len(_flush_requests())))
+@pytest.mark.parametrize("times", [1, 5], ids=["once", "until it gives up"])
+def test_whichever_request_of_a_flush_is_refused_nothing_is_lost_and_the_next_flush_makes_it(
+    number: int, times: int
+) -> None:
+    kind, key = _flush_requests()[number]
+    store = FaultStore(MemoryStore("planes"))
+    table = _table(store)
+    planes = table.writer()
+    planes.put({"tailnum": "a"})
+    part = "_gen_" + key.partition("_gen_")[2] if "_gen_" in key else key.rsplit("/", 1)[1]
+    store.on(kind, part, *[Unavailable("refused")] * times)  # type: ignore[arg-type]  # kinds of requests are text
+    try:
+        planes.flush()
+    except (Unavailable, CommitUnknown):
+        store.forget()
+        assert set(table.rows()) == {"a"}
+    store.forget()
+    try:
+        planes.put({"tailnum": "b"})
+    except CommitUnknown:  # the manifest's own outcome was unknown
+        planes = table.writer()
+        planes.put({"tailnum": "b"})
+    planes.flush()
+    manifest = read_latest(store, planes.region_id)
+    assert manifest is not None
+    found = [generation.read(store, planes.region_id, each) for each in manifest.flushed_generations]
+    assert [each.generation for each in found] == list(range(1, len(found) + 1))
+    assert [entry for each in found for entry in each.entries] == sorted(
+        {entry for each in found for entry in each.entries}
+    )
+    assert sum(each.records for each in found) == 2
+    assert set(table.rows()) == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     "fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN]
 )
-@pytest.mark.parametrize("key", ["_manifest.json", "bloom_filter", ".binpb"])
+@pytest.mark.parametrize("key", ["_manifest.json", "bloom_filter", "key_index", ".binpb"])
 def test_a_lost_reply_during_a_flush_makes_one_generation(fault: PutFault, key: str) -> None:
     store = FaultStore(MemoryStore("planes"))
     table = _table(store)
@@ -361,10 +407,9 @@ def test_a_flush_whose_commit_is_unknown_stops_the_writer_and_loses_nothing() ->
     assert set(table.rows()) == {"a", "c"}
 
 
-def test_a_full_memtable_is_flushed_before_the_next_append(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FLUSH_ROWS", 3)
+def test_a_full_memtable_is_flushed_before_the_next_append() -> None:
     table = _table()
-    with table.writer() as planes:
+    with table.writer(WriterOptions(flush_rows=3)) as planes:
         for number in range(8):
             planes.put({"tailnum": f"N{number}"})
         assert planes.unflushed().num_rows == 2

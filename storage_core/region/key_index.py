@@ -1,0 +1,59 @@
+"""Where a generation holds which key: so that a lookup reads the entries it needs, not all (design page 03).
+
+`key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`, records of one hash in the order
+of their acknowledgement: `hash` (uint64, `region.key_hash`), `entry` (uint64, the number of the WAL entry) and `row`
+(uint32, the record in it, from 0). Like the bloom filter it only saves work: whoever finds a hash compares the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage_core.errors import Corrupt
+from storage_core.region.key_hash import Hashes
+from storage_core.region.key_runs import within
+
+Rows = npt.NDArray[np.int64]
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("hash", pa.uint64(), nullable=False),
+        pa.field("entry", pa.uint64(), nullable=False),
+        pa.field("row", pa.uint32(), nullable=False),
+    ]
+)
+
+
+def build(hashes: Hashes, entries: Sequence[int], lengths: Sequence[int]) -> bytes:
+    """Return the index of records whose keys hash so: `lengths` says how many of them each entry holds, in order."""
+    order = np.argsort(hashes, kind="stable")
+    entry = np.repeat(np.array(entries, np.uint64), lengths)
+    starts = np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+    row = (np.arange(len(hashes)) - starts).astype(np.uint32)
+    columns = [pa.array(each[order]) for each in (hashes, entry, row)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _SCHEMA) as writer:
+        writer.write_table(pa.Table.from_arrays(columns, schema=_SCHEMA))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def find(data: bytes, wanted: Hashes, where: str) -> Mapping[int, Rows]:
+    """Return the rows, ascending, of each entry that has records whose keys hash like wanted ones.
+
+    `where` is the key of the index. Raises `Corrupt` when the bytes are no such index.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            index = reader.read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt(f"{where}: not a key index: {error}", key=where) from error
+    if not index.schema.equals(_SCHEMA):
+        raise Corrupt(f"{where}: expected a key index with {_SCHEMA.names}, found {index.schema.names}", key=where)
+    hashes, entry, row = (index.column(name).to_numpy() for name in _SCHEMA.names)
+    found = within(np.unique(wanted), hashes)
+    return {int(each): np.sort(row[found][entry[found] == each]).astype(np.int64) for each in np.unique(entry[found])}

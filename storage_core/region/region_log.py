@@ -1,0 +1,147 @@
+"""What a claim owns: the log it appends to, the memtable it fills, the generations it flushes. One thread at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from storage_core.errors import CommitUnknown, TidemarkError, WriterFenced
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.ids import Ids
+from storage_core.region import generation
+from storage_core.region.claim import Claim
+from storage_core.region.manifest import check_epoch, commit
+from storage_core.region.memtable import Memtable
+from storage_core.region.options import WriterOptions
+
+_logger = logging.getLogger(__name__)
+
+
+class RegionLog:
+    """Appends entries and flushes generations, strictly in order.
+
+    `stopped` is the error that every further call would end in, once there is one. `memtable` is replaced by an empty
+    one when a generation holds its records: whoever has taken hold of it may go on reading.
+    """
+
+    def __init__(self, claimed: Claim, memtable: Memtable, *, options: WriterOptions, ids: Ids) -> None:
+        """Take over what a claim found; `memtable` is empty."""
+        self.memtable = memtable
+        self.stopped: TidemarkError | None = None
+        self._appender = claimed.appender
+        self._store = claimed.appender.store
+        self._clock = claimed.appender.clock
+        self._ids = ids
+        self._options = options
+        self._generation = claimed.manifest.current_generation
+        self._oldest_ms = self._clock.now_ms()
+        for each in claimed.unflushed:
+            memtable.add(each.id, each.entry.records)
+
+    @property
+    def region(self) -> str:
+        """The UUID of the region."""
+        return self._appender.region
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token of the claim."""
+        return self._appender.epoch
+
+    def append(self, records: pa.Table) -> None:
+        """Make the records durable as one entry and put them into the memtable. One PUT; before it a flush that is due.
+
+        Raises what `WalAppender.append` raises, and `stopped` says then that nothing more can be written; or what
+        `flush` raises, and then nothing of these records was written.
+        """
+        if self._is_full() or self.flush_due_in_ms() == 0:
+            # Before the append, so that a flush that fails fails a call of which nothing is written yet.
+            self.flush()
+        with self._settling():
+            entry = self._appender.append(records, generation=self._generation)
+            if not self.memtable.rows:
+                self._oldest_ms = self._clock.now_ms()
+            self.memtable.add(entry, records)
+
+    def flush_due_in_ms(self) -> int | None:
+        """Return after how many milliseconds the memtable is too old, at least 0; None when it never is."""
+        age = self._options.flush_age_ms
+        if age is None or not self.memtable.rows:
+            return None
+        return max(0, self._oldest_ms + age - self._clock.now_ms())
+
+    def flush(self) -> int | None:
+        """Make a generation of the memtable and return its number; None when it is empty.
+
+        Whatever fails before the region's manifest is committed leaves the memtable as it is, and the next flush takes
+        all of it into another directory. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
+        """
+        flushed = self.memtable
+        if not flushed.rows:
+            return None
+        written = generation.write(
+            self._store,
+            flushed,
+            region=self.region,
+            generation=self._generation,
+            clock=self._clock,
+            ids=self._ids,
+        )
+        self._commit_flush(FlushedGeneration(generation=self._generation, path=written.path))
+        _logger.info(
+            "region %s: flushed generation %d, %d records of %d WAL entries",
+            self.region,
+            self._generation,
+            written.records,
+            len(written.entries),
+        )
+        self.memtable = Memtable(flushed.schema, flushed.key)
+        self._generation += 1
+        return written.generation
+
+    def _is_full(self) -> bool:
+        rows, size_bytes = self._options.flush_rows, self._options.flush_bytes
+        return self.memtable.rows > 0 and (self.memtable.rows >= rows or self.memtable.size_bytes >= size_bytes)
+
+    def _commit_flush(self, flushed: FlushedGeneration) -> None:
+        last = self._appender.next_id - 1
+        while True:
+            latest = self._checked_manifest()
+            manifest = replace(
+                latest,
+                version=latest.version + 1,
+                writer_id=self._appender.writer_id,
+                replay_after_wal_id=last,
+                wal_id_last_seen=last,
+                current_generation=flushed.generation + 1,
+                flushed_generations=(*latest.flushed_generations, flushed),
+            )
+            with self._settling():
+                if commit(self._store, manifest, clock=self._clock):
+                    return
+
+    def _checked_manifest(self) -> RegionManifest:
+        try:
+            return check_epoch(self._store, self.region, self.epoch)
+        except WriterFenced as fenced:
+            self.stopped = fenced
+            raise
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """Whatever interrupts the block, Ctrl-C included, leaves open what is stored: then nothing more is written."""
+        self.stopped = CommitUnknown(
+            f"region {self.region}: an earlier write of this writer has no known outcome; open a new writer, which "
+            "replays what is stored",
+            region=self.region,
+        )
+        try:
+            yield
+        except WriterFenced as fenced:
+            self.stopped = fenced
+            raise
+        self.stopped = None

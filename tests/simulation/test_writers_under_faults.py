@@ -1,0 +1,333 @@
+"""Writers take a region from each other on stores that lose replies, refuse, delay and end processes; mergers run too.
+
+One thread plays all processes: before any request of one the seed may let another do a whole piece of work, or let a
+delayed put arrive. Their clocks differ by ten minutes. The oracle is a set of dictionaries: what the table may hold
+after the calls that were acknowledged, with or without those whose outcome nobody knows; a claim settles these for
+good. A call under a lost epoch is never acknowledged and never seen. A seed replays exactly:
+
+    TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
+    TIDEMARK_SEEDS=100000 python -m pytest tests/simulation   the first so many (`make simulate`)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from storage_core.errors import CommitConflict, CommitUnknown, Unavailable, WriterFenced
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region.options import WriterOptions
+from storage_core.region.writer import RegionWriter
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.fault_store import (
+    Crash,
+    CrashFault,
+    FaultStore,
+    GetFault,
+    HeadFault,
+    ListFault,
+    PutFault,
+    Rates,
+)
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
+
+SEEDS = int(os.environ.get("TIDEMARK_SEEDS", "200"))
+BLOCK = 100
+ONE = os.environ.get("TIDEMARK_SEED")
+BLOCKS = (
+    [range(int(ONE), int(ONE) + 1)]
+    if ONE is not None
+    else [range(start, min(start + BLOCK, SEEDS)) for start in range(0, SEEDS, BLOCK)]
+)
+
+PROCESSES = 2
+MOVES = 11
+LOOKED_AT = 0.25
+INTERLEAVED = 0.05
+CRASHES = 0.12
+CLOCKS_APART_MS = 600_000
+NAMES = "abcd"
+NOTHING = 0
+
+Plane = tuple[int | None, str | None]
+Known = dict[str, Plane]
+Change = Callable[[Known], Known]
+
+LOST_REPLIES: Rates = {
+    PutFault.APPLIED_THEN_CONFLICT: 0.06,
+    PutFault.APPLIED_THEN_UNKNOWN: 0.08,
+    PutFault.APPLIED_THEN_UNAVAILABLE: 0.04,
+    PutFault.DROPPED_THEN_UNKNOWN: 0.06,
+    PutFault.DELAYED_THEN_UNKNOWN: 0.08,
+    PutFault.CONFLICT_WITH_NOTHING: 0.03,
+    PutFault.REFUSED: 0.05,
+}
+STORM: Rates = {PutFault.DROPPED_THEN_UNKNOWN: 0.2, PutFault.DELAYED_THEN_UNKNOWN: 0.3, PutFault.REFUSED: 0.2}
+OUTAGES: Rates = {
+    **LOST_REPLIES,
+    GetFault.REFUSED: 0.02,
+    GetFault.TIMED_OUT: 0.01,
+    HeadFault.REFUSED: 0.02,
+    HeadFault.TIMED_OUT: 0.01,
+    ListFault.REFUSED: 0.05,
+    ListFault.REORDERED: 0.3,
+}
+PROFILES: tuple[Rates, ...] = ({}, LOST_REPLIES, STORM, OUTAGES)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Possible:
+    """What the table may hold, and which of the calls without a known outcome that takes for written."""
+
+    known: frozenset[tuple[str, Plane]]
+    written: frozenset[int]
+
+    def after(self, call: int, change: Change) -> Possible:
+        """Return this with one call more."""
+        return Possible(frozenset(change(dict(self.known)).items()), self.written | {call})
+
+
+class World:
+    """The objects, the processes, and what may be true."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.objects = MemoryStore("planes", clock=ManualClock(step_ms=1))
+        KeyedTable(self.objects, ids=SeededIds(seed)).create()
+        self.rates = PROFILES[seed % len(PROFILES)]
+        self.possible = {Possible(frozenset(), frozenset())}
+        self.epoch = 0
+        self.calls = 0
+        self.met: dict[str, int] = {}
+        self.stores: list[FaultStore] = []
+        self.inside = False
+        self.processes = [Process(self, number) for number in range(PROCESSES)]
+
+    def run(self) -> None:
+        """Let the processes work, then let everything arrive and somebody tidy up."""
+        for _ in range(MOVES):
+            self.random.choice(self.processes).move()
+            if self.random.random() < LOOKED_AT:
+                assert self.read() in {each.known for each in self.possible}
+        table = KeyedTable(self.objects, ids=SeededIds(self.random.getrandbits(32)))
+        with table.writer() as last:
+            self.claimed(last.epoch)
+            for store in self.stores:
+                store.deliver()
+            last.flush()
+        table.merge()
+        base = [(str(each["tailnum"]), (each["seats"], each["model"])) for each in table.base_rows()]
+        assert len(base) == len({name for name, _ in base}), "a key is there twice"
+        assert frozenset(base) in {each.known for each in self.possible}, "a put of a lost epoch took effect"
+
+    def interleave(self, process: Process) -> None:
+        """Before a request of `process`, perhaps let somebody else act."""
+        if self.inside or self.random.random() > INTERLEAVED:
+            return
+        self.inside = True
+        try:
+            if self.random.random() < 0.3:
+                self.random.choice(self.stores).deliver(1)
+            else:
+                self.random.choice([each for each in self.processes if each is not process]).move()
+        finally:
+            self.inside = False
+
+    def read(self) -> frozenset[tuple[str, Plane]]:
+        """Return what a `latest` reader sees."""
+        found = KeyedTable(self.objects).rows()
+        return frozenset((str(name), (each["seats"], each["model"])) for name, each in found.items())  # type: ignore[misc]
+
+    def begin(self, change: Change, epoch: int) -> int:
+        """From now on a call may have taken effect; never under an epoch that was lost before."""
+        self.calls += 1
+        if epoch == self.epoch:
+            self.possible |= {each.after(self.calls, change) for each in self.possible}
+        return self.calls
+
+    def acknowledged(self, call: int) -> None:
+        """The call took effect."""
+        self.possible = {each for each in self.possible if call in each.written}
+        assert self.possible, "acknowledged under a lost epoch, or seen as missing before"
+        self.tell("acknowledged")
+
+    def refused(self, call: int) -> None:
+        """The call did not and will not take effect."""
+        self.possible = {each for each in self.possible if call not in each.written}
+        assert self.possible, "told to be fenced, but seen before"
+        self.tell("refused")
+
+    def claimed(self, epoch: int) -> None:
+        """Nothing that was in doubt changes any more: what is there now is what there was."""
+        self.tell("claimed")
+        if epoch < self.epoch:
+            return  # another claim came after it, before it returned
+        self.epoch = epoch
+        seen = self.read()
+        self.possible = {each for each in self.possible if each.known == seen}
+        assert self.possible, "a claim does not see what was acknowledged, or sees more"
+
+    def tell(self, what: str) -> None:
+        self.met[what] = self.met.get(what, 0) + 1
+
+
+class Process:
+    """One process after another on one machine: each ends with a crash, and the next knows nothing of it."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.random = world.random
+        self.clock = ManualClock(START_MS + number * CLOCKS_APART_MS, step_ms=1)
+        self.writer: RegionWriter | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Begin without a memory."""
+        self.writer = None
+        self.store = FaultStore(
+            self.world.objects,
+            watch=lambda *_: self.world.interleave(self),
+            seed=self.random.getrandbits(32),
+            rates=self.world.rates,
+            clock=self.clock,
+        )
+        self.world.stores.append(self.store)
+        self.table = KeyedTable(self.store, ids=SeededIds(self.random.getrandbits(32)), clock=self.clock)
+
+    def move(self) -> None:
+        """Do one piece of work; the process may end in it."""
+        if self.random.random() < CRASHES:
+            self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
+        writes = [self.put, self.put, self.patch, self.delete, self.reset]
+        moves = [*writes, self.flush, self.flush, self.merge, self.merge, self.claim]
+        try:
+            self.random.choice(moves)()
+        except Crash:
+            self.world.tell("crashed")
+            self.start()
+
+    def claim(self) -> None:
+        """Take the region, whoever has it."""
+        self.writer = None
+        with suppress(Unavailable, CommitUnknown, WriterFenced):
+            self.writer = self.table.writer(WriterOptions(flush_rows=5))
+            self.world.claimed(self.writer.epoch)
+
+    def put(self) -> None:
+        """Put one to three planes in one call."""
+        rows = {name: self.random.randrange(1000) for name in self.random.sample(NAMES, self.random.randint(1, 3))}
+        self.write(
+            lambda writer: writer.put([{"tailnum": name, "seats": seats} for name, seats in rows.items()]),
+            lambda known: known | {name: (seats, None) for name, seats in rows.items()},
+        )
+
+    def reset(self) -> None:
+        """Reset one plane."""
+        name, seats = self.random.choice(NAMES), self.random.randrange(1000)
+        self.write(
+            lambda writer: writer.reset({"tailnum": name, "seats": seats}),
+            lambda known: known | {name: (seats, None)},
+        )
+
+    def patch(self) -> None:
+        """Change one field of one plane."""
+        name, model = self.random.choice(NAMES), f"M{self.random.randrange(1000)}"
+        self.write(
+            lambda writer: writer.patch({"tailnum": name, "model": model}),
+            lambda known: known | {name: (known.get(name, (None, None))[0], model)},
+        )
+
+    def delete(self) -> None:
+        """Delete one plane."""
+        name = self.random.choice(NAMES)
+        self.write(
+            lambda writer: writer.delete(name),
+            lambda known: {key: plane for key, plane in known.items() if key != name},
+        )
+
+    def flush(self) -> None:
+        """Make a generation, which changes nothing that is seen."""
+        self.write(lambda writer: writer.flush() or NOTHING, lambda known: known)
+
+    def write(self, act: Callable[[RegionWriter], object], change: Change) -> None:
+        """Make one call and remember what it was told."""
+        if self.writer is None:
+            self.claim()
+        if self.writer is None:
+            return
+        call = self.world.begin(change, self.writer.epoch)
+        try:
+            done = act(self.writer)
+        except WriterFenced:
+            self.world.refused(call)
+            self.forget_writer(0.5)
+        except (CommitUnknown, Unavailable):
+            self.world.tell("unknown")
+            self.forget_writer(0.7)
+        else:
+            # A flush that finds nothing to do says nothing, not even that the epoch is still ours.
+            (self.world.acknowledged if done is not NOTHING else self.world.refused)(call)
+
+    def forget_writer(self, chance: float) -> None:
+        """A process that goes on with a writer that failed is told so again."""
+        if self.random.random() < chance:
+            self.writer = None
+
+    def merge(self) -> None:
+        """Merge what is flushed; another merger may have been faster."""
+        with suppress(Unavailable, CommitUnknown, CommitConflict):
+            if self.table.merge() is not None:
+                self.world.tell("merged")
+
+
+def simulate(seed: int) -> World:
+    """Run one seed; a failure says which."""
+    world = World(seed)
+    try:
+        world.run()
+    except BaseException as error:
+        error.add_note(f"simulation with TIDEMARK_SEED={seed}")
+        raise
+    return world
+
+
+@pytest.mark.parametrize("seeds", BLOCKS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_what_a_writer_acknowledged_is_there_once_and_nothing_of_a_lost_epoch_is(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_replays_every_request_and_every_byte(seed: int) -> None:
+    first, again = simulate(seed), simulate(seed)
+    assert [requests(store) for store in first.stores] == [requests(store) for store in again.stores]
+    assert content(first.objects) == content(again.objects)
+
+
+def test_the_seeds_meet_every_outcome() -> None:
+    """A simulation that nothing happens in shows nothing."""
+    worlds = [simulate(seed) for seed in range(24)]
+    outcomes = ("acknowledged", "refused", "unknown", "claimed", "crashed", "merged")
+    met = {outcome: sum(world.met.get(outcome, 0) for world in worlds) for outcome in outcomes}
+    assert min(met.values()) > 3, met
+
+
+def requests(store: FaultStore) -> list[tuple[str, str, int, str]]:
+    """What happened to which request, without the order of reads that ran at once."""
+    return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)
+
+
+def content(store: MemoryStore) -> dict[str, bytes]:
+    return {info.key: store.get(info.key).data for info in store.list("")}

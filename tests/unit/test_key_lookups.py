@@ -1,0 +1,170 @@
+"""The newest record of a key, from a memtable and from a generation, without looking at all (design page 03)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage_core.errors import Corrupt
+from storage_core.formats import keys
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.region import generation, key_index
+from storage_core.region.generation import Generation
+from storage_core.region.key_runs import KeyRuns
+from storage_core.region.manifest import read_latest
+from storage_core.region.memtable import Memtable
+from storage_core.region.records import RecordBuilder
+from storage_core.rows.fold import record_schema
+from storage_core.testkit.keyed_table import PLANES, KeyedTable
+
+BUILDER = RecordBuilder(PLANES, ("tailnum",))
+NAMES = st.sampled_from(["a", "b", "é", "", "zz", "\U0001f600"])
+BATCHES = st.lists(st.lists(st.tuples(NAMES, st.integers(0, 9)), min_size=1, max_size=5), max_size=9)
+
+
+def wanted(*names: str) -> pa.Table:
+    return pa.Table.from_arrays([pa.array(names, pa.string())], ["tailnum"])
+
+
+def pairs(records: pa.Table) -> list[tuple[object, object]]:
+    return list(zip(records.column("tailnum").to_pylist(), records.column("seats").to_pylist(), strict=True))
+
+
+@given(BATCHES, st.lists(NAMES, min_size=1, max_size=3), st.integers(0, 9))
+def test_a_memtable_finds_all_records_of_its_keys_in_order(
+    batches: list[list[tuple[str, int]]], names: list[str], looked_at: int
+) -> None:
+    memtable = Memtable(record_schema(PLANES), ("tailnum",))
+    for number, batch in enumerate(batches):
+        memtable.add(number + 1, BUILDER.puts([{"tailnum": name, "seats": seats} for name, seats in batch]))
+        if number == looked_at:
+            memtable.find(wanted("a"))
+    arrived = [pair for batch in batches for pair in batch]
+    assert pairs(memtable.find(wanted(*names))) == [pair for pair in arrived if pair[0] in names]
+    newest = dict(arrived)
+    assert dict(pairs(memtable.get(wanted(*names)))) == {name: newest[name] for name in names if name in newest}
+
+
+def test_lookups_among_many_entries_search_few_runs() -> None:
+    runs = KeyRuns()
+    for number in range(1000):
+        runs.add(wanted(f"N{number}"), ["tailnum"])
+    assert len(runs._runs) <= 10
+    assert runs.find(wanted("N7", "N999", "nobody", "N7"), ["tailnum"]).tolist() == [7, 999]
+
+
+def flushed(table: KeyedTable, *, entries: int = 5, rows: int = 20) -> Generation:
+    """A generation of `entries` entries; key `N<i>` is in entry i % entries, `all` in each of them."""
+    with table.writer() as writer:
+        for entry in range(entries):
+            names = [f"N{number}" for number in range(entry, rows, entries)]
+            writer.put([{"tailnum": name, "seats": entry} for name in [*names, "all"]])
+        writer.flush()
+    manifest = read_latest(table.store, writer.region_id)
+    assert manifest is not None
+    return generation.read(table.store, writer.region_id, manifest.flushed_generations[-1])
+
+
+def found(table: KeyedTable, held: Generation, *names: str) -> list[tuple[object, object]]:
+    return [pair for part in generation.find(table.store, held, wanted(*names)) for pair in pairs(part)]
+
+
+@pytest.fixture
+def table() -> KeyedTable:
+    return KeyedTable(MeteredStore(MemoryStore("planes"))).create()
+
+
+def gets(table: KeyedTable, call: Callable[[], object]) -> int:
+    store = table.store
+    assert isinstance(store, MeteredStore)
+    before = store.meter.requests["get"]
+    call()
+    return store.meter.requests["get"] - before
+
+
+def test_a_lookup_reads_the_entries_that_have_the_key_and_no_other(table: KeyedTable) -> None:
+    held = flushed(table)
+    assert found(table, held, "N7") == [("N7", 2)]
+    assert gets(table, lambda: found(table, held, "N7")) == 3, "the filter, the index, the entry"
+    assert found(table, held, "N7", "N2", "N0") == [("N0", 0), ("N2", 2), ("N7", 2)]
+    assert gets(table, lambda: found(table, held, "N7", "N2")) == 3
+    assert found(table, held, "all") == [("all", entry) for entry in range(5)]
+    assert found(table, held, "nobody") == []
+    assert gets(table, lambda: found(table, held, "nobody")) == 1, "the filter"
+
+
+def test_a_generation_of_one_entry_is_read_without_its_index(table: KeyedTable) -> None:
+    held = flushed(table, entries=1)
+    assert found(table, held, "N7") == [("N7", 0)]
+    assert gets(table, lambda: found(table, held, "N7")) == 2
+
+
+def test_a_generation_of_an_earlier_release_has_no_index_and_is_read_whole(table: KeyedTable) -> None:
+    held = flushed(table)
+    where = keys.generation_file_key(held.region, held.path, generation.MANIFEST_FILE)
+    body = json.loads(table.store.get(where).data)
+    del body["keyIndex"], body["xxh3"]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    older = {**body, "xxh3": xxhash.xxh3_64_hexdigest(text.encode())}
+    table.store.put(where, json.dumps(older, sort_keys=True).encode(), Overwrite())
+    table.store.delete([keys.generation_file_key(held.region, held.path, generation.INDEX_FILE)])
+    manifest = read_latest(table.store, held.region)
+    assert manifest is not None
+    old = generation.read(table.store, held.region, manifest.flushed_generations[0])
+    assert old.key_index is None
+    assert found(table, old, "N7", "all") == [
+        *(("all", entry) for entry in (0, 1)),
+        ("N7", 2),
+        *(("all", e) for e in (2, 3, 4)),
+    ]
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty", "another", "flipped"])
+def test_a_damaged_index_costs_time_and_denies_nothing(
+    table: KeyedTable, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = flushed(table)
+    where = keys.generation_file_key(held.region, held.path, generation.INDEX_FILE)
+    data = table.store.get(where).data
+    if damage == "absent":
+        table.store.delete([where])
+    else:
+        other = key_index.build(np.zeros(1, np.uint64), [2], [1])
+        flipped = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
+        table.store.put(where, {"empty": b"", "another": other, "flipped": flipped}[damage], Overwrite())
+    assert found(table, held, "N7") == [("N7", 2)]
+    assert where in caplog.text
+
+
+def test_any_arrow_reader_opens_a_key_index() -> None:
+    data = key_index.build(np.array([9, 4, 9], np.uint64), [11, 12], [2, 1])
+    with pa.ipc.open_stream(data) as reader:
+        assert reader.read_all().to_pydict() == {"hash": [4, 9, 9], "entry": [11, 11, 12], "row": [1, 0, 0]}
+    assert {entry: rows.tolist() for entry, rows in key_index.find(data, np.array([9], np.uint64), "k").items()} == {
+        11: [0], 12: [0],
+    }  # fmt: skip
+    assert key_index.find(data, np.array([5], np.uint64), "k") == {}
+
+
+def other_columns() -> bytes:
+    sink = pa.BufferOutputStream()
+    other = wanted("a")
+    with pa.ipc.new_stream(sink, other.schema) as writer:
+        writer.write_table(other)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+@pytest.mark.parametrize("data", [b"", b"no arrow at all", other_columns()], ids=["empty", "text", "other columns"])
+def test_bytes_that_are_no_key_index_are_corrupt_and_named(data: bytes) -> None:
+    with pytest.raises(Corrupt, match="the-index"):
+        key_index.find(data, np.zeros(1, np.uint64), "the-index")
