@@ -6,7 +6,7 @@ on over the segments of a writer, dealing again from the same positions gives th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -51,11 +51,13 @@ def deal_plan(
     now_ms: int,
     closed_after_ms: int = CLOSED_AFTER_MS,
     pass_gaps: bool = False,
+    damaged: Collection[tuple[str, int]] = (),
 ) -> DealPlan:
     """Return the chunks behind the positions `after` (0 for unknown writers) that lie in closed segments. No request.
 
     A writer's chunks are never planned across a missing one, for an older record must not come after a newer one; with
-    `pass_gaps` what is missing is given up. Raises `Unavailable` for that while a store does not answer: it may have
+    `pass_gaps` what is missing is given up. Missing are, too, the `damaged` chunks (writer, number): those that
+    `read_chunk` found to be `Corrupt`. Raises `Unavailable` for giving up while a store does not answer: it may have
     what is missing. A store that is lost for good is taken off the list.
     """
     if pass_gaps and history.unreachable:
@@ -68,7 +70,7 @@ def deal_plan(
     for writer in history.writers:
         for ref in history.chunks_of(writer):
             position = positions.get(writer, 0)
-            if ref.number <= position:
+            if ref.number <= position or (writer, ref.number) in damaged:
                 continue
             if (writer, ref.segment_ms) not in closed:
                 break

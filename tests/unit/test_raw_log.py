@@ -207,6 +207,26 @@ def test_concurrent_appends_share_a_chunk() -> None:
     assert sorted(fields["id"] for _, _, fields in rows(inner)) == [*range(9)]
 
 
+def test_threads_that_append_at_once_each_find_their_records_in_their_order() -> None:
+    stores = [store("a"), store("b")]
+    log = raw_log(*stores, chunk_bytes=600, segment_bytes=5_000)
+
+    def append(thread: int) -> None:
+        for number in range(20):
+            done = log.append("t", [{"thread": thread, "number": 2 * number + each} for each in range(2)])
+            assert done.count == 2
+
+    threads = [threading.Thread(target=append, args=(thread,)) for thread in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    found = [fields for _, _, fields in rows(stores[1])]
+    for thread in range(8):
+        assert [each["number"] for each in found if each["thread"] == thread] == [*range(40)]
+    assert union(stores).verify().gaps == ()
+
+
 def test_two_writers_never_have_the_same_id_or_key() -> None:
     a = store()
     logs = [RawLog([a]) for _ in range(2)]
