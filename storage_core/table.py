@@ -47,7 +47,7 @@ from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
 from storage_core.region.reshape import change_regions
-from storage_core.region.router import RoutingWriter
+from storage_core.region.router import RoutingWriter, TableWriter
 from storage_core.region.spec import Declared, Region, declared_fields, first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
@@ -276,7 +276,7 @@ class Table:
         self._snapshot = result.snapshot
         return Appended(result.version, result.commit_id, table.num_rows, len(adds))
 
-    def writer(self, *, region: Mapping[str, object] | None = None) -> RegionWriter | RoutingWriter:
+    def writer(self, *, region: Mapping[str, object] | None = None) -> TableWriter:
         """Return a writer of a keyed table, a context manager with `put`, `patch`, `delete`, `flush`.
 
         A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that

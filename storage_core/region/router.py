@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -152,3 +152,7 @@ def _taken(rows: Rows, chosen: pa.Array) -> Rows:
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows.take(chosen)
     return [rows[position] for position in chosen.to_pylist()]
+
+
+TableWriter: TypeAlias = RegionWriter | RoutingWriter
+"""What writes to a keyed table: to its one region, or to those of its spec."""

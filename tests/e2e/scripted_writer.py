@@ -11,7 +11,7 @@ import sys
 
 from storage_core import Table
 from storage_core.errors import WriterFenced
-from storage_core.region.writer import RegionWriter
+from storage_core.region.router import TableWriter
 
 Row = dict[str, object]
 
@@ -24,7 +24,7 @@ def rows_of(number: int) -> list[Row]:
     return [{"tailnum": f"N{(number * 7 + part) % KEYS}", "seats": number, "model": f"m{number}"} for part in range(3)]
 
 
-def call(writer: RegionWriter, number: int) -> None:
+def call(writer: TableWriter, number: int) -> None:
     """Make one call; every ninth is followed by a flush, which changes no row."""
     rows = rows_of(number)
     match number % 4:

@@ -18,7 +18,7 @@ from jobs.request import JobRequest
 from jobs.spark import Spark
 from storage_core import Table
 from storage_core.declaration import load
-from storage_core.region.writer import RegionWriter
+from storage_core.region.router import TableWriter
 
 Row = dict[str, object]
 
@@ -49,19 +49,19 @@ class Fleet:
     expected: dict[str, Row] = field(default_factory=dict)
     blank: Row = field(default_factory=dict)
 
-    def put(self, writer: RegionWriter, rows: Iterable[Row]) -> None:
+    def put(self, writer: TableWriter, rows: Iterable[Row]) -> None:
         listed = list(rows)
         writer.put(listed)
         self.expected.update({str(row["tailnum"]): {**self.blank, **row} for row in listed})
 
-    def patch(self, writer: RegionWriter, rows: Iterable[Row]) -> None:
+    def patch(self, writer: TableWriter, rows: Iterable[Row]) -> None:
         listed = list(rows)
         writer.patch(listed)
         for row in listed:
             key = str(row["tailnum"])
             self.expected[key] = {**self.expected.get(key, self.blank), **row}
 
-    def delete(self, writer: RegionWriter, keys: Iterable[str]) -> None:
+    def delete(self, writer: TableWriter, keys: Iterable[str]) -> None:
         listed = list(keys)
         writer.delete(listed)
         for key in listed:
