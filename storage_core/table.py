@@ -306,13 +306,13 @@ class Table:
         self._require_writable()
         if self._snapshot.config.kind != "keyed":
             raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
-        self.refresh()
-        spec = self._snapshot.config.region_spec
-        only = None if region is None else region_of_values(self._snapshot.table_id, spec, region)
+        head = self._log.refresh(self._snapshot)  # the region spec of now; what this table's reads see stays
+        spec = head.config.region_spec
+        only = None if region is None else region_of_values(head.table_id, spec, region)
         clock, ids = self._log.clock, self._log.ids
         if spec.fields:
-            return RoutingWriter(self._store, self._snapshot, clock=clock, ids=ids, only=only, options=options)
-        return RegionWriter.open(self._store, self._snapshot, clock=clock, ids=ids, options=options)
+            return RoutingWriter(self._store, head, clock=clock, ids=ids, only=only, options=options)
+        return RegionWriter.open(self._store, head, clock=clock, ids=ids, options=options)
 
     def scan(
         self,

@@ -22,6 +22,8 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.region.registry import register
+from storage_core.region.spec import Region
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import KeyedTable
@@ -81,6 +83,8 @@ def every_kind() -> EveryKind:
         write_quarantine(store, f"file-{number}", 10, [RejectedLine(f"file-{number}", 1, "no row", "x")])
         store.put(lock_key(f"resource {number}"), b'{"holder": %d}' % number, IfAbsent())
         store.put(probe_key(table.ids.uuid()), b'{"probe": %d}' % number, IfAbsent())
+    # A region that was registered by a writer which died before it claimed it.
+    register(store, Region(id=table.ids.uuid(), spec_id=2, values=(0,)), clock=clock, ids=table.ids)
     store.put(FOREIGN, b"not ours", IfAbsent())
     collect(store, table.log, clock=clock)
     return EveryKind(store, clock, older.version)

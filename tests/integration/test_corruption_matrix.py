@@ -41,6 +41,7 @@ INVISIBLE: Mapping[tuple[str, Damage], str] = {
     ("quarantine", Damage.MISSING): GONE_WITHOUT_TRACE,
     ("tags", Damage.MISSING): GONE_WITHOUT_TRACE,
     ("region_hint", Damage.MISSING): "it is written as best effort",
+    ("region_registry", Damage.MISSING): "it is made again from the regions",
     ("json_checkpoint", Damage.MISSING): GONE_WITHOUT_TRACE,
     ("state of an older version", Damage.MISSING): GONE_WITHOUT_TRACE,
     ("newest version", Damage.MISSING): GONE_WITHOUT_TRACE,

@@ -12,7 +12,7 @@ from storage_core import Table, col
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
-from storage_core.region.router import RoutingWriter
+from storage_core.region.router import RoutingWriter, TableWriter
 from storage_core.region.tail import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.keyed_table import KeyedTable
@@ -171,7 +171,7 @@ def test_a_writer_for_one_region_is_named_by_its_values(table: Table) -> None:
             table.writer(region=wrong)
 
 
-def _fits(writer: RegionWriter | RoutingWriter, number: int) -> bool:
+def _fits(writer: TableWriter, number: int) -> bool:
     try:
         writer.put({"id": number})
     except InvalidInput:

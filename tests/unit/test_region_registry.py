@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 
 import pytest
 
 from storage_core.errors import CommitUnknown, Corrupt, RegionSealed, Unsupported
-from storage_core.formats import keys
+from storage_core.formats import keys, region_manifest
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -163,3 +164,14 @@ def test_a_lost_registry_still_knows_what_a_sealed_region_closed() -> None:
     claim(store, region(1), sealed_by=3)
     with pytest.raises(RegionSealed, match="spec 3 follows"):
         add(store, region(2))
+
+
+def test_a_sealed_manifest_says_so_and_one_that_is_not_keeps_its_bytes() -> None:
+    manifest = RegionManifest(region_id=region(1).id, version=1, writer_epoch=1, region_spec_id=2, writer_id="w")
+    sealed = replace(manifest, sealed_by=3)
+    assert region_manifest.decode(region_manifest.encode(sealed), "key") == sealed
+    assert b"\xb0\x06\x03" in region_manifest.encode(sealed)  # field 102, a varint
+    assert len(region_manifest.encode(manifest)) == len(region_manifest.encode(sealed)) - 3
+    damaged = region_manifest.encode(sealed).replace(b"\xb0\x06\x03", b"\xb0\x06\x02")
+    with pytest.raises(Corrupt, match="checksum"):
+        region_manifest.decode(damaged, "key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -10,14 +11,19 @@ import pytest
 from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, WriterFenced
 from storage_core.formats import keys
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.fsck.check import fsck
+from storage_core.fsck.repair import repair
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.registry import read_registry
+from storage_core.region.registry import read_registry, register
 from storage_core.region.spec import first_specs, region_of_row, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
+from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 from storage_core.testkit.meanwhile import Meanwhile
@@ -182,6 +188,53 @@ def test_works_of_one_plan_share_no_split_so_that_one_commit_takes_them_all() ->
     paths = [add.path for work in again for add in work.base]
     assert len(paths) == len(set(paths))
     assert again
+
+
+def test_a_check_finds_a_region_that_the_registry_lacks_and_a_repair_brings_every_row_over() -> None:
+    table = make()
+    with table.routing_writer() as writer:
+        writer.put([plane(name, 1) for name in NAMES])
+        writer.flush()
+        writer.put([plane(name, 2) for name in NAMES[:9]])
+    registry = keys.region_registry_key()
+    assert fsck(table.store, clock=table.clock, deep=True).clean
+    table.store.put(registry, b"torn", Overwrite())
+    assert [each.kind for each in fsck(table.store, clock=table.clock).findings] == [Kind.REGION_REGISTRY_DAMAGED]
+    table.store.delete([registry])
+    lone = region_of_row(table.snapshot.table_id, table.snapshot.config.region_spec, {"tailnum": "N0"}, PLANES)
+    with_one = MemoryStore("one")
+    register(with_one, lone, clock=table.clock, ids=table.ids)
+    table.store.put(registry, with_one.get(registry).data, Overwrite())
+    found = [each.kind for each in fsck(table.store, clock=table.clock).findings]
+    assert found == [Kind.REGION_NOT_REGISTERED] * 2
+    target = MemoryStore("repaired")
+    repair(table.store, target, clock=table.clock, ids=table.ids)
+    repaired = KeyedTable(target, ids=table.ids, clock=table.clock)
+    assert repaired.rows() == {name: plane(name, 2 if name in NAMES[:9] else 1) for name in NAMES}
+    assert {each.spec_id for each in read_registry(target).regions.values()} == {2}
+
+
+def test_the_collector_keeps_the_registry_and_what_is_not_merged() -> None:
+    clock = ManualClock(step_ms=1)
+    store = MemoryStore("planes", clock=clock)
+    table = replace(make(store), clock=clock)
+    for seats in (1, 2):
+        with table.routing_writer() as writer:
+            writer.put([plane(name, seats) for name in NAMES])
+            writer.flush()
+    while table.merge() is not None:
+        pass
+    table.log.checkpoint(table.snapshot)
+    with table.routing_writer() as writer:
+        writer.put([plane(name, 3) for name in NAMES[:9]])
+        writer.flush()
+    before = entries(store)
+    for _ in range(3):
+        table.clock.now += 90 * 24 * 3_600_000
+        collect(store, table.log, clock=table.clock)
+    assert table.rows() == {name: plane(name, 3 if name in NAMES[:9] else 2) for name in NAMES}
+    assert len(read_registry(store).of_spec(2)) == 3
+    assert entries(store) == before - 2 * 3  # those of merged generations are gone
 
 
 @pytest.mark.parametrize("moment", range(22))
