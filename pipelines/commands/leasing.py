@@ -23,7 +23,10 @@ def leases(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which runs hold a lease, under which token, and until when by this clock."""
+    """Say who works on a table, until when; or break a lease.
+
+    Times are by the clock of whoever holds the lease. An abandoned one is taken over by the next run.
+    """
     from jobs.holder import holder_of, is_gone
     from storage_core.clock import SystemClock
     from storage_core.lease import break_lease
