@@ -43,7 +43,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 def _planned(operations: Sequence[MergeOperation]) -> Figures:
     inputs = [add for operation in operations for add in operation.inputs]
     return Figures(
-        rows_in=sum(add.numRecords or 0 for add in inputs),
+        rows_in=sum(add.visible_rows for add in inputs),
         bytes_in=sum(add.size for add in inputs),
         splits_in=len(inputs),
     )

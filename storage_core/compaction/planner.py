@@ -57,7 +57,8 @@ def plan(
 
     `windows` limits the plan to those window starts (None: the bucket of null timestamps, and tables without windows).
     Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
-    commit) are left out, as are splits with deletion vectors and those whose sort schema does not fit the table now.
+    commit) are left out, as are those whose sort schema does not fit the table now. Deletion vectors are applied: rows
+    that a merge deletes meanwhile make the commit fail and never come back (lesson 26).
     """
     at_ms = snapshot.timestamp if now_ms is None else now_ms
     skipped = _active_skips(snapshot.mergeskips.values(), at_ms)
@@ -76,14 +77,14 @@ def debt(snapshot: Snapshot, *, now_ms: int | None = None) -> list[WindowDebt]:
     for operation in plan(snapshot, now_ms=now_ms):
         by_window.setdefault(operation.window, []).extend(operation.inputs)
     return [
-        WindowDebt(window, len(adds), sum(add.numRecords or 0 for add in adds), sum(add.size for add in adds))
+        WindowDebt(window, len(adds), sum(add.visible_rows for add in adds), sum(add.size for add in adds))
         for window, adds in by_window.items()
     ]
 
 
 def _is_candidate(add: Add, snapshot: Snapshot, windows: Collection[int | None] | None) -> bool:
     wanted = windows is None or add.windowStart in windows
-    return wanted and add.rows_gone is None and add.size < snapshot.config.target_split_bytes / 2
+    return wanted and add.size < snapshot.config.target_split_bytes / 2
 
 
 def _active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:

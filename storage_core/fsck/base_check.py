@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from storage_core.compaction.invariants import audit_split
 from storage_core.fsck.inventory import Inventory
@@ -33,7 +32,7 @@ def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable
             yield Finding(kind=Kind.OLDER_SPLIT_MISSING, key=add.path, expected=expected, found="nothing")
             continue
         try:
-            open_split(store, replace(add, deletionVector=None))
+            open_split(store, add.as_written)
         except DAMAGE as error:
             yield damage_of(Kind.OLDER_SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
 
@@ -72,8 +71,7 @@ def _rows(named: Add | IndexSegment) -> str:
 
 def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator[Finding]:
     try:
-        # Of the file as it was written: which of its rows are deleted is no part of it.
-        violations = audit_split(store, replace(add, deletionVector=None), snapshot)
+        violations = audit_split(store, add, snapshot)
     except DAMAGE as error:
         yield damage_of(Kind.SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
         return

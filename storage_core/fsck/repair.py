@@ -116,7 +116,7 @@ class _Repair:
             first_version=0 if found.kept is None else found.kept.first,
             version=version,
             splits=len(base),
-            rows=sum(add.numRecords or 0 for add in base.values()),
+            rows=sum(add.visible_rows for add in base.values()),
             bytes=sum(add.size for add in base.values()),
             records=records,
             recovered=tuple(self.transfer.recovered),

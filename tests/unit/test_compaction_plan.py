@@ -84,8 +84,12 @@ def test_splits_of_half_the_target_size_are_mature() -> None:
     assert plan(snapshot(adds[:2], config=config)) == []
 
 
-def test_a_split_with_a_deletion_vector_is_left_alone() -> None:
-    assert plan(snapshot([_add("a"), replace(_add("b"), deletionVector=inline([0]))])) == []
+def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_counted() -> None:
+    inputs = snapshot([replace(_add("a"), numRecords=5), replace(_add("b"), numRecords=5, deletionVector=inline([0]))])
+    (operation,) = plan(inputs)
+    assert MergeOperation.from_json(operation.to_json()).inputs[1].deletionVector == inline([0])
+    (owed,) = debt(inputs)
+    assert owed.rows == 9
 
 
 def test_an_active_mergeskip_keeps_a_split_out_until_it_runs_out() -> None:
