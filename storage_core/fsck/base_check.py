@@ -12,16 +12,21 @@ from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import open_split
+from storage_core.split.vectors import rows_gone
 
 
 def check_splits(store: ObjectStore, inventory: Inventory, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the live splits. No request; deep: one GET per split, one in memory at a time."""
+    """Yield what is wrong with the live splits and their deletion vectors.
+
+    No request; deep: one GET per split, one in memory at a time, and one per vector that is stored.
+    """
     for add in snapshot.splits.values():
         found = _presence(add, inventory)
         if found is not None:
             yield found
         elif deep:
             yield from _split_content(store, add, snapshot)
+        yield from _vector(store, add, inventory, deep=deep)
 
 
 def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable[Add]) -> Iterator[Finding]:
@@ -50,6 +55,23 @@ def check_segments(store: ObjectStore, inventory: Inventory, snapshot: Snapshot,
             yield Finding(
                 kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=f"{gone[0]} is not"
             )
+
+
+def _vector(store: ObjectStore, add: Add, inventory: Inventory, *, deep: bool) -> Iterator[Finding]:
+    vector = add.rows_gone
+    if vector is None or vector.path is None:
+        return
+    info = inventory.objects.get(vector.path)
+    expected = f"{vector.size} bytes, {vector.cardinality} rows of {add.path}"
+    if info is None:
+        yield Finding(kind=Kind.VECTOR_MISSING, key=vector.path, expected=expected, found="nothing")
+    elif info.size != vector.size:
+        yield Finding(kind=Kind.VECTOR_DAMAGED, key=vector.path, expected=expected, found=f"{info.size} bytes")
+    elif deep:
+        try:
+            rows_gone(store, add)
+        except DAMAGE as error:
+            yield damage_of(Kind.VECTOR_DAMAGED, error, vector.path, expected)
 
 
 def _presence(named: Add | IndexSegment, inventory: Inventory) -> Finding | None:

@@ -30,13 +30,15 @@ RowMask = npt.NDArray[np.bool_]
 def rows_gone(store: ObjectStore, add: Add) -> BitMap:
     """Return the rows of the file that are superseded or deleted; none without a vector. One GET for a stored one.
 
-    Raises `Corrupt` naming the split for a vector that is not what the log says, or names rows that the split does not
+    Raises `Corrupt` naming it for a vector that is not what the log says, or names rows that the split does not
     have; `SnapshotExpired` when its object is gone.
     """
     vector = add.rows_gone
     if vector is None:
         return BitMap()
-    gone = rows_of(vector, None if vector.path is None else _object(store, vector.path, add), add.path)
+    gone = rows_of(
+        vector, None if vector.path is None else _object(store, vector.path, add), where=vector.path or add.path
+    )
     if add.numRecords is not None and gone.max() >= add.numRecords:
         raise Corrupt(
             f"{add.path}: its deletion vector names row {gone.max()} of {add.numRecords}; {SEE_CORRUPT}", key=add.path
