@@ -67,7 +67,7 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
 def _planned(operations: Sequence[MergeOperation]) -> Figures:
     inputs = [add for operation in operations for add in operation.inputs]
     return Figures(
-        rows_in=sum(add.numRecords or 0 for add in inputs),
+        rows_in=sum(add.visible_rows for add in inputs),
         bytes_in=sum(add.size for add in inputs),
         splits_in=len(inputs),
     )

@@ -14,7 +14,8 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
-from storage_core.region.merge import MergeResult, MergeWork, plan
+from storage_core.region.merge import actions_of, plan
+from storage_core.region.merge_work import MergeResult, MergeWork
 
 SUMMARY = "Apply flushed generations to the base table."
 
@@ -27,7 +28,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     compaction of the same splits was first.
     """
     job = JobRun("merge", request, spark)
-    with job.leased(lambda snapshot: plan(job.table.store, snapshot), ["merge"]) as work:
+    store = job.table.store
+    with job.leased(lambda snapshot: plan(store, snapshot), ["merge"]) as work:
         if not work:
             return job.report("nothing_to_do")
         if request.dry_run:
@@ -35,7 +37,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         answers = job.map(tasks.merge, [{"work": item.to_json()} for item in work])
         results = [MergeResult.from_json(answer["result"]) for answer in answers]
         return job.commit(
-            [action for result in results for action in result.actions],
+            actions_of(store, results, ids=job.table.log.ids, now_ms=job.table.log.clock.now_ms()),
             operation="MERGE",
             figures=Figures.of(results),
             requirements=[each for item in work for each in item.requirements],

@@ -21,7 +21,7 @@ from storage_core.log.actions import to_json_object
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as region_merge
-from storage_core.region.merge import MergeWork
+from storage_core.region.merge_work import MergeWork
 from storage_core.split.write import SplitContext
 
 Item = Mapping[str, Any]

@@ -53,4 +53,9 @@ def show_search(plan: Plan, *, as_json: bool) -> None:
 
 
 def _split(add: Add) -> Plan:
-    return {"path": add.path, "size": add.size, "rows": add.numRecords, "window_start": add.windowStart}
+    return {
+        "path": add.path,
+        "size": add.size,
+        "rows": None if add.numRecords is None else add.visible_rows,
+        "window_start": add.windowStart,
+    }

@@ -114,8 +114,11 @@ def audit(store: ObjectStore, snapshot: Snapshot) -> list[Violation]:
 
 
 def audit_split(store: ObjectStore, add: Add, snapshot: Snapshot) -> list[Violation]:
-    """Return what `audit` finds in one split that reads. One GET. Raises what `open_split` raises."""
-    return list(_audit_split(open_split(store, add), snapshot))
+    """Return what `audit` finds in one split that reads. One GET. Raises what `open_split` raises.
+
+    Of the file as it was written: which of its rows are deleted is no part of it.
+    """
+    return list(_audit_split(open_split(store, add.as_written), snapshot))
 
 
 def _audit_split(split: OpenSplit, snapshot: Snapshot) -> Iterator[Violation]:

@@ -1,7 +1,8 @@
 """What there is to compact: a pure function of a snapshot (design page 04, "Compatibility scope" and "Policy").
 
 Splits are grouped by scope and window; a group of two or more small splits becomes one operation. Splits of half the
-target size and more are mature and left alone, so what a compaction wrote is not rewritten by the next one.
+target size and more are mature and left alone, so what a compaction wrote is not rewritten by the next one. A split of
+which more than a third of the rows is deleted is worn: it is rewritten whatever its size, also alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.write import SplitContext, context_of
 
 OPERATION = "compact"
+
+WORN_SHARE = 1 / 3
+"""Readers read at most half as much again as they need, and a rewrite copies at most two rows per deleted one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ def plan(
 
     `windows` limits the plan to those window starts (None: the bucket of null timestamps, and tables without windows).
     Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
-    commit) are left out, as are splits with deletion vectors and those whose sort schema does not fit the table now.
+    commit) are left out, as are those whose sort schema does not fit the table now. Deletion vectors are applied: rows
+    that a merge deletes meanwhile make the commit fail and never come back (lesson 26).
     """
     at_ms = snapshot.timestamp if now_ms is None else now_ms
     skipped = _active_skips(snapshot.mergeskips.values(), at_ms)
@@ -66,7 +71,8 @@ def plan(
         scope = scope_of(snapshot.table_id, add)
         if scope is not None and add.path not in skipped and _is_candidate(add, snapshot, windows):
             groups.setdefault((scope, add.windowStart), []).append(add)
-    operations = [_operation(snapshot, scope, adds) for (scope, _), adds in groups.items() if len(adds) > 1]
+    wanting = [(scope, adds) for (scope, _), adds in groups.items() if len(adds) > 1 or any(map(_is_worn, adds))]
+    operations = [_operation(snapshot, scope, adds) for scope, adds in wanting]
     return sorted((each for each in operations if each is not None), key=_plan_order)
 
 
@@ -76,14 +82,24 @@ def debt(snapshot: Snapshot, *, now_ms: int | None = None) -> list[WindowDebt]:
     for operation in plan(snapshot, now_ms=now_ms):
         by_window.setdefault(operation.window, []).extend(operation.inputs)
     return [
-        WindowDebt(window, len(adds), sum(add.numRecords or 0 for add in adds), sum(add.size for add in adds))
+        WindowDebt(window, len(adds), sum(add.visible_rows for add in adds), sum(add.size for add in adds))
         for window, adds in by_window.items()
     ]
 
 
 def _is_candidate(add: Add, snapshot: Snapshot, windows: Collection[int | None] | None) -> bool:
     wanted = windows is None or add.windowStart in windows
-    return wanted and add.rows_gone is None and add.size < snapshot.config.target_split_bytes / 2
+    return wanted and (_visible_bytes(add) < snapshot.config.target_split_bytes / 2 or _is_worn(add))
+
+
+def _visible_bytes(add: Add) -> float:
+    """What the split would take without its deleted rows."""
+    return add.size * add.visible_rows / add.numRecords if add.numRecords else add.size
+
+
+def _is_worn(add: Add) -> bool:
+    gone = 0 if add.rows_gone is None else add.rows_gone.cardinality
+    return gone > WORN_SHARE * (add.numRecords or gone)
 
 
 def _active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:

@@ -51,6 +51,7 @@ class KeyKind(StrEnum):
     JSON_CHECKPOINT = "json_checkpoint"
     JSON_CHECKPOINT_PART = "json_checkpoint_part"
     SPLIT = "split"
+    VECTOR = "vector"
     SEGMENT = "segment"
     REGION_REGISTRY = "region_registry"
     REGION_MANIFEST = "region_manifest"
@@ -70,8 +71,8 @@ class ParsedKey:
     """A key of a known kind and the parts it was built from; parts that the kind does not have are None.
 
     `window` is None for the bucket of null timestamps and for tables without windows; `windowed` tells the two apart.
-    `id` is a split, segment, quarantine, manifest or JSON checkpoint id; `entry` a WAL entry, or a part of the last.
-    `source` of a lock or quarantine entry is the encoded segment.
+    `id` is a split, vector, segment, quarantine, manifest or JSON checkpoint id; `entry` a WAL entry, or a part of the
+    last. `source` of a lock or quarantine entry is the encoded segment.
     """
 
     kind: KeyKind
@@ -145,13 +146,22 @@ def split_key(window: int | None, windowed: bool, split_id: str) -> str:  # noqa
 
     The folder is `null` for the bucket of null timestamps and `all` in a table without windows.
     """
+    return f"{_window_folder(window, windowed)}/{_matching(_ID, split_id, 'a split id (a-z 0-9 -)')}.parquet"
+
+
+def vector_key(window: int | None, windowed: bool, vector_id: str) -> str:  # noqa: FBT001 -- as for its split
+    """Return the key of a stored deletion vector, in the folder of its split."""
+    return f"{_window_folder(window, windowed)}/{_uuid(vector_id)}.dv"
+
+
+def _window_folder(window: int | None, windowed: bool) -> str:  # noqa: FBT001 -- one answer in two parts
     if windowed:
         folder = "null" if window is None else str(_bounded_window(window))
     elif window is None:
         folder = "all"
     else:
         raise InvalidInput(f"a table without windows has no window {window}", window=window)
-    return f"splits/{folder}/{_matching(_ID, split_id, 'a split id (a-z 0-9 -)')}.parquet"
+    return f"splits/{folder}"
 
 
 def segment_key(index: str, segment_id: str) -> str:
@@ -268,6 +278,10 @@ def _parse_split(key: str, parts: list[str]) -> ParsedKey | None:
         case [folder, name]:
             windowed = folder != "all"
             window = None if folder in ("all", "null") else _integer(folder)
+            if name.endswith(".dv"):
+                vector_id = name.removesuffix(".dv")
+                parsed = ParsedKey(kind=KeyKind.VECTOR, key=key, id=vector_id, window=window, windowed=windowed)
+                return _exact(key, vector_key(window, windowed, vector_id), parsed)
             split_id = name.removesuffix(".parquet")
             parsed = ParsedKey(kind=KeyKind.SPLIT, key=key, id=split_id, window=window, windowed=windowed)
             return _exact(key, split_key(window, windowed, split_id), parsed)

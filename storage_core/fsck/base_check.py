@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from storage_core.compaction.invariants import audit_split
 from storage_core.fsck.inventory import Inventory
@@ -13,16 +12,21 @@ from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import open_split
+from storage_core.split.vectors import rows_gone
 
 
 def check_splits(store: ObjectStore, inventory: Inventory, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the live splits. No request; deep: one GET per split, one in memory at a time."""
+    """Yield what is wrong with the live splits and their deletion vectors.
+
+    No request; deep: one GET per split, one in memory at a time, and one per vector that is stored.
+    """
     for add in snapshot.splits.values():
         found = _presence(add, inventory)
         if found is not None:
             yield found
         elif deep:
             yield from _split_content(store, add, snapshot)
+        yield from _vector(store, add, inventory, deep=deep)
 
 
 def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable[Add]) -> Iterator[Finding]:
@@ -33,7 +37,7 @@ def check_older_splits(store: ObjectStore, inventory: Inventory, older: Iterable
             yield Finding(kind=Kind.OLDER_SPLIT_MISSING, key=add.path, expected=expected, found="nothing")
             continue
         try:
-            open_split(store, replace(add, deletionVector=None))
+            open_split(store, add.as_written)
         except DAMAGE as error:
             yield damage_of(Kind.OLDER_SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
 
@@ -51,6 +55,23 @@ def check_segments(store: ObjectStore, inventory: Inventory, snapshot: Snapshot,
             yield Finding(
                 kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=f"{gone[0]} is not"
             )
+
+
+def _vector(store: ObjectStore, add: Add, inventory: Inventory, *, deep: bool) -> Iterator[Finding]:
+    vector = add.rows_gone
+    if vector is None or vector.path is None:
+        return
+    info = inventory.objects.get(vector.path)
+    expected = f"{vector.size} bytes, {vector.cardinality} rows of {add.path}"
+    if info is None:
+        yield Finding(kind=Kind.VECTOR_MISSING, key=vector.path, expected=expected, found="nothing")
+    elif info.size != vector.size:
+        yield Finding(kind=Kind.VECTOR_DAMAGED, key=vector.path, expected=expected, found=f"{info.size} bytes")
+    elif deep:
+        try:
+            rows_gone(store, add)
+        except DAMAGE as error:
+            yield damage_of(Kind.VECTOR_DAMAGED, error, vector.path, expected)
 
 
 def _presence(named: Add | IndexSegment, inventory: Inventory) -> Finding | None:
@@ -72,8 +93,7 @@ def _rows(named: Add | IndexSegment) -> str:
 
 def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator[Finding]:
     try:
-        # Of the file as it was written: which of its rows are deleted is no part of it.
-        violations = audit_split(store, replace(add, deletionVector=None), snapshot)
+        violations = audit_split(store, add, snapshot)
     except DAMAGE as error:
         yield damage_of(Kind.SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
         return

@@ -65,6 +65,7 @@ class KnownLog:
         # Version 0 makes the table and merges nothing, so that it is missing makes nothing uncertain.
         self._read_up_to = 0 if base is None else base.version
         self._certain = True
+        self._merged_at: dict[str, dict[str, int]] = {}
 
     def read(self, version: int | None, actions: list[Action], *, later: bool) -> None:
         """Take a version; of one that is not `later` than the kept head only what it names. None is of no known one."""
@@ -94,6 +95,8 @@ class KnownLog:
                     self._read_progress(action)
                 case _:
                     pass
+        if later:
+            self._merged_at |= {each.path: dict(self.merged) for each in actions if isinstance(each, Add)}
 
     def _take_back(self, path: str, rewrites: list[Rewrite]) -> None:
         """Who removes a split that a rewrite had replaced saw it live: a lost restore has undone the rewrite."""
@@ -117,8 +120,9 @@ class KnownLog:
             elif isinstance(action, Remove):
                 removed.setdefault(_folder(action.path), []).append(action.path)
         for folder, adds in added.items():
-            inputs = [self.named[path] for path in removed.get(folder, ()) if path in self.named]
-            whole = len(inputs) == len(removed.get(folder, ())) and all(each.rows_gone is None for each in inputs)
+            known = self.named | self.live  # those that are live say which of their rows are
+            inputs = [known[path] for path in removed.get(folder, ()) if path in known]
+            whole = len(inputs) == len(removed.get(folder, ()))
             if whole and inputs and _rows(adds) == _rows(inputs):
                 self.rewrites.append(Rewrite(outputs=frozenset(each.path for each in adds), inputs=tuple(inputs)))
 
@@ -138,6 +142,17 @@ class KnownLog:
         newest = max(action.generation, self.merged.get(action.region, 0))
         self.progress.apply(replace(action, generation=newest))
         self._certain = True
+
+    def added_at(self, path: str) -> int:
+        """Return the version that added a live split, as far as the versions that were read say."""
+        return self._added_at.get(path, self._read_up_to)
+
+    def merged_at(self, path: str) -> Mapping[str, int] | None:
+        """Return the merge progress with which a version behind the kept ones added a split, None for others.
+
+        Versions that are missing before it may have merged more.
+        """
+        return self._merged_at.get(path)
 
     @property
     def merged(self) -> dict[str, int]:
@@ -168,4 +183,4 @@ def _folder(path: str) -> str:
 
 
 def _rows(adds: Iterable[Add]) -> int:
-    return sum(add.numRecords or 0 for add in adds)
+    return sum(add.visible_rows for add in adds)

@@ -117,7 +117,7 @@ class _Repair:
             first_version=0 if found.kept is None else found.kept.first,
             version=version,
             splits=len(base),
-            rows=sum(add.numRecords or 0 for add in base.values()),
+            rows=sum(add.visible_rows for add in base.values()),
             bytes=sum(add.size for add in base.values()),
             records=records,
             recovered=tuple(self.transfer.recovered),
@@ -139,12 +139,16 @@ class _Repair:
                 missing = {path: add for path, add in missing.items() if path not in rewrite.outputs}
         for path, add in missing.items():
             why = "it is not what was written" if path in self.inventory.objects else "it is gone"
-            self.transfer.lost.append(Lost(key=path, reason=why, rows=add.numRecords))
+            if not self.transfer.has_vector(add):
+                why = "its deletion vector is lost: which of its rows are deleted is not known"
+            self.transfer.lost.append(Lost(key=path, reason=why, rows=add.visible_rows))
         self._note_found(found)
         for add in [*found.older.values(), *self._splits_of(tagged)]:
             self.transfer.place(add)
         for segment in found.named_segments.values():
             self.transfer.place(segment)
+        for vector in self.inventory.of(KeyKind.VECTOR):  # as they are: entries of any version say what they must be
+            self.transfer.copy(vector.key)
         return base
 
     def _undo(self, rewrite: Rewrite, base: dict[str, Add], missing: dict[str, Add]) -> bool:
@@ -163,7 +167,16 @@ class _Repair:
             Lost(key=path, reason=f"cannot be judged: {reason}") for path, reason in sorted(found.unreadable.items())
         ]
         self.transfer.lost += [
-            Lost(key=add.path, reason="a merge whose version is lost has replaced it") for add in found.overtaken
+            Lost(key=add.path, reason="merges whose versions are lost have superseded all of its rows")
+            for add in found.overtaken
+        ]
+        self.transfer.lost += [
+            Lost(
+                key=f"_mem_wal/{region}/",
+                reason=f"versions that merged its generations are lost, and not all of their records are at hand: rows "
+                f"that they deleted may be live again in {splits} splits",
+            )
+            for region, splits in sorted(found.doubtful.items())
         ]
         self.transfer.lost += [
             Lost(key=version_key(version), reason="the version does not open in the repaired table")

@@ -70,6 +70,8 @@ class Kind(StrEnum):
     NEWER_FORMAT = "newer_format"
     UNKNOWN_KEY = "unknown_key"
     UNREFERENCED = "unreferenced"
+    VECTOR_MISSING = "vector_missing"
+    VECTOR_DAMAGED = "vector_damaged"
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -122,6 +124,8 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.NEWER_FORMAT: (_E, "a newer release wrote it: upgrade"),
     Kind.UNKNOWN_KEY: (_N, "no object of Tidemark, and never touched: move it away if nothing needs it"),
     Kind.UNREFERENCED: (_N, "no version needs it; the collector takes it: tidemark gc"),
+    Kind.VECTOR_MISSING: (_E, f"its split cannot be read: {REPAIR}"),
+    Kind.VECTOR_DAMAGED: (_E, f"its split cannot be read: {REPAIR}"),
 }
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import KeyKind, gc_candidates_key, parse, version_key
 from storage_core.fsck.found_split import FoundSplit, read_found
@@ -17,7 +18,7 @@ from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.known_log import Kept, KnownLog, Rewrite
 from storage_core.fsck.lineage_replay import Choice, choose
 from storage_core.fsck.log_check import LogCheck, checkpoints_in, part_of_log
-from storage_core.fsck.overtaken import overtaken
+from storage_core.fsck.overtaken import DatedSplit, overtaken
 from storage_core.fsck.region_salvage import RegionSalvage
 from storage_core.fsck.report import DAMAGE, Kind
 from storage_core.gc.mark import Reason
@@ -34,8 +35,9 @@ class Salvage:
 
     `kept` is None when no part of the log opens. `splits` and `segments` are live; `older` are splits that only older
     kept versions name, and `named_segments` the segments that any does. `left_out` says of found splits why they are
-    not live, `unproven` are live with nothing that says so but the files, `unreadable` cannot be judged. `overtaken`
-    were live before merges whose versions are lost, and hold keys that those touched.
+    not live, `unproven` are live with nothing that says so but the files, `unreadable` cannot be judged. Of `overtaken`
+    merges whose versions are lost have superseded every row. `doubtful` counts, per region, the splits that may hold
+    rows which such merges have deleted.
     """
 
     kept: Kept | None
@@ -50,6 +52,7 @@ class Salvage:
     unproven: tuple[str, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
     overtaken: tuple[Add, ...] = ()
+    doubtful: Mapping[str, int] = field(default_factory=dict)
     lost_versions: tuple[int, ...] = ()
     named_segments: dict[str, IndexSegment] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
@@ -78,12 +81,15 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
     named = found or _newest_readable(store, inventory, known.live) or _newest_readable(store, inventory, known.older)
     metadata = known.metadata or _metadata_of(store, named)
     result = _with_choice(_salvaged(known, kept, lost), choice, metadata, unreadable | doubtful)
-    if kept is None or not kept.snapshot.config.primary_key:
+    key = TableConfig.from_configuration(metadata.configuration).primary_key
+    if not key:
         return result
-    gone = overtaken(store, kept.snapshot, result.splits, merged=result.merged, regions=regions)
-    paths = {add.path for add in gone}
-    splits = {path: add for path, add in result.splits.items() if path not in paths}
-    return replace(result, splits=splits, overtaken=tuple(gone))
+    dated = [_dated(add, known, result, choice) for add in result.splits.values()]
+    hidden = overtaken(store, dated, key, merged=result.merged, regions=regions)
+    splits = result.splits | {add.path: add for add in hidden.marked}
+    for add in hidden.gone:
+        del splits[add.path]
+    return replace(result, splits=splits, overtaken=hidden.gone, doubtful=hidden.doubtful)
 
 
 def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
@@ -122,6 +128,26 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
     old -= {path for each in found if each.path not in old for path in each.lineage.replaces}
     why = f"a lost version added it or none did, and it is not live in version {reached}"
     return [each for each in found if each.path not in old], dict.fromkeys(sorted(old), why)
+
+
+def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice) -> DatedSplit:
+    """Where a live split belongs in time: by the version that added it, or, behind those, that it was planned on."""
+    kept = result.kept
+    before = {} if kept is None else dict(kept.snapshot.merged_generations)
+    found = choice.live.get(add.path)
+    if found is None:
+        added_at, later = known.added_at(add.path), known.merged_at(add.path)
+        if kept is not None and (add.path in kept.snapshot.splits or later is None):
+            return DatedSplit(add=add, order=2 * added_at, progress=before, certain=True)
+        whole = known.has_read(0 if kept is None else kept.snapshot.version + 1, added_at)
+        return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
+    merged = found.lineage.merged
+    order = 2 * found.origin.planned_version + 1
+    if merged is None:
+        return DatedSplit(add=add, order=order, progress=before, certain=False)
+    # A merge writes rows of its own region, which no other region's records touch.
+    progress = {**result.merged, merged.region: merged.generation}
+    return DatedSplit(add=add, order=order, progress=progress, certain=True)
 
 
 def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[int, ...]) -> Salvage:

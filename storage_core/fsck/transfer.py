@@ -15,6 +15,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
+from storage_core.split.vectors import rows_gone
 
 
 @dataclass(slots=True)
@@ -35,11 +36,22 @@ class Transfer:
     def place(self, named: Add | IndexSegment) -> bool:
         """Bring over the split or segment; return False when no object holds what the log says of it.
 
-        An object that lies under the key of another one of its kind is found by its size and checksum.
+        An object that lies under the key of another one of its kind is found by its size and checksum. A split stays
+        behind when its deletion vector is lost: rows that were deleted would come back.
         """
+        if isinstance(named, Add) and not self.has_vector(named):
+            return False
         if named.path not in self._done:
             self._done[named.path] = self._placed(named)
         return self._done[named.path]
+
+    def has_vector(self, add: Add) -> bool:
+        """Tell whether the rows of the split that are deleted are known."""
+        try:
+            rows_gone(self.source, add)
+        except DAMAGE:
+            return False
+        return True
 
     def copy(self, key: str) -> None:
         """Bring over an object that is known to be sound. Raises `NotFound`."""

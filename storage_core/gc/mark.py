@@ -18,6 +18,7 @@ class Reason(StrEnum):
 
     ORPHAN_SPLIT = "orphan_split"
     REMOVED_SPLIT = "removed_split"
+    UNNAMED_VECTOR = "unnamed_vector"
     ORPHAN_SEGMENT = "orphan_segment"
     REMOVED_SEGMENT = "removed_segment"
     MERGED_GENERATION = "merged_generation"
@@ -99,6 +100,7 @@ def _reason(found: Roots, parsed: ParsedKey, *, old: bool) -> Reason | None:
             return Reason.OLD_VERSION if _number(parsed.version) < found.first_version else None
         case (
             KeyKind.SPLIT
+            | KeyKind.VECTOR
             | KeyKind.SEGMENT
             | KeyKind.STATE
             | KeyKind.MANIFEST
@@ -130,6 +132,8 @@ def _unnamed(found: Roots, parsed: ParsedKey) -> Reason:
     match parsed.kind:
         case KeyKind.SPLIT:
             return Reason.REMOVED_SPLIT if removed else Reason.ORPHAN_SPLIT
+        case KeyKind.VECTOR:  # superseded or never committed: its action does not say which it took the place of
+            return Reason.UNNAMED_VECTOR
         case KeyKind.SEGMENT:
             return Reason.REMOVED_SEGMENT if removed else Reason.ORPHAN_SEGMENT
         case KeyKind.STATE | KeyKind.JSON_CHECKPOINT:

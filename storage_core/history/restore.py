@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-import pyarrow.compute as pc
-
 from storage_core.config import REGIONS_KEY
 from storage_core.errors import CommitConflict
 from storage_core.gc.protection import doomed
@@ -18,7 +16,6 @@ from storage_core.history.kept import objects_of, replaced, require_kept
 from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
 from storage_core.log.commit import CommitResult
 from storage_core.log.deletion_vector import DeletionVector, inline
-from storage_core.log.file_columns import adds_of
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.schema_registry import registry, with_registry
@@ -76,8 +73,8 @@ class _Plan:
         """Return the figures that the commit records."""
         return {
             "restored_version": version,
-            "rows_in": sum(add.numRecords or 0 for add in self.removes),
-            "rows_out": sum(add.numRecords or 0 for add in self.adds),
+            "rows_in": sum(add.visible_rows for add in self.removes),
+            "rows_out": sum(add.visible_rows for add in self.adds),
             "splits_in": len(self.removes),
             "splits_out": len(self.adds),
         }
@@ -147,9 +144,7 @@ def _differently_marked(head: Snapshot, target: Snapshot) -> list[str]:
 
 def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
     """What is deleted, by split."""
-    files = snapshot.splits.table()
-    marked = adds_of(files.filter(pc.is_valid(files.column("deletionVector"))))
-    return {add.path: add.rows_gone for add in marked if add.rows_gone is not None}
+    return {add.path: add.rows_gone for add in snapshot.splits.marked() if add.rows_gone is not None}
 
 
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,10 @@ _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
 _BATCH_ROWS = 10_000
+
+
+IsLive = Callable[[int, int], bool]
+"""Tells of a segment's position among those composed, and of a row of it, whether the row is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +115,28 @@ class TextQuery:
     definition: IndexDefinition
     completed: str
 
-    def hits(self, directories: Sequence[Path], limit: int, scratch: Path) -> list[Hit]:
-        """Return the best `limit` documents of the composed `directories` by score, then position, then row.
+    def hits(
+        self, directories: Sequence[Path], limit: int, scratch: Path, *, is_live: IsLive | None = None
+    ) -> list[Hit]:
+        """Return the best `limit` live documents of the composed `directories` by score, then position, then row.
 
-        `scratch` is an existing directory, best on their file system; nothing is left in it.
+        Without `is_live` all are. Documents that are not live count in the statistics behind the scores, as in every
+        composition of these directories. `scratch` is an existing directory, best on their file system; nothing is left
+        in it.
         """
         with _scratch(scratch) as root:
             sources = compose(directories, root / "composed", self.definition)
-            return self._top(tantivy.Index.open(str(root / "composed")), sources, limit)
+            return self._live(tantivy.Index.open(str(root / "composed")), sources, limit, is_live)
+
+    def _live(self, index: tantivy.Index, sources: Sequence[int], limit: int, is_live: IsLive | None) -> list[Hit]:
+        """The best of more are the best of fewer and others behind them, so ask for more until enough are live."""
+        asked = limit
+        while True:
+            found = self._top(index, sources, asked)
+            live = [hit for hit in found if is_live is None or is_live(hit.source, hit.row)]
+            if len(live) >= limit or len(found) < asked:
+                return live[:limit]
+            asked *= 4
 
     def _top(self, index: tantivy.Index, sources: Sequence[int], limit: int) -> list[Hit]:
         searcher = index.searcher()

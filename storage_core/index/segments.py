@@ -98,11 +98,12 @@ def fingerprint_of(definition: IndexDefinition) -> str:
 def build(store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema) -> dict[str, bytes]:
     """Return the files of a segment over one split; also used for splits that no segment covers yet.
 
-    `schema` has at least the indexed columns. One GET, verified against the log; memory is bounded by the split. A
-    column that the split does not have is null. Raises what `read_split` raises.
+    Rows that a deletion vector hides are among those of the segment: it stays good for every vector that follows, and
+    a search leaves them out. `schema` has at least the indexed columns. One GET, verified against the log; memory is
+    bounded by the split. A column that the split does not have is null. Raises what `read_split` raises.
     """
     # The whole file is read even for few columns: a segment must not preserve damage that only a checksum shows.
-    rows = read_split(store, add, verify=True)
+    rows = read_split(store, add.as_written, verify=True)
     indexed = conform_split(rows, pa.schema([schema.field(each) for each in definition.columns]))
     match definition.kind:
         case "fulltext":

@@ -8,7 +8,7 @@ and so is a known field whose value is not of the field's type.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, get_args
 
 from storage_core.errors import Corrupt, Unsupported
@@ -115,6 +115,17 @@ class Add:
         """The vector that hides rows; a vector of no rows is none."""
         vector = self.deletionVector
         return vector if vector is not None and vector.cardinality else None
+
+    @property
+    def visible_rows(self) -> int:
+        """Rows of the file that no vector hides; 0 where nobody counted them."""
+        gone = self.rows_gone
+        return max(0, (self.numRecords or 0) - (0 if gone is None else gone.cardinality))
+
+    @property
+    def as_written(self) -> Add:
+        """The entry without its vector: for whoever wants the rows of the file, whether they are live or not."""
+        return replace(self, deletionVector=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,15 @@ class LiveFiles(Mapping[str, Add]):
         sums = (pc.sum(table.column(column)).as_py() or 0 for table in listed)
         return sum(sums) + sum(getattr(each.add, column) or 0 for each in self.added.values())
 
+    def rows_gone(self) -> int:
+        """Return how many rows of the live splits their deletion vectors hide."""
+        return sum(add.rows_gone.cardinality for add in self.marked() if add.rows_gone is not None)
+
+    def marked(self) -> list[Add]:
+        """Return the live splits with a deletion vector, one of no rows included; only they have to be records."""
+        tables = (table.filter(pc.is_valid(table.column("deletionVector"))) for table in self.tables())
+        return [add for table in tables for add in adds_of(table)]
+
     def added_table(self) -> pa.Table:
         """Return the rows of the splits added since the state. Reads nothing."""
         return table_of([each.add for each in self.added.values()], [each.at for each in self.added.values()])

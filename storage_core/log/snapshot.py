@@ -90,8 +90,8 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the live splits; splits written by others without a count add nothing."""
-        return self.splits.total("numRecords")
+        """Visible rows of the live splits; splits written by others without a count add nothing."""
+        return self.splits.total("numRecords") - self.splits.rows_gone()
 
     @cached_property
     def bytes(self) -> int:

@@ -4,7 +4,8 @@ Columns are the table's and those of Delta's change feed, with its names: `_chan
 update is one of each), `_commit_version`, `_commit_timestamp`. Commit by commit, deletes before inserts: applied in
 that order to the rows of the first version they give the rows of the last. Rows have no order within a commit.
 
-A rewrite of splits (a merge, a restore) names far more rows than it changed. What a commit removes and adds again
+Of a split that only got another deletion vector, just the rows between the two vectors changed. A rewrite of splits (a
+merge, a restore) names far more rows than it changed. What a commit removes and adds again
 cancels out by whole rows, each as often as it occurs, compared by value and in the total order's sense: one NaN, one
 zero. Rows that may be equal lie in one window; a window that is still too large is taken in slices by row hash.
 """
@@ -14,19 +15,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.deletion_vector import inline
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.relation import query_errors, session
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.read import conform_split, open_split
+from storage_core.split.vectors import rows_gone
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
@@ -62,7 +67,8 @@ def changes(
     Nothing but the first version file is read before the first batch. Memory: one split, and about `slice_bytes` of
     uncompressed rows where a commit removed and added rows of one window. One GET per version, and for each that
     changed rows one per split that it names; splits of a window where it did both are read twice, and again for every
-    further slice. Versions that only compact, index or configure are skipped.
+    further slice; one more per deletion vector that is stored. Versions that only compact, index or configure are
+    skipped.
 
     Raises `InvalidInput` when `after` is older or a column is called like one of ours; `SnapshotExpired`, also while
     batches are read, when files of the range are collected: it names the version from which changes can be read.
@@ -106,7 +112,40 @@ def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commi
             added += [action] if isinstance(action, Add) else []
             since[action.path] = action if isinstance(action, Add) else None
         if any(action.dataChange for action in actions if isinstance(action, Add | Remove)):
-            yield _Commit(version, timestamp_ms, tuple(removed), tuple(added))
+            yield _without_what_stayed(store, _Commit(version, timestamp_ms, tuple(removed), tuple(added)))
+
+
+def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
+    """Leave of splits that the commit only gave another vector just the rows that one of the two vectors hides."""
+    before = {add.path: add for add in commit.removed if add.numRecords is not None}
+    after = {add.path: add for add in commit.added if add.path in before}
+    removed = [add for add in commit.removed if add.path not in after]
+    added = [add for add in commit.added if add.path not in after]
+    for path, add in after.items():
+        with _expiring(path, commit.version):
+            then, now = rows_gone(store, before[path]), rows_gone(store, add)
+        removed += _only(add, now - then)
+        added += _only(add, then - now)
+    return replace(commit, removed=tuple(removed), added=tuple(added))
+
+
+@contextmanager
+def _expiring(path: str, version: int) -> Iterator[None]:
+    try:
+        yield
+    except SnapshotExpired as error:
+        raise SnapshotExpired(
+            f"{path}: collected, and version {version} changed its rows; read changes from version {version} or a "
+            "later one",
+            key=path,
+            version=version,
+        ) from error
+
+
+def _only(add: Add, rows: BitMap) -> list[Add]:
+    """The split as if these were its rows; nothing without rows."""
+    hidden = BitMap(range(add.numRecords or 0)) - rows
+    return [replace(add, deletionVector=inline(hidden))] if rows else []
 
 
 def _actions(store: ObjectStore, version: int) -> list[Action]:
@@ -141,15 +180,8 @@ class _Reader:
     def parts(self, adds: Iterable[Add]) -> Iterator[pa.Table]:
         """Yield the rows, one row group after the other."""
         for add in adds:
-            try:
+            with _expiring(add.path, self.version):
                 split = open_split(self.store, add)
-            except SnapshotExpired as error:
-                raise SnapshotExpired(
-                    f"{add.path}: collected, and version {self.version} changed its rows; read changes from version "
-                    f"{self.version} or a later one",
-                    key=add.path,
-                    version=self.version,
-                ) from error
             yield from (conform_split(rows, self.schema) for rows in split.batches())
 
     def rows(self, adds: Iterable[Add], keep: Callable[[pa.Table], pa.Table]) -> pa.Table:
@@ -188,7 +220,8 @@ def _except_all(mine: pa.Table, theirs: pa.Table) -> pa.Table:
 
 def _bytes(add: Add) -> int:
     # Splits of others may not say how large they are; Parquet is seldom smaller than a quarter of its rows.
-    return add.size * 4 if add.uncompressedSizeBytes is None else add.uncompressedSizeBytes
+    whole = add.size * 4 if add.uncompressedSizeBytes is None else add.uncompressedSizeBytes
+    return math.ceil(whole * add.visible_rows / add.numRecords) if add.numRecords else whole
 
 
 def _labelled(rows: pa.Table, kind: str, commit: _Commit) -> pa.Table:

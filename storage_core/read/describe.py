@@ -47,7 +47,7 @@ def files(snapshot: Snapshot) -> Iterator[Row]:
         yield {
             "path": add.path,
             "size": add.size,
-            "rows": add.numRecords,
+            "rows": None if add.numRecords is None else add.visible_rows,
             "window_start": add.windowStart,
             "partition_values": dict(add.partitionValues),
             "min_values": dict(add.minValues or {}),
@@ -67,7 +67,7 @@ def _windows(snapshot: Snapshot) -> list[Row]:
         {
             "window_start": window,
             "splits": len(adds),
-            "rows": sum(add.numRecords or 0 for add in adds),
+            "rows": sum(add.visible_rows for add in adds),
             "bytes": sum(add.size for add in adds),
         }
         for window, adds in groups.items()

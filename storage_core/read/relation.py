@@ -7,25 +7,35 @@ stores are read first. A session may read the given splits and nothing else: no 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import xxhash
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, Unavailable, Unsupported
+from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import conform_split, read_split
+from storage_core.split.vectors import positions, rows_gone
 
 TABLE = "t"
 _OUT_OF_REACH = ("Out of Memory Error:", "IO Error:")
 _HASH_BLOCK_BYTES = 4 * 2**20
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
-_SPLITS = "FROM read_parquet(getvariable('tidemark_paths'), union_by_name = true, can_have_nan = true)"
+_OPTIONS = "union_by_name = true, can_have_nan = true"
+_SPLITS = f"FROM read_parquet(getvariable('tidemark_paths'), {_OPTIONS})"
+# Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
+_MARKED = (
+    f"FROM read_parquet(getvariable('tidemark_marked_paths'), {_OPTIONS}) AS split ANTI JOIN tidemark_gone AS gone "
+    "ON split.file_index = gone.file AND split.file_row_number = gone.row"
+)
+_PLACES = frozenset({"file_index", "file_row_number"})
+_GONE = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 
 class Verified:
@@ -40,10 +50,6 @@ class Verified:
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""
-        if add.rows_gone is not None:
-            raise Unsupported(
-                f"{add.path}: has a deletion vector, which this release cannot apply; upgrade", key=add.path
-            )
         path = store.local_path(add.path)
         if path is None or add.path in self._paths:
             return path
@@ -79,22 +85,22 @@ def splits_relation(
 
     Every split is verified against its action before it is used, once per `verified`, which remembers: its length and
     checksum. One read of the file on a local store, one GET per split elsewhere. Raises `Corrupt` for a split that is
-    not what was written, `SnapshotExpired` when it is gone, `Unsupported` when rows of it are deleted by a vector.
+    not what was written, `SnapshotExpired` when it is gone. Rows that a deletion vector hides are never among the
+    view's; one GET per vector that is stored.
     """
     template = connection.from_arrow(schema.empty_table())
-    paths = [path for add in splits if (path := verified.path(store, add)) is not None]
+    paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if not splits:
         relation = template
-    elif len(paths) == len(splits):
+    elif len(paths) == len(splits) and _can_stream(splits, schema):
         template.create_view("tidemark_template")
-        connection.execute("SET VARIABLE tidemark_paths = ?", [[_literally(path) for path in paths]])
-        connection.sql(_SPLITS).create_view("tidemark_splits")
-        relation = connection.sql("FROM tidemark_template UNION ALL BY NAME FROM tidemark_splits")
+        views = ["tidemark_template", *_stream(connection, store, splits, paths)]
+        relation = connection.sql(" UNION ALL BY NAME ".join(f"FROM {view}" for view in views))
     else:
         rows = [conform_split(read_split(store, add), schema) for add in splits]
         relation = connection.from_arrow(pa.concat_tables(rows))
     relation.create_view(TABLE)
-    _confine(connection, paths)
+    _confine(connection, [*paths.values()])
     return connection.view(TABLE)
 
 
@@ -122,6 +128,35 @@ def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
         if broken is not None:
             raise Corrupt(f"{broken}: cannot be read: {text}; {SEE_CORRUPT}", key=broken) from error
         raise InvalidInput(f"{query!r}: {text}", query=query) from error
+
+
+def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
+    """A column called like one of DuckDB's own hides it, and with it the places of rows in their files."""
+    return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.rows_gone is None for add in splits)
+
+
+def _stream(
+    connection: duckdb.DuckDBPyConnection, store: ObjectStore, splits: Sequence[Add], paths: Mapping[str, Path]
+) -> Iterator[str]:
+    """Create the views over the files and yield their names: one of files without deleted rows, one of the others."""
+    whole = [add for add in splits if add.rows_gone is None]
+    marked = [add for add in splits if add.rows_gone is not None]
+    if whole:
+        connection.execute("SET VARIABLE tidemark_paths = ?", [[_literally(paths[add.path]) for add in whole]])
+        connection.sql(_SPLITS).create_view("tidemark_splits")
+        yield "tidemark_splits"
+    if marked:
+        connection.execute("SET VARIABLE tidemark_marked_paths = ?", [[_literally(paths[add.path]) for add in marked]])
+        connection.from_arrow(_gone(store, marked)).create_view("tidemark_gone")
+        connection.sql(_MARKED).create_view("tidemark_marked")
+        yield "tidemark_marked"
+
+
+def _gone(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
+    """The deleted rows of every file, which is given by its place in the list."""
+    rows = [positions(rows_gone(store, add)) for add in marked]
+    files = np.repeat(np.arange(len(rows), dtype=np.uint64), [len(each) for each in rows])
+    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_GONE)
 
 
 def _require_sound(path: Path, add: Add) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import assert_never, cast
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap
 
 from storage_core.config import IndexDefinition
 from storage_core.errors import Corrupt, InvalidInput, NotFound
@@ -24,6 +26,7 @@ from storage_core.index.segments import Coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import conform_split, read_split
+from storage_core.split.vectors import rows_gone
 
 SCORE = "score"
 
@@ -46,16 +49,17 @@ def search(
     limit: object = 10,
     cache_dir: Path | None = None,
 ) -> pa.Table:
-    """Return the best `limit` rows of the base table with their `score` (float64), best first.
+    """Return the best `limit` live rows of the base table with their `score` (float64), best first.
 
     Order: score descending, then split path, then row, so the same snapshot gives the same rows every time. Full text
-    scores by BM25 over the whole snapshot (`fulltext.parse` has the syntax); every bitmap match scores 1.0
-    (`bitmap.parse`). The score column is `_score` where the table has a column `score`. Unpacked segments stay in
-    `cache_dir`; None keeps them for this call only.
+    scores by BM25 over all rows of the splits (`fulltext.parse` has the syntax): deleted ones weigh in the statistics
+    until their split is written anew, and are never returned. Every bitmap match scores 1.0 (`bitmap.parse`). The score
+    column is `_score` where the table has a column `score`. Unpacked segments stay in `cache_dir`; None keeps them for
+    this call only.
 
     Raises `NotFound` for an unknown index, `InvalidInput` for a query that does not parse or a limit below 1,
     `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning.
-    Requests: one GET per split that is not cached, one per split with hits.
+    Requests: one GET per split that is not cached, one per split with hits, one per stored deletion vector of those.
     """
     definition = segments.definition_of(snapshot, index)
     parsed = _parse(query, definition, snapshot)
@@ -113,6 +117,10 @@ class _Sources:
         add = self.snapshot.splits[split]
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 
+    def gone(self, split: str) -> BitMap:
+        """The rows that are no answer, whatever an index says of them."""
+        return rows_gone(self.store, self.snapshot.splits[split])
+
 
 def _parse(query: object, definition: IndexDefinition, snapshot: Snapshot) -> fulltext.TextQuery | bitmap.Condition:
     match definition.kind:
@@ -129,7 +137,12 @@ def _parse(query: object, definition: IndexDefinition, snapshot: Snapshot) -> fu
 def _text_hits(sources: _Sources, query: fulltext.TextQuery, limit: int) -> list[_Hit]:
     splits = sources.splits()
     directories = [sources.directory(split) for split in splits]
-    found = query.hits(directories, limit, sources.cache.root)
+    gone = cache(sources.gone)  # of splits with hits only
+
+    def is_live(source: int, row: int) -> bool:
+        return row not in gone(splits[source])
+
+    found = query.hits(directories, limit, sources.cache.root, is_live=is_live)
     hits = [_Hit(split=splits[each.source], row=each.row, score=each.score) for each in found]
     return sorted(hits, key=lambda hit: (-hit.score, hit.split, hit.row))
 
@@ -138,7 +151,9 @@ def _bitmap_hits(sources: _Sources, condition: bitmap.Condition, limit: int) -> 
     """All scores are equal, so the first rows in split order are the answer and later splits need not be opened."""
     hits: list[_Hit] = []
     for split in sources.splits():
-        rows = bitmap.matching_rows(sources.directory(split), sources.covered.definition, condition)
+        found = bitmap.matching_rows(sources.directory(split), sources.covered.definition, condition)
+        gone = sources.gone(split) if found else BitMap()
+        rows = [row for row in found if row not in gone]
         hits.extend(_Hit(split=split, row=row, score=1.0) for row in rows[: limit - len(hits)])
         if len(hits) >= limit:
             break
@@ -160,7 +175,7 @@ def _rows(store: ObjectStore, snapshot: Snapshot, hits: Sequence[_Hit]) -> pa.Ta
 
 
 def _take(store: ObjectStore, snapshot: Snapshot, split: str, rows: list[int]) -> pa.Table:
-    table = read_split(store, snapshot.splits[split])
+    table = read_split(store, snapshot.splits[split].as_written)  # an index counts the rows of the file
     if max(rows) >= table.num_rows:
         found = f"the index names row {max(rows)} of {split}, which has {table.num_rows} rows"
         raise Corrupt(f"{found}; drop the segment and catch up again", key=split)

@@ -192,7 +192,3 @@ def _taken(rows: Rows, chosen: pa.Array) -> Rows:
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows.take(chosen)
     return [rows[position] for position in chosen.to_pylist()]
-
-
-TableWriter: TypeAlias = RegionWriter | RoutingWriter
-"""What writes to a keyed table: to its one region, or to those of its spec."""

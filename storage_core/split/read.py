@@ -1,4 +1,4 @@
-"""Splits to rows: the rows that were written, or an error; never others.
+"""Splits to rows: the rows that were written and not deleted since, or an error; never others.
 
 Three nets (design page 10, lessons 60 and 61): the size and xxh3-64 of the log against the whole file, a checksum on
 every page where only some columns are read, and the path that the file itself claims to have.
@@ -10,9 +10,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, NotFound, SnapshotExpired, Unsupported
 from storage_core.log.actions import Add
@@ -21,31 +24,66 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.metadata import FORMAT, PREFIX
+from storage_core.split.vectors import rows_gone, visible
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """A split whose footer has been read and found to be the one that the log names."""
+    """A split whose footer has been read and found to be the one that the log names.
+
+    Its rows are those that its deletion vector leaves, `rows` of them. `gone` are the others, by their place in the
+    file. Of `add.as_written` the rows are all that the file has, each at its place.
+    """
 
     add: Add
     schema: pa.Schema
     metadata: Mapping[str, str]
-    rows: int
+    gone: BitMap
     row_groups: int
     _file: pq.ParquetFile
     _in_memory: bool
 
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self._file.metadata.num_rows) - len(self.gone)
+
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
         with _corrupt_on_failure(self.add):
-            return self._file.read(columns=self._present(columns), use_threads=self._in_memory)
+            table = self._file.read(columns=self._present(columns), use_threads=self._in_memory)
+        return self._visible(table, 0)
 
     def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
         """Yield the rows in file order, one table per row group, so that at most one row group is in memory."""
-        for index in range(self.row_groups):
-            with _corrupt_on_failure(self.add):
-                table = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
-            yield table
+        for index, first in enumerate(self._first_rows()):
+            yield self._visible(self._row_group(index, columns), int(first))
+
+    def take(self, places: npt.NDArray[np.int64]) -> pa.Table:
+        """Return the rows at these ascending places in the file, whether they are gone or not.
+
+        Reads the row groups that hold one of them; at most one and the result are in memory.
+        """
+        first_rows = self._first_rows()
+        groups = np.searchsorted(first_rows, places, side="right") - 1
+        parts = [
+            self._row_group(int(index), None).take(pa.array(places[groups == index] - first_rows[index]))
+            for index in np.unique(groups)
+        ]
+        return pa.concat_tables(parts) if parts else self.schema.empty_table()
+
+    def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:
+        with _corrupt_on_failure(self.add):
+            return self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
+
+    def _first_rows(self) -> npt.NDArray[np.int64]:
+        """The place in the file of the first row of each row group."""
+        counts = np.array([self._file.metadata.row_group(index).num_rows for index in range(self.row_groups)], np.int64)
+        return np.cumsum(counts) - counts
+
+    def _visible(self, table: pa.Table, first: int) -> pa.Table:
+        mask = visible(self.gone, first, table.num_rows)
+        return table if mask is None else table.filter(pa.array(mask))
 
     def native_sorting(self) -> list[tuple[str, bool]]:
         """Return the sort order that Parquet itself records, as (column, descending); empty when it records none."""
@@ -62,11 +100,10 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives. Else ranged GETs as columns are read (footer first), each page by its own checksum.
-    Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file, `Unsupported` for a
-    split with a deletion vector, which this release cannot apply.
+    One GET more for a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written,
+    `SnapshotExpired` for a vanished file.
     """
-    if add.rows_gone is not None:
-        raise Unsupported(f"{add.path}: has a deletion vector; this table needs a newer Tidemark", key=add.path)
+    gone = rows_gone(store, add)
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it
         # aborts the process. So nothing is read ahead, and ranges are read in the calling thread.
@@ -86,7 +123,12 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
         if whole:  # only then the checksum vouches for what the footer says
             _require_known_format(add, entries)
         _require_itself(add, entries, schema, file.metadata)
-    return OpenSplit(add, schema, entries, file.metadata.num_rows, file.metadata.num_row_groups, file, whole)
+        if gone and gone.max() >= file.metadata.num_rows:
+            raise Corrupt(
+                f"{add.path}: its deletion vector names row {gone.max()} of {file.metadata.num_rows}; {SEE_CORRUPT}",
+                key=add.path,
+            )
+    return OpenSplit(add, schema, entries, gone, file.metadata.num_row_groups, file, whole)
 
 
 def read_split(
@@ -97,7 +139,7 @@ def read_split(
     verify: bool = False,
     as_dictionary: bool = False,
 ) -> pa.Table:
-    """Return the rows of a split in their stored order, checked against the log.
+    """Return the visible rows of a split in their stored order, checked against the log.
 
     With all columns, or with `verify`, the file is read by one GET and its checksum compared; with some columns only
     their ranges are read. Columns that the split does not have are not added (`conform_split` does). Raises what

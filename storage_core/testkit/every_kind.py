@@ -71,6 +71,7 @@ def every_kind() -> EveryKind:
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
     set_tag(table.log, "before", older)
+    _delete_many(table)
     _write(table, "more")
     table.merge()
     for number in range(2):
@@ -132,6 +133,19 @@ def _write(table: KeyedTable, name: str) -> None:
         writer.put([{"id": f"{name}-{each}", "status": each, "text": name} for each in range(3)])
         writer.put([{"id": "shared", "status": 1, "text": name}])
         writer.flush()
+
+
+def _delete_many(table: KeyedTable) -> None:
+    """So many scattered rows of one split that their deletion vector is an object."""
+    names = [f"wide-{each:04}" for each in range(1_100)]
+    with table.writer() as writer:
+        writer.put([{"id": name, "status": 5, "text": "wide"} for name in names])
+        writer.flush()
+        table.merge()
+        for part in (names[:1_030:2], names[1_030::2]):
+            writer.delete(part)
+            writer.flush()
+            table.merge()
 
 
 def _compact(table: KeyedTable) -> None:

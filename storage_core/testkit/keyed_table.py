@@ -14,7 +14,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge, tail
-from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import Region

@@ -66,8 +66,9 @@ UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
 }
 # Answers that a repair cannot give back, by what was damaged; everything else is the same again.
 UNRECOVERABLE: Mapping[str, frozenset[str]] = {
-    "live split": frozenset({"scan", "latest", "search"}),
+    "live split": frozenset({"scan", "latest", "search", "get"}),
     "split of older versions": frozenset({"older", "tag"}),
+    "vector": frozenset({"scan", "latest"}),  # which rows of its split are live, nothing else tells
     "newest version": frozenset({"scan", "search"}),  # what it merged is merged again, later
     "unmerged WAL entry": frozenset({"latest"}),
     "tail WAL entry": frozenset({"latest"}),
@@ -123,6 +124,7 @@ def victims() -> dict[str, str]:
     return {
         **chosen,
         "segment": next(iter(head.segments)),
+        "vector": next(str(add.rows_gone.path) for add in head.splits.marked() if add.rows_gone and add.rows_gone.path),
         "version before a state": versions[newest_state - 1],
         "newest version": versions[newest_version],
         "newest state": states[newest_state],

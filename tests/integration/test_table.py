@@ -14,11 +14,9 @@ import pytest
 
 from storage_core import Table, col
 from storage_core.declaration import load
-from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
-from storage_core.log.actions import Remove
-from storage_core.log.deletion_vector import inline
 from storage_core.read.relation import query_errors
 from storage_core.split.write import context_of, sort_and_write
 from storage_core.table import exists
@@ -120,19 +118,6 @@ def test_a_split_that_is_gone_or_cut_is_named(logs: Table) -> None:
     path.unlink()
     with pytest.raises(SnapshotExpired, match=path.name):
         Table.open(logs.uri).scan().to_arrow()
-
-
-def test_rows_deleted_by_a_vector_are_never_returned_as_live(logs: Table) -> None:
-    add = next(iter(logs.snapshot.splits.values()))
-    marked = replace(add, path=add.path.replace(".parquet", "0.parquet"), deletionVector=inline([0]))
-    root = Path(logs.uri.removeprefix("file://"))
-    (root / marked.path).write_bytes((root / add.path).read_bytes())
-    logs.log.commit(logs.snapshot, [Remove(path=add.path), marked], operation="DELETE")
-    logs.refresh()
-    with pytest.raises(Unsupported, match="deletion vector"):
-        logs.scan().to_arrow()
-    with pytest.raises(Unsupported, match="deletion vector"):
-        logs.sql("select * from t")
 
 
 def test_an_open_table_stays_at_its_version_until_it_is_refreshed(logs: Table) -> None:

@@ -52,6 +52,8 @@ def rebuild(parsed: ParsedKey) -> str:
             return keys.state_key(version)
         case ParsedKey(kind=KeyKind.SPLIT, window=window, windowed=bool(windowed), id=str(split_id)):
             return keys.split_key(window, windowed, split_id)
+        case ParsedKey(kind=KeyKind.VECTOR, window=window, windowed=bool(windowed), id=str(vector_id)):
+            return keys.vector_key(window, windowed, vector_id)
         case ParsedKey(kind=KeyKind.SEGMENT, index=str(index), id=str(segment_id)):
             return keys.segment_key(index, segment_id)
         case ParsedKey(kind=KeyKind.REGION_MANIFEST, region=str(region), version=int(version)):

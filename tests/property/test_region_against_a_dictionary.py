@@ -11,7 +11,7 @@ from storage_core.errors import CommitConflict, CommitUnknown, WriterFenced
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
-from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import KeyedTable, Row

@@ -84,8 +84,30 @@ def test_splits_of_half_the_target_size_are_mature() -> None:
     assert plan(snapshot(adds[:2], config=config)) == []
 
 
-def test_a_split_with_a_deletion_vector_is_left_alone() -> None:
-    assert plan(snapshot([_add("a"), replace(_add("b"), deletionVector=inline([0]))])) == []
+def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_counted() -> None:
+    inputs = snapshot([replace(_add("a"), numRecords=5), replace(_add("b"), numRecords=5, deletionVector=inline([0]))])
+    (operation,) = plan(inputs)
+    assert MergeOperation.from_json(operation.to_json()).inputs[1].deletionVector == inline([0])
+    (owed,) = debt(inputs)
+    assert owed.rows == 9
+
+
+def _worn(name: str, gone: int, size: int = 100) -> Add:
+    return replace(_add(name, size=size), numRecords=30, deletionVector=inline(range(gone)))
+
+
+def test_a_split_of_which_more_than_a_third_is_deleted_is_rewritten_alone_and_whatever_its_size() -> None:
+    config = replace(CONFIG, target_split_bytes=2000)
+    assert plan(snapshot([_worn("a", 10)], config=config)) == []
+    assert _paths(plan(snapshot([_worn("a", 11)], config=config))) == [["splits/0/a.parquet"]]
+    assert _paths(plan(snapshot([_worn("a", 11, size=5000)], config=config))) == [["splits/0/a.parquet"]]
+    assert plan(snapshot([_worn("a", 10, size=5000)], config=config)) == []
+
+
+def test_a_split_is_as_large_as_its_visible_rows() -> None:
+    config = replace(CONFIG, target_split_bytes=2000)
+    assert plan(snapshot([_add("a", size=500), _worn("b", 9, size=1500)], config=config)) == []
+    assert len(plan(snapshot([_add("a", size=500), _worn("b", 9, size=1400)], config=config))) == 1
 
 
 def test_an_active_mergeskip_keeps_a_split_out_until_it_runs_out() -> None:

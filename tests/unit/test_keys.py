@@ -31,6 +31,8 @@ SPELLINGS = [
     (keys.split_key(0, True, UUID), f"splits/0/{UUID}.parquet", KeyKind.SPLIT),
     (keys.split_key(None, True, UUID), f"splits/null/{UUID}.parquet", KeyKind.SPLIT),
     (keys.split_key(None, False, UUID), f"splits/all/{UUID}.parquet", KeyKind.SPLIT),
+    (keys.vector_key(-900, True, UUID), f"splits/-900/{UUID}.dv", KeyKind.VECTOR),
+    (keys.vector_key(None, False, UUID), f"splits/all/{UUID}.dv", KeyKind.VECTOR),
     (keys.segment_key("message", UUID), f"_indices/message/{UUID}.seg", KeyKind.SEGMENT),
     (keys.region_registry_key(), "_mem_wal/_regions.json", KeyKind.REGION_REGISTRY),
     (keys.region_manifest_key(UUID, 1), f"_mem_wal/{UUID}/manifest/{ONE}.binpb", KeyKind.REGION_MANIFEST),

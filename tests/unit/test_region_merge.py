@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from storage_core.compaction import execute as compaction
+from storage_core.compaction import planner
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import keys
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove
+from storage_core.log.deletion_vector import inline
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
-from storage_core.region.merge import MergeResult, MergeWork
+from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 
 
@@ -84,22 +90,98 @@ def test_generations_that_are_too_many_for_one_merge_are_taken_oldest_first() ->
     assert [each.generation for each in smallest.generations] == [1]
 
 
-def test_only_splits_that_hold_a_touched_key_are_rewritten() -> None:
+def test_only_splits_that_hold_a_touched_key_get_a_vector_and_none_is_rewritten() -> None:
     table = _table()
     for low in ("a", "f", "p"):
         _put(table, _plane(f"{low}1"), _plane(f"{low}9"))
         table.merge()
-    before = {add.minValues["tailnum"]: add.path for add in table.snapshot.splits.values() if add.minValues}
+    before = {add.minValues["tailnum"]: add for add in table.snapshot.splits.values() if add.minValues}
     # f5 lies inside the bounds of the middle split, but is not in it; a1 is in the first.
     _put(table, _plane("a1", 7), _plane("f5", 7))
     result = table.merge()
     assert result is not None
-    after = {add.path for add in result.snapshot.splits.values()}
-    assert before["a1"] not in after
-    assert {before["f1"], before["p1"]} <= after
+    after = result.snapshot.splits
+    assert after[before["a1"].path].deletionVector == inline([0])
+    assert [after[before[name].path] for name in ("f1", "p1")] == [before["f1"], before["p1"]]
+    assert len(after) == 4
     assert {row["tailnum"]: row["seats"] for row in table.base_rows()} == {
         "a1": 7, "a9": 0, "f1": 0, "f5": 7, "f9": 0, "p1": 0, "p9": 0,
     }  # fmt: skip
+
+
+def test_a_vector_grows_until_no_row_is_left_and_the_split_goes() -> None:
+    table = _table()
+    _put(table, *[_plane(name) for name in "abcd"])
+    table.merge()
+    (path,) = table.snapshot.splits
+    grown = []
+    for name in "cadb":
+        with table.writer() as planes:
+            planes.delete(name)
+            planes.flush()
+        table.merge()
+        add = table.snapshot.splits.get(path)
+        grown.append(None if add is None else add.deletionVector)
+    assert grown == [inline([2]), inline([0, 2]), inline([0, 2, 3]), None]
+    assert table.base_rows() == []
+
+
+def test_a_key_that_comes_back_is_a_new_row_and_the_old_one_stays_hidden() -> None:
+    table = _table()
+    _put(table, _plane("a", 1), _plane("b", 1), _plane("c", 1))
+    table.merge()
+    with table.writer() as planes:
+        planes.delete("b")
+        planes.flush()
+    table.merge()
+    for seats in (2, 3):
+        _put(table, _plane("b", seats))
+        table.merge()
+    rows = sorted((row["tailnum"], row["seats"]) for row in table.base_rows())
+    assert rows == [("a", 1), ("b", 3), ("c", 1)]
+
+
+def test_a_patch_reads_only_the_rows_it_hits_and_a_put_reads_none() -> None:
+    table = _table()
+    _put(table, *[{"tailnum": f"t{n:03}", "seats": n, "model": f"m{n}"} for n in range(100)])
+    table.merge()
+    with table.writer() as planes:
+        planes.put([_plane("t001", 500), _plane("t002", 500)])
+        planes.patch({"tailnum": "t003", "seats": 600})
+        planes.delete("t004")
+        planes.flush()
+    (work,) = merge.plan(table.store, table.snapshot)
+    result = table.execute(work)
+    assert (result.rows_in, result.rows_out) == (4 + 1, 3)
+    table.commit(table.snapshot, work, result)
+    rows = {row["tailnum"]: (row["seats"], row["model"]) for row in table.base_rows()}
+    assert {name: rows.get(name) for name in ("t001", "t003", "t004", "t005")} == {
+        "t001": (500, None), "t003": (600, "m3"), "t004": None, "t005": (5, "m5"),
+    }  # fmt: skip
+
+
+def test_results_of_two_regions_that_hide_rows_of_one_split_hide_the_rows_of_both() -> None:
+    table = _table()
+    _put(table, *[_plane(name) for name in "abcd"])
+    table.merge()
+    (add,) = table.snapshot.splits.values()
+    results = [
+        _region_result(replace(add, deletionVector=inline(rows)), region) for region, rows in ((1, [0]), (2, [2]))
+    ]
+    actions = merge.actions_of(table.store, results, ids=table.ids, now_ms=1)
+    assert [action for action in actions if isinstance(action, Add)] == [replace(add, deletionVector=inline([0, 2]))]
+    rest = _region_result(replace(add, deletionVector=inline([1, 3])), 3)
+    whole = merge.actions_of(table.store, [*results, rest], ids=table.ids, now_ms=1)
+    assert [action.path for action in whole if isinstance(action, Remove)] == [add.path]
+    assert not any(isinstance(action, Add) for action in whole)
+    assert len([action for action in whole if isinstance(action, MergedGenerations)]) == 3
+
+
+def _region_result(mark: Add, region: int) -> MergeResult:
+    merged = MergedGenerations(region=f"0000000{region}-0000-4000-8000-000000000000", generation=1)
+    return MergeResult(
+        adds=(), marks=(mark,), removes=(), merged=merged, rows_in=0, rows_out=0, bytes_in=0, bytes_out=0
+    )
 
 
 def test_a_patch_and_a_delete_reach_the_row_in_the_base() -> None:
@@ -204,23 +286,56 @@ def test_a_merge_that_crashed_before_its_commit_leaves_orphans_and_the_same_answ
     assert table.base_rows() == [_plane("a")]
 
 
+def _compact(table: KeyedTable, snapshot: Snapshot) -> list[Action]:
+    (operation,) = planner.plan(snapshot)
+    return compaction.execute(table.store, operation, ids=table.ids, now_ms=1).actions
+
+
+def _two_splits(table: KeyedTable) -> None:
+    for name in "ab":
+        _put(table, _plane(f"{name}1"), _plane(f"{name}2"), _plane(f"{name}3"))
+        table.merge()
+
+
 def test_a_compaction_of_an_input_makes_the_merge_plan_again() -> None:
     table = _table()
-    _put(table, _plane("a"))
-    table.merge()
-    _put(table, _plane("a", 2))
+    _two_splits(table)
+    _put(table, _plane("a1", 2))
     snapshot = table.snapshot
     (work,) = merge.plan(table.store, snapshot)
     result = table.execute(work)
-    (rewritten,) = result.adds
-    # Somebody else replaces the input split meanwhile, as a compaction does.
-    other = table.execute(work)
-    table.log.commit(snapshot, [*other.removes, *other.adds], operation="COMPACT")
-    with pytest.raises(CommitConflict, match="no longer live"):
+    table.log.commit(snapshot, _compact(table, snapshot), operation="COMPACT")
+    with pytest.raises(CommitConflict, match="plan its deletion vector again"):
         table.commit(snapshot, work, result)
-    assert rewritten.path not in table.snapshot.splits
+    assert result.adds[0].path not in table.snapshot.splits
     table.merge()
-    assert table.base_rows() == [_plane("a", 2)]
+    rows = sorted((row["tailnum"], row["seats"]) for row in table.base_rows())
+    assert rows == [("a1", 2), ("a2", 0), ("a3", 0), ("b1", 0), ("b2", 0), ("b3", 0)]
+
+
+@pytest.mark.parametrize("marked_before", [False, True])
+def test_a_delete_that_lands_during_a_compaction_is_never_undone(marked_before: bool) -> None:
+    table = _table()
+    _two_splits(table)
+    if marked_before:
+        with table.writer() as planes:
+            planes.delete("a1")
+            planes.flush()
+        table.merge()
+    snapshot = table.snapshot
+    compacted = _compact(table, snapshot)
+    with table.writer() as planes:
+        planes.delete("a2")
+        planes.flush()
+    table.merge()
+    with pytest.raises(CommitConflict, match="rows of it were deleted"):
+        table.log.commit(snapshot, compacted, operation="COMPACT")
+    after = table.snapshot
+    table.log.commit(after, _compact(table, after), operation="COMPACT")
+    left = {"a1", "a3", "b1", "b2", "b3"} - ({"a1"} if marked_before else set())
+    assert {row["tailnum"] for row in table.base_rows()} == left
+    assert table.snapshot.rows == len(left)
+    assert len(table.snapshot.splits) == 1
 
 
 def test_merged_generations_never_outrank_the_base_whatever_was_captured_when() -> None:
@@ -291,10 +406,12 @@ def test_a_result_travels_as_json() -> None:
     table = _table()
     _put(table, _plane("a"))
     table.merge()
-    _put(table, _plane("a", 2))
+    _put(table, _plane("b"), _plane("c"))
+    table.merge()
+    _put(table, _plane("a", 2), _plane("b", 2))
     (work,) = merge.plan(table.store, table.snapshot)
     result = table.execute(work)
-    assert (len(result.adds), len(result.removes)) == (1, 1)
+    assert (len(result.adds), len(result.marks), len(result.removes)) == (1, 1, 1)
     assert MergeResult.from_json(result.to_json()) == result
 
 

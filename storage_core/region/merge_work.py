@@ -1,0 +1,113 @@
+"""What a merge of a region has to do and what it did: the records that travel between driver and tasks as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.log.action_json import read_action, read_actions, write_actions
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove, to_json_object
+from storage_core.log.requirements import MergeProgress
+from storage_core.split.write import SplitContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeWork:
+    """One merge, planned: everything that a task needs without opening the table again. Travels as JSON.
+
+    `generations` are consecutive and start at `after` + 1. `base` are the live splits whose key bounds admit a touched
+    key, with their deletion vectors; that they hold one is decided by reading their keys.
+    """
+
+    region: str
+    after: int
+    generations: tuple[FlushedGeneration, ...]
+    primary_key: tuple[str, ...]
+    base: tuple[Add, ...]
+    context: SplitContext
+
+    @property
+    def requirements(self) -> tuple[MergeProgress, ...]:
+        """What the commit has to demand: that the region's progress is still where this work starts."""
+        return (MergeProgress(self.region, self.after),)
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes equal work."""
+        body = {
+            "region": self.region,
+            "after": self.after,
+            "generations": [[each.generation, each.path] for each in self.generations],
+            "primaryKey": list(self.primary_key),
+            "base": write_actions(self.base),
+            "context": self.context.to_json(),
+        }
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> MergeWork:
+        """Return the work that `to_json` wrote."""
+        body: Mapping[str, Any] = json.loads(text)
+        return MergeWork(
+            region=body["region"],
+            after=body["after"],
+            generations=tuple(FlushedGeneration(generation=number, path=path) for number, path in body["generations"]),
+            primary_key=tuple(body["primaryKey"]),
+            base=read_actions(body["base"], Add, "merge work"),
+            context=SplitContext.from_json(body["context"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeResult:
+    """What a merge wrote and has to commit. Travels as JSON.
+
+    `adds` are new splits, `marks` live ones with a longer deletion vector, `removes` those of which no row is left.
+    Rows in are records and the base rows that patches took values from; bytes are of splits.
+    """
+
+    adds: tuple[Add, ...]
+    marks: tuple[Add, ...]
+    removes: tuple[Remove, ...]
+    merged: MergedGenerations
+    rows_in: int
+    rows_out: int
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def actions(self) -> list[Action]:
+        """The actions of the one commit that carries the rows together with the progress.
+
+        Those of several regions: `merge.actions_of`.
+        """
+        return [*self.removes, *self.marks, *self.adds, self.merged]
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes an equal result."""
+        body = {
+            "adds": write_actions(self.adds),
+            "marks": write_actions(self.marks),
+            "removes": write_actions(self.removes),
+            "merged": to_json_object(self.merged),
+            "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
+        }
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> MergeResult:
+        """Return the result that `to_json` wrote."""
+        body: Mapping[str, Any] = json.loads(text)
+        rows_in, rows_out, bytes_in, bytes_out = body["figures"]
+        return MergeResult(
+            adds=read_actions(body["adds"], Add, "merge result"),
+            marks=read_actions(body["marks"], Add, "merge result"),
+            removes=read_actions(body["removes"], Remove, "merge result"),
+            merged=read_action(body["merged"], MergedGenerations, "merge result"),
+            rows_in=rows_in,
+            rows_out=rows_out,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+        )

@@ -1,0 +1,89 @@
+"""The rows of a split that records supersede: found by the key columns, read only where a patch needs their values.
+
+The base never holds two live rows of one key (design page 03, "Merge"), so a record supersedes at most one row of all
+splits together, and what one split has taken need not be looked for in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from storage_core.ids import Ids
+from storage_core.log.actions import Add, Remove
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows import fold
+from storage_core.rows.keys import key_codes
+from storage_core.rows.schema import conform
+from storage_core.split.read import OpenSplit, conform_split, open_split
+from storage_core.split.vectors import positions, rows_gone, vector_for
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """What folded records do to one split.
+
+    `gone` are its rows, by their place in the file, that are not live after it, `rows` how many the file has. `records`
+    are those of keys that were live in the split; `read` are the rows that patches among them lay their fields over.
+    """
+
+    split: Add
+    rows: int
+    gone: BitMap
+    records: pa.Table
+    read: pa.Table
+
+    def entry(self, store: ObjectStore, *, ids: Ids, now_ms: int) -> Add | Remove:
+        """Return the action that says so: the entry with a longer vector, or its end. At most one PUT."""
+        if len(self.gone) == self.rows:
+            return removal(self.split, now_ms)
+        vector = vector_for(store, self.split, self.gone, ids=ids)
+        return replace(self.split, deletionVector=vector, dataChange=True)
+
+
+def find(
+    store: ObjectStore, split: Add, records: pa.Table, *, key: Sequence[str], schema: pa.Schema
+) -> tuple[Superseded | None, pa.Table]:
+    """Return what the records do to the split, None for nothing, and the records of all other keys in their order.
+
+    `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
+    hold its row; one GET more for a vector that is stored. Raises what `open_split` raises.
+    """
+    gone = rows_gone(store, split)
+    opened = open_split(store, split.as_written, whole=False)
+    wanted, held = key_codes([records, opened.read(key)], key)
+    live = np.ones(len(held), np.bool_)
+    live[positions(gone)] = False
+    places = np.flatnonzero(live & np.isin(held, wanted))
+    if not len(places):
+        return None, records
+    hit = np.isin(wanted, held[places])
+    patched = wanted[hit & (records.column(fold.OPERATION).to_numpy() == fold.Operation.PATCH)]
+    found = Superseded(
+        split=split,
+        rows=len(held),
+        gone=gone | BitMap(places.astype(np.uint32)),
+        records=records.filter(pa.array(hit)),
+        read=_rows(opened, places[np.isin(held[places], patched)], schema),
+    )
+    return found, records.filter(pc.invert(pa.array(hit)))
+
+
+def removal(split: Add, now_ms: int) -> Remove:
+    """Return the action that ends a split of which no row is left."""
+    return Remove(
+        path=split.path, deletionTimestamp=now_ms, partitionValues=dict(split.partitionValues), size=split.size
+    )
+
+
+def _rows(opened: OpenSplit, places: Places, schema: pa.Schema) -> pa.Table:
+    # The file does not know which columns are required, the table does.
+    return conform(conform_split(opened.take(places), schema), schema)

@@ -1,0 +1,89 @@
+"""Deletion vectors of splits: read, verified, and written where they are best kept (design pages 02 and 03).
+
+A vector hides rows of a file, which itself never changes. Rows are counted from 0 in file order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, InvalidInput, NotFound, SnapshotExpired
+from storage_core.formats.keys import parse, vector_key
+from storage_core.ids import Ids
+from storage_core.log.actions import Add
+from storage_core.log.deletion_vector import DeletionVector, encode, inline, rows_of, stored
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_once
+
+INLINE_BYTES = 1024
+"""The longest bitmap that stands in the action itself.
+
+About 500 scattered rows. An action is in a version file, in a manifest, and in the memory of every reader; an object
+costs one request per reader that opens the split.
+"""
+
+RowMask = npt.NDArray[np.bool_]
+
+
+def rows_gone(store: ObjectStore, add: Add) -> BitMap:
+    """Return the rows of the file that are superseded or deleted; none without a vector. One GET for a stored one.
+
+    Raises `Corrupt` naming it for a vector that is not what the log says, or names rows that the split does not
+    have; `SnapshotExpired` when its object is gone.
+    """
+    vector = add.rows_gone
+    if vector is None:
+        return BitMap()
+    gone = rows_of(
+        vector, None if vector.path is None else _object(store, vector.path, add), where=vector.path or add.path
+    )
+    if add.numRecords is not None and gone.max() >= add.numRecords:
+        raise Corrupt(
+            f"{add.path}: its deletion vector names row {gone.max()} of {add.numRecords}; {SEE_CORRUPT}", key=add.path
+        )
+    return gone
+
+
+def vector_for(store: ObjectStore, add: Add, gone: BitMap, *, ids: Ids) -> DeletionVector:
+    """Return the vector that hides `gone` of a split of ours: inline up to `INLINE_BYTES`, else stored beside it.
+
+    No request, or one PUT; an object that no version names is an orphan. Raises `CommitUnknown` when the store did not
+    say whether it kept the object and does not have it.
+    """
+    data = encode(gone)
+    if len(data) <= INLINE_BYTES:
+        return inline(gone)
+    split = parse(add.path)
+    if split is None or split.windowed is None:
+        raise InvalidInput(f"{add.path}: not the key of a split of ours; its rows cannot be deleted", path=add.path)
+    key = vector_key(split.window, split.windowed, ids.uuid())
+    if not create_once(store, key, data, advice="write the vector again under a fresh id"):
+        raise CommitConflict(f"{key}: the vector id is taken by other bytes; write under a fresh id", key=key)
+    return stored(key, data)
+
+
+def visible(gone: BitMap, first: int, rows: int) -> RowMask | None:
+    """Return which of `rows` rows from `first` on are not gone; None when all of them are visible."""
+    if not gone.range_cardinality(first, first + rows):
+        return None
+    mask = np.ones(rows, np.bool_)
+    mask[positions(gone & BitMap(range(first, first + rows))) - first] = False
+    return mask
+
+
+def positions(rows: BitMap) -> npt.NDArray[np.int64]:
+    """Return the rows as an array, ascending."""
+    return np.asarray(rows.to_array()).astype(np.int64)
+
+
+def _object(store: ObjectStore, path: str, add: Add) -> bytes:
+    try:
+        return store.get(path).data
+    except NotFound as error:
+        raise SnapshotExpired(
+            f"{add.path}: the log says that rows of it are deleted in {path}, which the store does not have; open a "
+            f"newer version, and if that names it too, {SEE_CORRUPT}",
+            key=add.path,
+        ) from error

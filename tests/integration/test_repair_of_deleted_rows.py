@@ -1,0 +1,149 @@
+"""Deleted rows do not come back when the log is lost; where that cannot be told, a repair says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from storage_core.formats.keys import KeyKind, parse, version_key
+from storage_core.fsck.check import fsck
+from storage_core.fsck.outcome import Outcome
+from storage_core.fsck.repair import repair
+from storage_core.fsck.report import Kind
+from storage_core.objectstore.contract import ObjectStore, Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.split.vectors import INLINE_BYTES
+from storage_core.testkit.deleted_rows import delete_places
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable, Row
+
+LOG = frozenset({KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT, KeyKind.LAST_CHECKPOINT})
+RECORDS = frozenset({KeyKind.WAL_ENTRY, KeyKind.GENERATION_FILE, KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT})
+
+
+def _lose(store: ObjectStore, kinds: frozenset[KeyKind]) -> None:
+    keys = [info.key for info in store.list("")]
+    store.delete([key for key in keys if (parsed := parse(key)) is not None and parsed.kind in kinds])
+
+
+def _repaired(table: KeyedTable) -> tuple[KeyedTable, Outcome]:
+    target = MemoryStore("repaired", clock=table.clock)
+    outcome = repair(table.store, target, clock=table.clock, ids=SeededIds(7))
+    assert outcome.check is not None
+    assert outcome.check.clean, outcome.check.findings
+    return KeyedTable(target, clock=table.clock), outcome
+
+
+@pytest.fixture
+def planes() -> KeyedTable:
+    """Ten rows, some put again, one patched, one deleted and put again; `t9` is deleted for good, last of all."""
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        writer.put([_plane(n, 1) for n in range(10)])
+        writer.flush()
+        table.merge()
+        writer.put([_plane(n, 2) for n in (0, 1)])
+        writer.patch({"tailnum": "t2", "seats": 2})
+        writer.delete("t3")
+        writer.flush()
+        table.merge()
+        writer.put([_plane(3, 3)])
+        writer.put([_plane(0, 3)])
+        writer.flush()
+        table.merge()
+        writer.delete("t9")
+        writer.flush()
+        table.merge()
+    return table
+
+
+def _plane(n: int, seats: int) -> Row:
+    return {"tailnum": f"t{n}", "seats": seats, "model": f"m{n}"}
+
+
+def _seats(table: KeyedTable) -> dict[object, object]:
+    rows = table.base_rows()
+    assert Counter(row["tailnum"] for row in rows).most_common(1)[0][1] == 1, "one live row per key"
+    return {row["tailnum"]: row["seats"] for row in rows}
+
+
+def test_while_the_records_are_there_a_lost_log_brings_no_deleted_row_back(planes: KeyedTable) -> None:
+    expected = planes.rows()
+    _lose(planes.store, LOG)
+    target, _ = _repaired(planes)
+    assert target.rows() == expected
+    target.merge()
+    assert {row["tailnum"]: row for row in target.base_rows()} == expected
+
+
+def test_without_records_the_row_that_was_planned_later_is_live_and_the_repair_says_what_may_be_back(
+    planes: KeyedTable,
+) -> None:
+    expected = _seats(planes)
+    _lose(planes.store, LOG | RECORDS)
+    target, outcome = _repaired(planes)
+    assert _seats(target) == expected | {"t9": 1}
+    (said,) = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
+    assert "rows that they deleted may be live again in 2 splits" in said.reason
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_versions_lost_at_the_end_hide_nothing_that_was_live_and_show_nothing_that_was_not(
+    planes: KeyedTable, lost: int
+) -> None:
+    expected = planes.rows()
+    newest = planes.snapshot.version
+    planes.store.delete([version_key(version) for version in range(newest - lost + 1, newest + 1)])
+    target, _ = _repaired(planes)
+    assert target.rows() == expected
+    target.merge()
+    assert {row["tailnum"]: row for row in target.base_rows()} == expected
+
+
+def _with_stored_vector() -> tuple[KeyedTable, str, str]:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        writer.put([_plane(n, 1) for n in range(4_000)])
+        writer.flush()
+    table.merge()
+    (path,) = table.snapshot.splits
+    places = [place * place % 3_989 for place in range(2_000)]
+    delete_places(table.log, {path: places})
+    vector = table.snapshot.splits[path].deletionVector
+    assert vector is not None
+    assert vector.path is not None
+    assert vector.size > INLINE_BYTES
+    return table, path, vector.path
+
+
+def test_a_stored_vector_is_brought_over_with_its_split() -> None:
+    table, _, key = _with_stored_vector()
+    assert fsck(table.store, clock=table.clock, deep=True).clean
+    target, outcome = _repaired(table)
+    assert outcome.lost == ()
+    assert _seats(target) == _seats(table)
+    assert target.store.get(key).data == table.store.get(key).data
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "flipped"])
+def test_a_split_whose_vector_is_lost_is_found_and_not_brought_back_with_its_deleted_rows(damage: str) -> None:
+    table, path, key = _with_stored_vector()
+    data = table.store.get(key).data
+    match damage:
+        case "gone":
+            table.store.delete([key])
+        case "short":
+            table.store.put(key, data[:-1], Overwrite())
+        case _:
+            table.store.put(key, data[:-1] + bytes([data[-1] ^ 1]), Overwrite())
+    findings = fsck(table.store, clock=table.clock, deep=True).findings
+    kind = Kind.VECTOR_MISSING if damage == "gone" else Kind.VECTOR_DAMAGED
+    assert {(each.kind, each.key) for each in findings} == {(kind, key)}
+    shallow = fsck(table.store, clock=table.clock).findings
+    assert [each.key for each in shallow] == ([] if damage == "flipped" else [key])
+    target, outcome = _repaired(table)
+    assert target.base_rows() == []
+    (lost,) = outcome.lost
+    assert (lost.key, lost.rows) == (path, table.snapshot.splits[path].visible_rows)
+    assert "which of its rows are deleted is not known" in lost.reason

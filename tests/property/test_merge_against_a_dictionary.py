@@ -1,0 +1,164 @@
+"""However records, flushes, merges and compactions interleave, the base is the dictionary, one live row per key.
+
+What is compared is the base alone, as reads of a snapshot see it: nothing folds duplicates away. Keys are composite,
+with texts and decimals; a table is windowed by its key or not at all.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.compaction import execute as compaction
+from storage_core.compaction import planner
+from storage_core.config import TableConfig
+from storage_core.errors import InvalidInput
+from storage_core.log.actions import Action
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.changes import changes
+from storage_core.read.relation import Verified, session, splits_relation
+from storage_core.testkit.keyed_table import KeyedTable
+
+SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("amount", pa.decimal128(20, 3), nullable=False),
+        ("n", pa.int64()),
+        ("text", pa.string()),
+    ]
+)
+KEY = ("name", "amount", "at")
+START = dt.datetime(1969, 12, 31, 23, 59, tzinfo=dt.UTC)
+Key = tuple[str, Decimal, dt.datetime]
+Step = tuple[str, Any]
+
+KEYS = st.tuples(
+    st.sampled_from(["", "a", "é", "e\u0301", "\ue000", "\U0001f600", "10", "9"]),
+    st.sampled_from([Decimal("-1.000"), Decimal("0.000"), Decimal("0.001"), Decimal("12345678901234567.890")]),
+    st.sampled_from([START, START + dt.timedelta(seconds=61)]),
+)
+FIELDS = st.fixed_dictionaries(
+    {}, optional={"n": st.none() | st.integers(-3, 3), "text": st.none() | st.sampled_from(["", "x", "é"])}
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=6)),
+        st.tuples(st.just("patch"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=3)),
+        st.tuples(st.just("delete"), st.lists(KEYS, min_size=1, max_size=3)),
+        st.tuples(st.sampled_from(["flush", "merge", "merge", "compact", "checkpoint"]), st.none()),
+    ),
+    max_size=25,
+)
+
+
+class Model:
+    """A table and the dictionary that is told the same."""
+
+    def __init__(self, *, windowed: bool) -> None:
+        config = TableConfig(
+            primary_key=KEY, time_column="at" if windowed else None, window_seconds=60 if windowed else None
+        )
+        self.table = KeyedTable(MemoryStore("base")).create(SCHEMA, config)
+        self.rows: dict[Key, dict[str, Any]] = {}
+        self.flushed: dict[Key, dict[str, Any]] = {}
+        self.merged: dict[Key, dict[str, Any]] = {}
+
+    def run(self, steps: Sequence[Step]) -> None:
+        with self.table.writer() as writer:
+            for name, values in [*steps, ("flush", None), ("merge", None)]:
+                match name:
+                    case "put":
+                        writer.put([_row(key, fields) for key, fields in values])
+                        self.rows |= {key: {"n": None, "text": None, **fields} for key, fields in values}
+                    case "patch":
+                        writer.patch([_row(key, fields) for key, fields in values])
+                        for key, fields in values:
+                            self.rows[key] = {"n": None, "text": None, **self.rows.get(key, {}), **fields}
+                    case "delete":
+                        writer.delete(values)
+                        for key in values:
+                            self.rows.pop(key, None)
+                    case "flush":
+                        writer.flush()
+                        self.flushed = {key: dict(row) for key, row in self.rows.items()}
+                    case "merge":
+                        self.table.merge()
+                        self.merged = self.flushed
+                    case "compact":
+                        self.compact()
+                    case _:
+                        self.table.log.checkpoint(self.table.snapshot)
+                self.check()
+
+    def compact(self) -> None:
+        snapshot = self.table.snapshot
+        actions: list[Action] = []
+        for operation in planner.plan(snapshot):
+            actions += compaction.execute(self.table.store, operation, ids=self.table.ids, now_ms=1).actions
+        if actions:
+            self.table.log.commit(snapshot, actions, operation="COMPACT")
+
+    def check(self) -> None:
+        snapshot = self.table.snapshot
+        found = [(_key(row), {"n": row["n"], "text": row["text"]}) for row in self.table.base_rows(snapshot)]
+        assert Counter(key for key, _ in found) == Counter(self.merged.keys()), "one live row per key"
+        assert dict(found) == self.merged
+        assert snapshot.rows == len(self.merged)
+        for add in snapshot.splits.values():
+            assert add.visible_rows > 0, "a split without a live row is removed"
+
+    def check_history(self) -> None:
+        """What changed from the first version on adds up to the base, row by row."""
+        log = self.table.log
+        net: Counter[tuple[Any, ...]] = Counter()
+        for row in changes(self.table.store, log.snapshot(version=0), log.snapshot()).read_all().to_pylist():
+            net[tuple(row[name] for name in SCHEMA.names)] += 1 if row["_change_type"] == "insert" else -1
+            assert net[tuple(row[name] for name in SCHEMA.names)] in (0, 1)
+        expected = {(at, name, amount, row["n"], row["text"]) for (name, amount, at), row in self.merged.items()}
+        assert {row for row, times in net.items() if times} == expected
+
+
+def _row(key: Key, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(KEY, key, strict=True)), **fields}
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return row["name"], row["amount"], row["at"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, windowed=st.booleans())
+def test_the_base_is_the_dictionary_with_one_live_row_per_key(steps: list[Step], windowed: bool) -> None:
+    model = Model(windowed=windowed)
+    model.run(steps)
+    model.check_history()
+
+
+@settings(max_examples=10, deadline=None)
+@given(steps=STEPS)
+def test_sql_over_the_splits_needs_no_deduplication(steps: list[Step]) -> None:
+    model = Model(windowed=False)
+    model.run(steps)
+    snapshot = model.table.snapshot
+    relation = splits_relation(
+        session(), model.table.store, list(snapshot.splits.values()), snapshot.schema, verified=Verified()
+    )
+    assert relation.aggregate('count(*) as live, count(distinct (name, amount, "at")) as different').fetchall() == [
+        (len(model.merged), len(model.merged))
+    ]
+
+
+def test_a_key_without_a_value_is_refused_before_it_is_written() -> None:
+    model = Model(windowed=False)
+    with model.table.writer() as writer, pytest.raises(InvalidInput):
+        writer.put([_row(("a", Decimal("1.000"), START), {}) | {"name": None}])
+    model.check()
