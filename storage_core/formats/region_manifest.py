@@ -12,7 +12,8 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | region_spec_id | 10 | uint32 | region spec of the region; 0 when no spec governs it |
 | region_id | 11 | message | the 16 bytes of the region's UUID (1) |
 | writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
-| checksum | 101 | fixed64 | ours: xxh3-64 of the message with the fields up to 100 only; absent in early 0.1 |
+| checksum | 101 | fixed64 | ours: xxh3-64 of the message with all other fields; absent in early 0.1 |
+| dealt | 102 | repeated | ours: raw log writer (1, string) and its last chunk that is in the region (2, uint64) |
 
 Protobuf finds little wrong with damaged bytes, and a replay point that is off by a bit hides acknowledged rows: hence
 the checksum.
@@ -21,7 +22,8 @@ the checksum.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import xxhash
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -43,7 +45,10 @@ class FlushedGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionManifest:
-    """The state of one region at one manifest version: who may write, what is flushed, where replay starts."""
+    """The state of one region at one manifest version: who may write, what is flushed, where replay starts.
+
+    `dealt` is the tide mark of the raw log: per writer the number of its last chunk whose rows are all in the region.
+    """
 
     region_id: str
     version: int
@@ -54,12 +59,13 @@ class RegionManifest:
     flushed_generations: tuple[FlushedGeneration, ...] = ()
     region_spec_id: int = 0
     writer_id: str = ""
+    dealt: Mapping[str, int] = field(default_factory=dict)
 
 
 def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
     message = file.message_type.add(name=name)
     for field_name, number, kind, type_name in fields:
-        repeated = field_name == "flushed_generations"
+        repeated = field_name in ("flushed_generations", "dealt")
         message.field.add(
             name=field_name,
             number=number,
@@ -73,6 +79,7 @@ def _manifest_class() -> type[Message]:
     file = descriptor_pb2.FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
     _message(file, "UUID", ("uuid", 1, _FIELD.TYPE_BYTES, ""))
     _message(file, "FlushedGeneration", ("generation", 1, _FIELD.TYPE_UINT64, ""), ("path", 2, _FIELD.TYPE_STRING, ""))
+    _message(file, "Dealt", ("writer", 1, _FIELD.TYPE_STRING, ""), ("chunk", 2, _FIELD.TYPE_UINT64, ""))
     _message(
         file,
         "RegionManifest",
@@ -86,6 +93,7 @@ def _manifest_class() -> type[Message]:
         ("region_id", 11, _FIELD.TYPE_MESSAGE, "UUID"),
         ("writer_id", 100, _FIELD.TYPE_STRING, ""),
         ("checksum", 101, _FIELD.TYPE_FIXED64, ""),
+        ("dealt", 102, _FIELD.TYPE_MESSAGE, "Dealt"),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -113,6 +121,7 @@ def _body(manifest: RegionManifest) -> bytes:
         region_spec_id=manifest.region_spec_id,
         region_id={"uuid": uuid.UUID(manifest.region_id).bytes},
         writer_id=manifest.writer_id,
+        dealt=[{"writer": writer, "chunk": manifest.dealt[writer]} for writer in sorted(manifest.dealt)],
     )
     return message.SerializeToString(deterministic=True)
 
@@ -146,6 +155,7 @@ def decode(data: bytes, where: str) -> RegionManifest:
         flushed_generations=tuple(FlushedGeneration(generation=each.generation, path=each.path) for each in flushed),
         region_spec_id=present.get("region_spec_id", 0),
         writer_id=present.get("writer_id", ""),
+        dealt={each.writer: each.chunk for each in present.get("dealt", ())},
     )
     if present.get("checksum", digest := xxhash.xxh3_64_intdigest(_body(found))) != digest:
         raise Corrupt(f"{where}: damaged region manifest: its content does not match its checksum", key=where)

@@ -2,6 +2,7 @@
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it. A directory counts only when the region's manifest names it; every flush attempt makes a new one.
+A dealt generation (`region.dealt`) was never in the WAL and has its records in a file of its own, `records.arrow`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import bloom, wal
+from storage_core.region import bloom, data_file, wal
+from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
 
 FORMAT_VERSION = 1
+DATA_FORMAT_VERSION = 2
+"""With a data file: releases that look for records in WAL entries only must not take the generation for empty."""
+
 MANIFEST_FILE = "_manifest.json"
 BLOOM_FILE = "bloom_filter.bin"
 
@@ -37,7 +42,8 @@ class Generation:
 
     `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
     `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
-    another generation would deny rows. None where the release that wrote it did not say.
+    another generation would deny rows. None where the release that wrote it did not say. `data` is the xxh3-64 of
+    `records.arrow` where the records are in that file instead of WAL entries.
     """
 
     region: str
@@ -48,6 +54,7 @@ class Generation:
     min_key: Mapping[str, str]
     max_key: Mapping[str, str]
     bloom: str | None = None
+    data: str | None = None
 
 
 def write(
@@ -57,19 +64,49 @@ def write(
 
     Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
     """
-    records = memtable.records()
-    bounds = statistics.compute(records.select(memtable.key))
-    guard = bloom.build(key_hashes(records, memtable.key)).to_bytes()
+    return write_records(
+        store,
+        memtable.records(),
+        memtable.key,
+        region=region,
+        generation=generation,
+        entries=memtable.entries,
+        clock=clock,
+        ids=ids,
+    )
+
+
+def write_records(
+    store: ObjectStore,
+    records: pa.Table,
+    key: Sequence[str],
+    *,
+    region: str,
+    generation: int,
+    entries: tuple[int, ...] | None,
+    clock: Clock,
+    ids: Ids,
+) -> Generation:
+    """Write records as a generation into a fresh directory: those of WAL `entries`, or with None in a file of its own.
+
+    Two PUTs, with a file three. Raises as `write` does.
+    """
+    bounds = statistics.compute(records.select(key))
+    guard = bloom.build(key_hashes(records, key)).to_bytes()
+    data = data_file.encode(records) if entries is None else None
     written = Generation(
         region=region,
         generation=generation,
         path=f"{ids.uuid()[:8]}_gen_{generation}",
-        entries=memtable.entries,
+        entries=entries or (),
         records=records.num_rows,
         min_key=bounds.min_values,
         max_key=bounds.max_values,
         bloom=xxhash.xxh3_64_hexdigest(guard),
+        data=None if data is None else data_file.checksum(data),
     )
+    if data is not None:
+        _create(store, _key(written, RECORDS_FILE), data, clock)
     _create(store, _key(written, BLOOM_FILE), guard, clock)
     _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
     return written
@@ -98,10 +135,12 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generat
 
 
 def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
-    """Yield the records in the order of their acknowledgement, one table per WAL entry. One GET each.
+    """Yield the records in the order of their acknowledgement, one table per WAL entry or data file. One GET each.
 
-    Raises `Corrupt` for an entry that is absent or damaged, or that belongs to another generation.
+    Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
     """
+    if generation.data is not None:
+        yield _data(store, generation, generation.data)
     for entry in generation.entries:
         logged = wal.read_known(store, generation.region, entry)
         if logged.entry.generation != generation.generation:
@@ -112,6 +151,16 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
                 key=key,
             )
         yield logged.entry.records
+
+
+def _data(store: ObjectStore, generation: Generation, expected: str) -> pa.Table:
+    where = _key(generation, RECORDS_FILE)
+    try:
+        return data_file.decode(store.get(where).data, expected, where)
+    except NotFound as error:
+        raise Corrupt(
+            f"{where}: generation {generation.generation} of region {generation.region} lost its records", key=where
+        ) from error
 
 
 def admits(generation: Generation, key: pa.Table) -> bool:
@@ -154,7 +203,7 @@ def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
 
 def _encode(generation: Generation) -> bytes:
     body = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSION if generation.data is None else DATA_FORMAT_VERSION,
         "region": generation.region,
         "generation": generation.generation,
         "path": generation.path,
@@ -162,7 +211,7 @@ def _encode(generation: Generation) -> bytes:
         "records": generation.records,
         "minKey": dict(generation.min_key),
         "maxKey": dict(generation.max_key),
-    } | ({} if generation.bloom is None else {"bloom": generation.bloom})
+    } | {name: value for name in ("bloom", "data") if (value := getattr(generation, name)) is not None}
     return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
 
 
@@ -174,9 +223,11 @@ def _decode(data: bytes, where: str) -> Generation:
         raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
     if digest != _digest(body):
         raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
-    if body["format"] != FORMAT_VERSION:
+    if body["format"] not in (FORMAT_VERSION, DATA_FORMAT_VERSION):
         raise Unsupported(
-            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade", key=where
+            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} and "
+            f"{DATA_FORMAT_VERSION}; upgrade",
+            key=where,
         )
     return Generation(
         region=body["region"],
@@ -187,6 +238,7 @@ def _decode(data: bytes, where: str) -> Generation:
         min_key=body["minKey"],
         max_key=body["maxKey"],
         bloom=body.get("bloom"),
+        data=body.get("data"),
     )
 
 
