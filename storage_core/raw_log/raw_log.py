@@ -1,0 +1,185 @@
+"""The raw log: durable appends from many producers for many tables, kept in several stores (design page 03).
+
+    with RawLog(["s3://here/raw", RawStore("s3://elsewhere/raw", mandatory=False)]) as log:
+        log.append("users", {"id": 1, "name": "Ada"})
+
+Producers know nothing of each other and nothing of the tables: whether a record fits is decided when it is dealt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from storage_core.clock import Clock, SystemClock
+from storage_core.errors import InvalidInput
+from storage_core.formats.keys import probe_key, validate_table_name
+from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
+from storage_core.formats.raw_fields import encode_fields
+from storage_core.ids import Ids, SystemIds
+from storage_core.objectstore.probe import require_capable
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.optional_store import OptionalStore, StoreReport
+from storage_core.raw_log.stores import Place, RawStore, opened
+from storage_core.raw_log.writer import Appended, RawWriter
+from storage_core.rows.incoming import Rows
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """One record as a producer gives it: an operation on one row of a table.
+
+    `fields` are the row's values by column: all of them for a put and a reset, those that change and the key for a
+    patch, the key for a delete. `key` is what the producer calls the row, for people who read the log.
+    """
+
+    table: str
+    fields: Mapping[str, object]
+    operation: Operation = "put"
+    key: str | None = None
+
+
+class RawLog:
+    """One writer of a raw log, under an id of its own that is never used again. Safe for any number of threads.
+
+    An append is acknowledged when every mandatory store has it. Optional stores get everything too, in the background;
+    `report` says how far they are.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Place | RawStore],
+        *,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        limits: RawLimits | None = None,
+    ) -> None:
+        """Open a writer on stores that are mandatory unless a `RawStore` says otherwise.
+
+        No request but a probe of each mandatory S3 store, once per process. Raises `InvalidInput` without a mandatory
+        store and for a store given twice; `Unsupported` or `Unavailable` as the probe does.
+        """
+        clock, ids, limits = clock or SystemClock(), ids or SystemIds(), limits or RawLimits()
+        places = opened(stores)
+        new_key = partial(_probe_key, ids)
+        self._mandatory = [store for store, mandatory in places if mandatory]
+        if not self._mandatory:
+            raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
+        for each in self._mandatory:
+            require_capable(each, new_key)
+        self._optional = [
+            OptionalStore(store, clock=clock, backlog_bytes=limits.backlog_bytes, probe_key=new_key)
+            for store, mandatory in places
+            if not mandatory
+        ]
+        self._limits = limits
+        self._clock = clock
+        self._writer = RawWriter(self._mandatory, self._optional, writer_id=ids.uuid(), clock=clock, limits=limits)
+        _logger.info("raw log: writer %s on %s", self.writer_id, ", ".join(store.uri for store, _ in places))
+
+    @property
+    def writer_id(self) -> str:
+        """The id of this writer; record ids begin with it."""
+        return self._writer.id
+
+    def append(self, table: str, rows: Rows, *, operation: Operation = "put", key: str | None = None) -> Appended:
+        """Append one operation per row for one table; durable in every mandatory store when this returns.
+
+        `rows` is a mapping, a sequence of mappings, or Arrow data; of a delete the key columns suffice. `key` names the
+        field whose value, a text or an integer, becomes the records' key. One PUT per store, shared with concurrent
+        calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log (nothing is
+        written then), and what `append_many` raises.
+        """
+        listed = _listed(rows)
+        keys = [None if key is None else _key_of(row, key, index) for index, row in enumerate(listed)]
+        return self.append_many(
+            RawRecord(table=table, fields=row, operation=operation, key=each)
+            for row, each in zip(listed, keys, strict=True)
+        )
+
+    def append_many(self, records: Iterable[RawRecord]) -> Appended:
+        """Append records for any tables in order; durable in every mandatory store when this returns.
+
+        One PUT per store, more for more than `RawLimits.chunk_bytes`. Raises `InvalidInput` for a table name, operation
+        or value that no table could have (nothing is written then). Raises `CommitUnknown` when a mandatory store did
+        not say what it did: some of the records may be in the log, and this writer is done. Raises `Unavailable` when
+        it was done before: nothing was written. Then open another.
+        """
+        now = self._clock.now_ms()
+        return self._writer.append([_record(each, now, index) for index, each in enumerate(records)])
+
+    def report(self) -> list[StoreReport]:
+        """Return the figures of every store, mandatory ones first. No request."""
+        chunks = self._writer.chunks
+        kept = [StoreReport(uri=each.uri, mandatory=True, acknowledged=chunks) for each in self._mandatory]
+        return [*kept, *(each.report() for each in self._optional)]
+
+    def drain(self, wait_ms: int) -> bool:
+        """Wait for the optional stores, each at most `wait_ms`; return whether none has anything on its way."""
+        drained = [each.drain(wait_ms) for each in self._optional]
+        return all(drained)
+
+    def close(self) -> None:
+        """End the writer: what is on its way to optional stores gets `close_wait_ms`. Closing again does nothing."""
+        self._writer.close()
+        for each in self._optional:
+            each.close(self._limits.close_wait_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _probe_key(ids: Ids) -> str:
+    return probe_key(ids.uuid())
+
+
+def _record(given: RawRecord, now: int, index: int) -> LogRecord:
+    validate_table_name(given.table)
+    if given.operation not in OPERATIONS:
+        raise InvalidInput(f"record {index}: expected one of {', '.join(OPERATIONS)}, found {given.operation!r}")
+    if given.key is not None and not _is_text(given.key):
+        raise InvalidInput(f"record {index}: a key is valid text, found {given.key!r}")
+    try:
+        fields = encode_fields(given.fields)
+    except InvalidInput as error:
+        raise InvalidInput(f"record {index}: {error}", row=index, **error.context) from error
+    return LogRecord(timestamp_ms=now, table=given.table, operation=given.operation, fields=fields, key=given.key)
+
+
+def _listed(rows: Rows) -> list[Mapping[str, object]]:
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        found: list[Mapping[str, object]] = rows.to_pylist()
+        return found
+    listed = [rows] if isinstance(rows, Mapping) else [*rows]
+    if not all(isinstance(each, Mapping) for each in listed):
+        raise InvalidInput("rows are mappings of column to value, or Arrow data")
+    return listed
+
+
+def _key_of(row: Mapping[str, object], name: str, index: int) -> str:
+    value = row.get(name)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidInput(f"record {index}: the key field {name!r} holds a text or an integer, found {value!r}", row=index)
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

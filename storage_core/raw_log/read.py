@@ -1,0 +1,155 @@
+"""Records of a raw log as typed records of a table: each fits the table's schema or is rejected with its reason.
+
+Nothing that a producer wrote raises here: one bad record never stops the others (design page 00, rule 7).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import InvalidInput
+from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_fields import decode_fields
+from storage_core.raw_log.deal import table_of
+from storage_core.raw_log.history import History
+from storage_core.rows.exact import exact_array
+from storage_core.rows.fold import FIELDS, OPERATION, Operation, record_schema
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_MOMENT = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?", re.ASCII
+)
+_DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
+_CODES: Mapping[str, Operation] = {each.name.lower(): each for each in Operation}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedRecord:
+    """A record that no table takes as it is: all of it, and why."""
+
+    record_id: str
+    table: str
+    operation: str
+    key: str | None
+    fields: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TypedRecords:
+    """Records that fit, with the columns of `rows.fold.record_schema`, the id of each, and those that do not fit."""
+
+    records: pa.Table
+    ids: pa.StringArray
+    rejected: tuple[RejectedRecord, ...]
+
+
+def read_table(history: History, table: str, schema: pa.Schema, *, key: Sequence[str] = ()) -> Iterator[TypedRecords]:
+    """Yield the records of one table, a batch per chunk that has any, in the order of the history; see `typed`.
+
+    What is missing is left out here: `History.read` and `History.verify` report it. Costs and raises what `read` does.
+    """
+    for each in history.read():
+        if isinstance(each, RawChunk):
+            records = table_of(each)
+            mine = records.filter(pc.equal(records.column("table"), table))
+            if mine.num_rows:
+                yield typed(mine, schema, key=key)
+
+
+def typed(records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = ()) -> TypedRecords:
+    """Return records (`deal.RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
+
+    Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
+    for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
+    not those of the raw log, when it names a column that the schema lacks, when a value does not fit, when it lacks a
+    column of `key`, and when a put or reset lacks a required column.
+    """
+    given = records.to_pylist()
+    rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
+    for field in schema:
+        _check(rows, field)
+    fitting = [(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, dict)]
+    rejected = [
+        RejectedRecord(reason=row, **{name: value for name, value in one.items() if name != "timestamp_ms"})
+        for one, row in zip(given, rows, strict=True)
+        if isinstance(row, str)
+    ]
+    ids = pa.array([one["record_id"] for one, _ in fitting], pa.string())
+    return TypedRecords(_records(fitting, schema), ids, tuple(rejected))
+
+
+def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> dict[str, Any] | str:
+    """Return the fields, text made values where the schema wants it; or why the record does not fit."""
+    try:
+        fields = decode_fields(record["fields"])
+    except InvalidInput as error:
+        return str(error)
+    if unknown := sorted(set(fields) - set(schema.names)):
+        return f"{', '.join(map(repr, unknown))}: not a column of the table"
+    if absent := [name for name in key if fields.get(name) is None]:
+        return f"column {absent[0]!r}: a value is required, it is in the key"
+    whole = record["operation"] in ("put", "reset")
+    for field in schema:
+        if not field.nullable and fields.get(field.name) is None and (whole or field.name in fields):
+            return f"column {field.name!r}: a value is required"
+    return {name: _from_text(value, schema.field(name).type) for name, value in fields.items()}
+
+
+def _from_text(value: Any, type_: pa.DataType) -> Any:
+    """Return the date, moment or decimal that a text spells; every other value, and other text, as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if pa.types.is_date(type_) and _DATE.fullmatch(value):
+            return dt.date.fromisoformat(value)
+        if pa.types.is_timestamp(type_) and _MOMENT.fullmatch(value):
+            return dt.datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    return Decimal(value) if pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value) else value
+
+
+def _check(rows: list[dict[str, Any] | str], field: pa.Field) -> None:
+    """Replace each row whose value does not fit the column by the reason. The column is tried as a whole first."""
+    present = [
+        (index, row[field.name]) for index, row in enumerate(rows) if isinstance(row, dict) and field.name in row
+    ]
+    if _problem([value for _, value in present], field) is None:
+        return
+    for index, value in present:
+        problem = _problem([value], field)
+        if problem is not None:
+            rows[index] = problem
+
+
+def _problem(values: Sequence[Any], field: pa.Field) -> str | None:
+    try:
+        exact_array(values, field.type)
+    except (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowException) as error:
+        return f"column {field.name!r}: a value does not fit the type {field.type}: {error}"
+    return None
+
+
+def _records(fitting: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], schema: pa.Schema) -> pa.Table:
+    target = record_schema(schema)
+    rows = [row for _, row in fitting]
+    columns = [
+        pa.array([_CODES[one["operation"]] for one, _ in fitting], target.field(OPERATION).type),
+        pa.array([_given(*each, schema) for each in fitting], target.field(FIELDS).type),
+        *(exact_array([row.get(field.name) for row in rows], field.type) for field in schema),
+    ]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _given(record: Mapping[str, Any], row: Mapping[str, Any], schema: pa.Schema) -> list[str] | None:
+    """What a patch gives; the others stand for the whole row."""
+    return [name for name in schema.names if name in row] if record["operation"] == "patch" else None

@@ -1,0 +1,273 @@
+"""One writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store (design page 03).
+
+Why a writer that met an unknown outcome is done. Its chunk may be in one store and not in another, or appear later. If
+it went on, the sequence numbers behind would make that chunk's absence a gap that nobody can explain. So it stops, and
+the next one has a new id: a chunk that then turns up is read as written, and its caller was told that it may.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import NoReturn
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitUnknown, Fenced, InvalidInput, TidemarkError, Unavailable
+from storage_core.formats.raw_chunk import MAX_RECORDS, LogRecord, RawChunk, encode, record_id
+from storage_core.formats.raw_keys import ChunkKey, chunk_key
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_numbered
+from storage_core.raw_log.limits import MAX_RECORD_BYTES, RawLimits
+from storage_core.raw_log.optional_store import OptionalStore
+
+_logger = logging.getLogger(__name__)
+
+_OPEN_ANOTHER = "open another RawLog, which writes under a new id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """The records of one acknowledged call: sequence numbers `first` to `last` of the writer, not always without gaps.
+
+    Records of other calls may lie between those of a call that took several chunks.
+    """
+
+    writer: str
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """How many records were appended."""
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the records, in the order they were given."""
+        return [record_id(self.writer, each) for first, last in self.ranges for each in range(first, last + 1)]
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """Records that belong into one chunk, and what became of them: taken by a leader, then `first` once durable."""
+
+    records: Sequence[LogRecord]
+    size: int
+    taken: bool = False
+    first: int | None = None
+
+
+@dataclass(slots=True)
+class _Segment:
+    began_ms: int
+    size: int = 0
+
+
+class RawWriter:
+    """Appends records under one id; safe for any number of threads, whose calls share chunks.
+
+    Whoever finds no chunk on its way sends all that waits as one; the others wait for it. So a chunk is as large as the
+    stores are slow. Chunk n + 1 is sent when every mandatory store has chunk n.
+    """
+
+    def __init__(
+        self,
+        mandatory: Sequence[ObjectStore],
+        optional: Sequence[OptionalStore],
+        *,
+        writer_id: str,
+        clock: Clock,
+        limits: RawLimits,
+    ) -> None:
+        """Write under `writer_id`, which nobody has ever used. No request. At least one store is mandatory."""
+        self.id = writer_id
+        self._mandatory = mandatory
+        self._optional = optional
+        self._clock = clock
+        self._limits = limits
+        self._turn = threading.Condition()
+        self._queue: deque[_Ticket] = deque()
+        self._leading = False
+        self._stopped: str | None = None
+        self._segment: _Segment | None = None
+        self._number = self._sequence = 0
+        others = len(mandatory) - 1
+        self._pool = ThreadPoolExecutor(others, thread_name_prefix="raw log") if others else None
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks every mandatory store has acknowledged."""
+        return self._number
+
+    def append(self, records: Sequence[LogRecord]) -> Appended:
+        """Append the records in order; they are in every mandatory store when this returns. One PUT per store.
+
+        More PUTs for more than `chunk_bytes`. Raises `InvalidInput` for a record that is too large (nothing is written
+        then) and after `close`; `CommitUnknown` when a mandatory store did not say what it did: some of the records may
+        be in the log, and this writer is done. Raises `Unavailable` when it was done before: nothing was written.
+        """
+        tickets = [*_tickets(records, self._limits.chunk_bytes)]
+        if tickets:
+            with self._turn:
+                self._require_usable(tickets)
+                self._queue.extend(tickets)
+            try:
+                while batch := self._next_batch(tickets):
+                    self._commit(batch)
+            finally:
+                self._withdraw(tickets)
+        firsts = ((each.first, each) for each in tickets)
+        ranges = tuple((first, first + len(each.records) - 1) for first, each in firsts if first is not None)
+        return Appended(writer=self.id, ranges=ranges)
+
+    def close(self) -> None:
+        """Stop: later appends raise `InvalidInput`. Waits for the chunk that is on its way."""
+        with self._turn:
+            self._turn.wait_for(lambda: (not self._leading and not self._queue) or self._stopped)
+            self._stopped = self._stopped or "it is closed"
+            self._turn.notify_all()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    def _next_batch(self, mine: Sequence[_Ticket]) -> list[_Ticket]:
+        """Return the tickets of the next chunk, which the caller must send; none when its own are durable."""
+        with self._turn:
+            self._turn.wait_for(lambda: mine[-1].first is not None or self._stopped or not self._leading)
+            if mine[-1].first is not None:
+                return []
+            self._require_usable(mine)
+            self._leading = True
+            batch = [*self._take()]
+            for each in batch:
+                each.taken = True
+            return batch
+
+    def _withdraw(self, mine: Sequence[_Ticket]) -> None:
+        """Take back what nobody has sent: a thread that was interrupted is not there to send it."""
+        with self._turn:
+            if any(each.first is None for each in mine):
+                self._queue = deque(each for each in self._queue if each not in mine)
+                self._turn.notify_all()
+
+    def _take(self) -> Iterator[_Ticket]:
+        size = count = 0
+        while self._queue:
+            size += self._queue[0].size
+            count += len(self._queue[0].records)
+            if count > len(self._queue[0].records) and (size > self._limits.chunk_bytes or count > MAX_RECORDS):
+                return
+            yield self._queue.popleft()
+
+    def _commit(self, batch: Sequence[_Ticket]) -> None:
+        """Send the batch as one chunk. Whatever interrupts this, Ctrl-C included, ends the writer."""
+        done = False
+        try:
+            self._send([record for each in batch for record in each.records])
+            done = True
+        finally:
+            with self._turn:
+                self._leading = False
+                if done:
+                    self._acknowledge(batch)
+                else:
+                    self._stopped = "an earlier chunk of it has no known outcome"
+                    self._queue.clear()
+                self._turn.notify_all()
+
+    def _acknowledge(self, batch: Sequence[_Ticket]) -> None:
+        self._number += 1
+        for each in batch:
+            each.first = self._sequence + 1
+            self._sequence += len(each.records)
+
+    def _send(self, records: Sequence[LogRecord]) -> None:
+        segment, key, data = self._placed(records)
+        for each in self._optional:
+            each.offer(key, data)
+        self._put_everywhere(key, data)
+        segment.size += len(data)
+        _logger.debug("raw log: %s, %d records, %d bytes", key, len(records), len(data))
+
+    def _placed(self, records: Sequence[LogRecord]) -> tuple[_Segment, str, bytes]:
+        """Return the segment that the next chunk belongs to, its key and its bytes."""
+        now = self._clock.now_ms()
+        segment = self._segment
+        if segment is None or now - segment.began_ms >= self._limits.segment_ms:
+            segment = self._begin(now)
+        chunk = self._chunk(segment, records)
+        data = encode(chunk)
+        if segment.size and segment.size + len(data) > self._limits.segment_bytes:
+            segment = self._begin(now)
+            chunk = self._chunk(segment, records)
+            data = encode(chunk)
+        return segment, chunk_key(chunk.key), data
+
+    def _begin(self, now: int) -> _Segment:
+        # The clock may stand still or step back; segments of a writer still have different names, in their order.
+        began = now if self._segment is None else max(now, self._segment.began_ms + 1)
+        self._segment = _Segment(began)
+        return self._segment
+
+    def _chunk(self, segment: _Segment, records: Sequence[LogRecord]) -> RawChunk:
+        key = ChunkKey(segment_ms=segment.began_ms, writer=self.id, number=self._number + 1)
+        return RawChunk(key=key, first=self._sequence + 1, records=tuple(records))
+
+    def _put_everywhere(self, key: str, data: bytes) -> None:
+        others = [] if self._pool is None else [self._pool.submit(self._put, each, key, data) for each in self._rest]
+        try:
+            self._put(self._mandatory[0], key, data)
+        finally:
+            wait(others)
+        for each in others:
+            each.result()
+
+    @property
+    def _rest(self) -> Sequence[ObjectStore]:
+        return self._mandatory[1:]
+
+    def _put(self, store: ObjectStore, key: str, data: bytes) -> None:
+        try:
+            if create_numbered(store, key, data, clock=self._clock):
+                return
+        except CommitUnknown as error:
+            raise CommitUnknown(f"{store.uri}: {error}; {_OPEN_ANOTHER}", key=key, uri=store.uri) from error
+        except TidemarkError as error:
+            # Refused here, but perhaps kept by another store: for the caller that is no certain failure.
+            raise CommitUnknown(f"{store.uri} did not take {key}: {error}; {_OPEN_ANOTHER}", key=key) from error
+        raise Fenced(f"{store.uri}: {key} holds another chunk: the writer id is in use; {_OPEN_ANOTHER}", key=key)
+
+    def _require_usable(self, mine: Sequence[_Ticket]) -> None:
+        if self._stopped is not None:
+            self._refuse(self._stopped, sent=any(each.taken for each in mine))
+
+    def _refuse(self, why: str, *, sent: bool) -> NoReturn:
+        if sent:
+            raise CommitUnknown(f"writer {self.id}: {why}; some of these records may be kept; {_OPEN_ANOTHER}")
+        if why == "it is closed":
+            raise InvalidInput(f"writer {self.id}: {why}; {_OPEN_ANOTHER}")
+        raise Unavailable(f"writer {self.id}: {why}; none of these records was written; {_OPEN_ANOTHER}")
+
+
+def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket]:
+    """Cut the records into parts of at most `chunk_bytes`, but one record at least."""
+    part: list[LogRecord] = []
+    total = 0
+    for record in records:
+        size = _size(record)
+        if part and (total + size > chunk_bytes or len(part) >= MAX_RECORDS):
+            yield _Ticket(part, total)
+            part, total = [], 0
+        part.append(record)
+        total += size
+    if part:
+        yield _Ticket(part, total)
+
+
+def _size(record: LogRecord) -> int:
+    size = len(record.fields.encode()) + len(record.table) + len((record.key or "").encode()) + 64
+    if size > MAX_RECORD_BYTES:
+        raise InvalidInput(f"a record of table {record.table!r} has {size} bytes; at most {MAX_RECORD_BYTES} are kept")
+    return size

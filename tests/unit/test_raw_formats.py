@@ -1,0 +1,301 @@
+"""Names, fields and chunks of the raw log: what is written comes back, what is not ours or not whole is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import fastavro
+import numpy as np
+import pytest
+
+from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.formats import keys, raw_keys
+from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, seal
+from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
+from storage_core.formats.raw_fields import decode_fields, encode_fields
+from storage_core.formats.raw_keys import ChunkKey, chunk_key
+from storage_core.testkit.damage import flip_bit, truncate
+
+WRITER = "3b9f1c1e-0d6a-4f6e-9a53-0f4f6c1d2e3a"
+KEY = ChunkKey(segment_ms=1_700_000_000_000, writer=WRITER, number=7)
+CHUNK = RawChunk(
+    key=KEY,
+    first=41,
+    records=(
+        LogRecord(timestamp_ms=1_700_000_000_123, table="users", operation="put", fields='{"id":1,"name":"Ärger"}'),
+        LogRecord(timestamp_ms=1_700_000_000_123, table="users", operation="patch", fields='{"id":1,"age":null}'),
+        LogRecord(timestamp_ms=1_700_000_000_124, table="clicks", operation="reset", fields="{}", key="k"),
+        LogRecord(timestamp_ms=1_700_000_000_125, table="users", operation="delete", fields='{"id":2}', key=""),
+    ),
+)
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "raw-chunk-1.avro"
+
+
+def _sealed(metadata: dict[str, str], schema: Any = None, records: list[dict[str, Any]] | None = None) -> bytes:
+    """A file with the seal of a chunk whose other parts are somebody else's."""
+    target = io.BytesIO()
+    simple = {"type": "record", "name": "LogRecord", "fields": [{"name": "id", "type": "string"}]}
+    fastavro.writer(target, schema or simple, records or [], metadata={**metadata, SEAL_KEY: OPEN_SEAL})
+    return seal(target.getvalue())
+
+
+# --- names
+
+
+def test_a_chunk_is_named_by_the_start_of_its_segment_its_writer_and_its_number() -> None:
+    assert chunk_key(KEY) == f"live/1700000000000.{WRITER}/00000000000000000007.avro"
+    assert raw_keys.parse(chunk_key(KEY)) == KEY
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"live/01.{WRITER}/00000000000000000007.avro",
+        f"live/1.{WRITER}/7.avro",
+        f"live/1.{WRITER}/00000000000000000000.avro",
+        f"live/1.{WRITER}/99999999999999999999.avro",
+        f"live/1.{WRITER.upper()}/00000000000000000007.avro",
+        f"live/-1.{WRITER}/00000000000000000007.avro",
+        f"live/1.{'-' * 36}/00000000000000000007.avro",
+        f"live/1.{WRITER}/00000000000000000007.avro\n",
+        f"live/1.{WRITER}/00000000000000000007.avro.part",
+        f"live/1.{WRITER} (copy)/00000000000000000007.avro",
+        "live/.DS_Store",
+        "_transaction_log/00000000000000000001.json",
+        "splits/all/a.parquet",
+        "",
+    ],
+)
+def test_a_name_that_no_writer_makes_is_not_ours(key: str) -> None:
+    assert raw_keys.parse(key) is None
+
+
+def test_quarantine_and_probe_are_named_as_beside_a_table() -> None:
+    for key in (keys.quarantine_key("live/1.x", WRITER), keys.probe_key(WRITER)):
+        parsed = raw_keys.parse(key)
+        assert parsed == keys.parse(key) is not None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"writer": "me"}, {"number": 0}, {"number": 2**63}, {"segment_ms": -1}],
+)
+def test_a_name_cannot_be_built_from_parts_out_of_range(parts: dict[str, Any]) -> None:
+    whole: dict[str, Any] = {"segment_ms": 1, "writer": WRITER, "number": 1, **parts}
+    with pytest.raises(InvalidInput):
+        chunk_key(ChunkKey(**whole))
+
+
+# --- fields
+
+VALUES: list[Any] = [
+    None,
+    True,
+    "",
+    "$bytes",
+    "grün \U0001f30a\x00\n",
+    0,
+    2**63 - 1,
+    -(2**63),
+    0.1,
+    -0.0,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    Decimal("1.50"),
+    Decimal("-12345678901234567890123456789.012345678"),
+    Decimal("1E+3"),
+    dt.datetime(2024, 2, 29, 12, 30, 0, 1, tzinfo=dt.UTC),
+    dt.datetime(1, 1, 1),  # noqa: DTZ001 -- a column may have no zone
+    dt.date(9999, 12, 31),
+    b"",
+    b"\x00\xff",
+    [],
+    [1, [2.5, None]],
+    {},
+    {"a": {"b": [b"1"]}},
+    {"$bytes": "no bytes"},
+    {"$$": 1, "$map": [], "plain": 2},
+    [(1, "one"), (None, "none")],
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_comes_back_with_its_type(value: Any) -> None:
+    back = decode_fields(encode_fields({"x": value, "$y": value}))
+    assert list(back) == ["x", "$y"]
+    for found in back.values():
+        assert type(found) is type(value)
+        assert repr(found) == repr(value)
+
+
+def test_not_a_number_comes_back_as_such() -> None:
+    assert repr(decode_fields(encode_fields({"x": float("nan")}))["x"]) == "nan"
+
+
+def test_a_moment_of_another_zone_is_the_same_moment_in_utc() -> None:
+    moment = dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    assert decode_fields(encode_fields({"x": moment})) == {"x": moment}
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    fields = {"a": np.int64(2**62), "b": np.float32(0.5), "c": np.bool_(True)}
+    assert decode_fields(encode_fields(fields)) == {"a": 2**62, "b": 0.5, "c": True}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (2**63, "64 bits"),
+        (Decimal("NaN"), "no decimal"),
+        ("\ud800", "Unicode"),
+        (object(), "no form for object"),
+        (dt.timedelta(1), "no form for timedelta"),
+    ],
+)
+def test_a_value_without_a_form_is_refused_before_it_is_written(value: Any, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        encode_fields({"x": value})
+
+
+def test_fields_nested_without_end_are_refused_both_ways() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidInput):
+        encode_fields({"x": endless})
+    with pytest.raises(InvalidInput):
+        decode_fields('{"x":' + "[" * 200_000 + "]" * 200_000 + "}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "1",
+        "{",
+        '{"a":1},{"b":2}',
+        '{"x":NaN}',
+        '{"x":{"$new":1}}',
+        '{"x":{"$bytes":1,"$date":2}}',
+        '{"x":{"$bytes":"***"}}',
+        '{"x":{"$date":"soon"}}',
+        '{"x":{"$timestamp":"2024-01-01T00:00:00"}}',
+        '{"x":{"$local":"2024-01-01T00:00:00+01:00"}}',
+        '{"x":{"$decimal":"ten"}}',
+        '{"x":{"$decimal":[]}}',
+        '{"x":{"$float":"1.5"}}',
+        '{"x":{"$map":[[1]]}}',
+        '{"x":{"$map":7}}',
+        '{"$date":"2024-01-01"}',
+    ],
+)
+def test_text_that_no_writer_makes_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        decode_fields(text)
+
+
+# --- chunks
+
+
+def test_a_chunk_comes_back_and_its_records_have_ids() -> None:
+    back = decode(encode(CHUNK), "here")
+    assert back == CHUNK
+    assert (back.last, back.ids[0], back.ids[-1]) == (44, f"{WRITER}:41", f"{WRITER}:44")
+
+
+def test_equal_chunks_have_equal_bytes() -> None:
+    assert encode(CHUNK) == encode(CHUNK)
+
+
+def test_the_golden_chunk_still_opens() -> None:
+    assert decode(GOLDEN.read_bytes(), "golden") == CHUNK
+
+
+def test_any_avro_reader_opens_a_chunk() -> None:
+    first = next(iter(fastavro.reader(io.BytesIO(encode(CHUNK)))))
+    assert first == {
+        "id": f"{WRITER}:41",
+        "timestamp_ms": 1_700_000_000_123,
+        "table": "users",
+        "key": None,
+        "operation": "put",
+        "fields": '{"id":1,"name":"Ärger"}',
+    }
+
+
+def test_no_bit_of_a_chunk_can_change_unnoticed() -> None:
+    data = encode(CHUNK)
+    for position in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        with pytest.raises((Corrupt, Unsupported)):
+            decode(bytes(flipped), "here")
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_chunk_that_is_cut_or_longer_is_refused(seed: int) -> None:
+    data = encode(CHUNK)
+    for changed in (truncate(data, Random(seed)), data + data, data + b"\x00", flip_bit(data, Random(seed)), b""):
+        with pytest.raises(Corrupt, match="here"):
+            decode(changed, "here")
+
+
+def test_a_chunk_of_a_newer_release_says_so() -> None:
+    with pytest.raises(Unsupported, match="format '2'"):
+        decode(_sealed({"tidemark.format": "2"}), "here")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [({}, "without the seal of a chunk"), ({"tidemark.format": "1"}, "another schema")],
+)
+def test_a_sealed_file_that_is_no_chunk_is_refused(metadata: dict[str, str], why: str) -> None:
+    with pytest.raises(Corrupt, match=why):
+        decode(_sealed(metadata), "here")
+
+
+def test_an_unsealed_avro_file_is_refused() -> None:
+    target = io.BytesIO()
+    fastavro.writer(target, {"type": "record", "name": "X", "fields": []}, [], metadata={"tidemark.format": "1"})
+    with pytest.raises(Corrupt, match="without the seal"):
+        decode(target.getvalue(), "here")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"tidemark.first": "40"}, "expected records 40 to 44"),
+        ({"tidemark.first": "42", "tidemark.last": "45"}, "expected record 42"),
+        ({"tidemark.number": "seven"}, "incomplete"),
+        ({"tidemark.last": "-1"}, "incomplete"),
+    ],
+)
+def test_metadata_that_contradict_the_records_are_refused(changed: dict[str, str], why: str) -> None:
+    reader = fastavro.reader(io.BytesIO(encode(CHUNK)))
+    records = list(reader)
+    metadata = {name: str(value) for name, value in reader.metadata.items() if name.startswith("tidemark.")}
+    data = _sealed({**metadata, **changed}, reader.writer_schema, records)  # type: ignore[arg-type]
+    with pytest.raises(Corrupt, match=why):
+        decode(data, "here")
+
+
+def test_a_small_file_that_becomes_too_much_is_refused_before_it_is_expanded() -> None:
+    record = {"id": "x" * 2**24}
+    target = io.BytesIO()
+    schema: Any = {"type": "record", "name": "X", "fields": [{"name": "id", "type": "string"}]}
+    fastavro.writer(target, schema, [record] * 9, codec="zstandard", metadata={SEAL_KEY: OPEN_SEAL})
+    data = seal(target.getvalue())
+    assert len(data) < 2**20
+    with pytest.raises(Corrupt, match="9 records of 1509"):
+        decode(data, "here")
+
+
+def test_a_chunk_holds_at_least_one_record() -> None:
+    with pytest.raises(InvalidInput):
+        encode(RawChunk(key=KEY, first=1, records=()))
