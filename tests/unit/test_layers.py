@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.gc",),
     ("storage_core.index",),
     ("storage_core.compaction",),
+    ("storage_core.dealing",),
     ("storage_core.region", "storage_core.ingest", "storage_core.raw_log"),
     ("storage_core.split",),
     ("storage_core.log",),
