@@ -15,6 +15,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import LOCAL_SPARK, All, Declaration, DryRun, From, Json, Master, To, Uri, Window
+from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, append_lines
 from pipelines.commands.target import open_table, resolve
 from pipelines.commands.upkeep import run_job, windows
 from storage_core.errors import InvalidInput, NotFound
@@ -43,12 +44,25 @@ def append(
     format_: Annotated[
         Format | None, typer.Option("--format", help="What the file holds; by its suffix, and NDJSON for -, without.")
     ] = None,
+    table_name: TableName = None,
+    operation: RawOperation = "put",
+    key: KeyField = None,
+    also: Also = None,
+    optional: Optional_ = None,
     as_json: Json = False,
 ) -> None:
     """Add the rows of a file in one commit, all or none.
 
-    When a single row does not fit, nothing is added, and each such row is named with its reason.
+    When a single row does not fit, nothing is added, and each such row is named with its reason. With --table URI is a
+    raw log: it takes NDJSON, acknowledges lines as they come, and leaves out only those that are no rows.
     """
+    if table_name is not None:
+        stores = [resolve(each).uri for each in (uri, *(also or []))]
+        target = RawTarget(stores=stores, optional=optional or [], table=table_name, operation=operation, key=key)
+        append_lines(file, target, file_format=format_, as_json=as_json)
+        return
+    if key or also or optional or operation != "put":
+        raise InvalidInput("--operation, --key, --also and --optional are for a raw log; name its table with --table")
     table = open_table(uri)
     with _landed(file) as path:
         rows = _rows(table, path, format_ or _format_of(file))

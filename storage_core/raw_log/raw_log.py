@@ -9,42 +9,25 @@ Producers know nothing of each other and nothing of the tables: whether a record
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-import pyarrow as pa
-
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import InvalidInput
-from storage_core.formats.keys import probe_key, validate_table_name
-from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
-from storage_core.formats.raw_fields import encode_fields
+from storage_core.formats.keys import probe_key
+from storage_core.formats.raw_chunk import Operation
 from storage_core.ids import Ids, SystemIds
 from storage_core.objectstore.probe import require_capable
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.optional_store import OptionalStore, StoreReport
+from storage_core.raw_log.records import RawRecord, all_prepared, record_of, rows_of
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
 from storage_core.rows.incoming import Rows
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawRecord:
-    """One record as a producer gives it: an operation on one row of a table.
-
-    `fields` are the row's values by column: all of them for a put and a reset, those that change and the key for a
-    patch, the key for a delete. `key` is what the producer calls the row, for people who read the log.
-    """
-
-    table: str
-    fields: Mapping[str, object]
-    operation: Operation = "put"
-    key: str | None = None
 
 
 class RawLog:
@@ -94,16 +77,11 @@ class RawLog:
         """Append one operation per row for one table; durable in every mandatory store when this returns.
 
         `rows` is a mapping, a sequence of mappings, or Arrow data; of a delete the key columns suffice. `key` names the
-        field whose value, a text or an integer, becomes the records' key. One PUT per store, shared with concurrent
+        field that `records.record_of` makes the records' key of. One PUT per store, shared with concurrent
         calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log (nothing is
         written then), and what `append_many` raises.
         """
-        listed = _listed(rows)
-        keys = [None if key is None else _key_of(row, key, index) for index, row in enumerate(listed)]
-        return self.append_many(
-            RawRecord(table=table, fields=row, operation=operation, key=each)
-            for row, each in zip(listed, keys, strict=True)
-        )
+        return self.append_many(record_of(table, row, operation=operation, key=key) for row in rows_of(rows))
 
     def append_many(self, records: Iterable[RawRecord]) -> Appended:
         """Append records for any tables in order; durable in every mandatory store when this returns.
@@ -113,8 +91,7 @@ class RawLog:
         not say what it did: some of the records may be in the log, and this writer is done. Raises `Unavailable` when
         it was done before: nothing was written. Then open another.
         """
-        now = self._clock.now_ms()
-        return self._writer.append([_record(each, now, index) for index, each in enumerate(records)])
+        return self._writer.append([*all_prepared(records, now_ms=self._clock.now_ms())])
 
     def report(self) -> list[StoreReport]:
         """Return the figures of every store, mandatory ones first. No request."""
@@ -144,42 +121,3 @@ class RawLog:
 
 def _probe_key(ids: Ids) -> str:
     return probe_key(ids.uuid())
-
-
-def _record(given: RawRecord, now: int, index: int) -> LogRecord:
-    validate_table_name(given.table)
-    if given.operation not in OPERATIONS:
-        raise InvalidInput(f"record {index}: expected one of {', '.join(OPERATIONS)}, found {given.operation!r}")
-    if given.key is not None and not _is_text(given.key):
-        raise InvalidInput(f"record {index}: a key is valid text, found {given.key!r}")
-    try:
-        fields = encode_fields(given.fields)
-    except InvalidInput as error:
-        raise InvalidInput(f"record {index}: {error}", row=index, **error.context) from error
-    return LogRecord(timestamp_ms=now, table=given.table, operation=given.operation, fields=fields, key=given.key)
-
-
-def _listed(rows: Rows) -> list[Mapping[str, object]]:
-    if isinstance(rows, pa.Table | pa.RecordBatch):
-        found: list[Mapping[str, object]] = rows.to_pylist()
-        return found
-    listed = [rows] if isinstance(rows, Mapping) else [*rows]
-    if not all(isinstance(each, Mapping) for each in listed):
-        raise InvalidInput("rows are mappings of column to value, or Arrow data")
-    return listed
-
-
-def _key_of(row: Mapping[str, object], name: str, index: int) -> str:
-    value = row.get(name)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise InvalidInput(f"record {index}: the key field {name!r} holds a text or an integer, found {value!r}", row=index)
-
-
-def _is_text(value: object) -> bool:
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False

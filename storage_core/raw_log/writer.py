@@ -21,8 +21,9 @@ from storage_core.formats.raw_chunk import MAX_RECORDS, LogRecord, RawChunk, enc
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.raw_log.limits import MAX_RECORD_BYTES, RawLimits
+from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.optional_store import OptionalStore
+from storage_core.raw_log.records import size_of
 
 _logger = logging.getLogger(__name__)
 
@@ -105,9 +106,9 @@ class RawWriter:
     def append(self, records: Sequence[LogRecord]) -> Appended:
         """Append the records in order; they are in every mandatory store when this returns. One PUT per store.
 
-        More PUTs for more than `chunk_bytes`. Raises `InvalidInput` for a record that is too large (nothing is written
-        then) and after `close`; `CommitUnknown` when a mandatory store did not say what it did: some of the records may
-        be in the log, and this writer is done. Raises `Unavailable` when it was done before: nothing was written.
+        More PUTs for more than `chunk_bytes`. Raises `InvalidInput` after `close`. Raises `CommitUnknown` when a
+        mandatory store did not say what it did: some of the records may be in the log, and this writer is done; and
+        `Unavailable` when it was done before: nothing was written.
         """
         tickets = [*_tickets(records, self._limits.chunk_bytes)]
         if tickets:
@@ -116,7 +117,7 @@ class RawWriter:
                 self._queue.extend(tickets)
             try:
                 while batch := self._next_batch(tickets):
-                    self._commit(batch)
+                    self._lead(batch, tickets)
             finally:
                 self._withdraw(tickets)
         firsts = ((each.first, each) for each in tickets)
@@ -160,6 +161,14 @@ class RawWriter:
             if count > len(self._queue[0].records) and (size > self._limits.chunk_bytes or count > MAX_RECORDS):
                 return
             yield self._queue.popleft()
+
+    def _lead(self, batch: Sequence[_Ticket], mine: Sequence[_Ticket]) -> None:
+        try:
+            self._commit(batch)
+        except TidemarkError:
+            if any(each.taken for each in mine):
+                raise
+            # It was others' records that failed; the next look at the queue says what that means for ours.
 
     def _commit(self, batch: Sequence[_Ticket]) -> None:
         """Send the batch as one chunk. Whatever interrupts this, Ctrl-C included, ends the writer."""
@@ -256,7 +265,7 @@ def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket
     part: list[LogRecord] = []
     total = 0
     for record in records:
-        size = _size(record)
+        size = size_of(record)
         if part and (total + size > chunk_bytes or len(part) >= MAX_RECORDS):
             yield _Ticket(part, total)
             part, total = [], 0
@@ -264,10 +273,3 @@ def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket
         total += size
     if part:
         yield _Ticket(part, total)
-
-
-def _size(record: LogRecord) -> int:
-    size = len(record.fields.encode()) + len(record.table) + len((record.key or "").encode()) + 64
-    if size > MAX_RECORD_BYTES:
-        raise InvalidInput(f"a record of table {record.table!r} has {size} bytes; at most {MAX_RECORD_BYTES} are kept")
-    return size

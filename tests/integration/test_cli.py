@@ -27,7 +27,7 @@ TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
     *("compact", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
-    *("changes", "restore", "tag", "fsck", "repair"),
+    *("changes", "restore", "tag", "fsck", "repair", "raw"),
 ]
 
 EVENTS = """\

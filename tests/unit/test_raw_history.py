@@ -21,7 +21,8 @@ from storage_core.raw_log.chunks import Damage
 from storage_core.raw_log.deal import RECORD_COLUMNS, deal_plan, read_chunk, table_of
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, MissingChunks, union
 from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog, RawRecord
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
 from storage_core.raw_log.read import read_table, typed
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.testkit.clock import START_MS, ManualClock

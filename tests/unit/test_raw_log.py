@@ -20,7 +20,8 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.history import union
 from storage_core.raw_log.limits import MAX_RECORD_BYTES, RawLimits
-from storage_core.raw_log.raw_log import RawLog, RawRecord
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
 from storage_core.raw_log.stores import RawStore
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault

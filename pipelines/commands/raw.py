@@ -1,0 +1,237 @@
+"""The raw log: `append --table` and `raw`."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Json, Uri
+from pipelines.commands.output import cell, figure, moment_ms
+from pipelines.commands.target import resolve
+from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
+
+if TYPE_CHECKING:
+    from storage_core.formats.raw_chunk import Operation
+    from storage_core.raw_log.chunks import Damage
+    from storage_core.raw_log.history import History, Verified
+    from storage_core.raw_log.raw_log import RawLog
+    from storage_core.raw_log.records import RawRecord
+
+Also = Annotated[list[str] | None, typer.Option("--also", metavar="URI", help="One more store of the raw log.")]
+Optional_ = Annotated[
+    list[str] | None, typer.Option("--optional", metavar="URI", help="A store of the raw log that may fail.")
+]
+TableName = Annotated[
+    str | None, typer.Option("--table", metavar="NAME", help="URI is a raw log; the lines are rows of this table.")
+]
+KeyField = Annotated[
+    str | None, typer.Option("--key", metavar="FIELD", help="Raw log: the field that is the record's key.")
+]
+RawOperation = Annotated[
+    Literal["put", "patch", "delete", "reset"], typer.Option("--operation", help="Raw log: what each line does.")
+]
+
+_READ_BYTES = 2**20
+_LONGEST_LINE_BYTES = 8 * 2**20
+_MOST_REJECTED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawTarget:
+    """Where `append --table` writes, and as what."""
+
+    stores: Sequence[str]
+    optional: Sequence[str]
+    table: str
+    operation: Operation
+    key: str | None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the lines so far; `rejected` keeps the first ones of all that are no rows."""
+
+    acknowledged: int = 0
+    last_line: int = 0
+    bad: int = 0
+    rejected: list[dict[str, object]] = field(default_factory=list)
+
+    def reject(self, file: str, line: int, data: bytes, reason: str) -> None:
+        self.bad += 1
+        if len(self.rejected) < _MOST_REJECTED:
+            self.rejected.append({"file": file, "line": line, "reason": reason, **_shown(data)})
+
+
+def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_json: bool) -> None:
+    """Append each line as one record, lines that come together in one chunk, and say what was acknowledged.
+
+    A line that is no row is left out, the others are acknowledged; then raises `InvalidInput` with the bad lines.
+    Raises what the raw log raises, with the line up to which rows are acknowledged.
+    """
+    from storage_core.formats.keys import validate_table_name
+    from storage_core.raw_log.raw_log import RawLog
+    from storage_core.raw_log.stores import RawStore
+
+    if file_format not in (None, "ndjson"):
+        raise InvalidInput(f"a raw log takes NDJSON lines, not {file_format}; leave --format out")
+    validate_table_name(target.table)
+    stores = [*map(RawStore, target.stores), *(RawStore(each, mandatory=False) for each in target.optional)]
+    with _opened(file) as stream, RawLog(stores) as log:
+        tally = _append_all(log, stream, target, file)
+        log.close()
+        report = [asdict(each) for each in log.report()]
+    about = {"writer": log.writer_id, "records": tally.acknowledged, "stores": report}
+    if tally.bad:
+        raise InvalidInput(
+            f"{tally.bad:,} lines are no rows and were left out; the other {tally.acknowledged:,} are acknowledged",
+            rejected=tally.rejected,
+        )
+    if as_json:
+        output.json_line({"status": "acknowledged" if tally.acknowledged else "nothing_to_do", **about})
+    else:
+        output.line(f"{tally.acknowledged:,} rows acknowledged (writer {log.writer_id})")
+
+
+def raw(
+    uri: Uri,
+    *,
+    also: Also = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every chunk; missing or damaged ones end with exit code 4.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the segments of a raw log, and what no store has."""
+    from storage_core.clock import SystemClock
+    from storage_core.raw_log.history import union
+
+    history = union([resolve(each).uri for each in (uri, *(also or []))])
+    found = history.verify() if verify else None
+    about = _described(history, found, SystemClock().now_ms())
+    if as_json:
+        output.json_line(about)
+    else:
+        _show(about)
+    if found is not None and (found.gaps or found.damaged):
+        raise Corrupt(
+            f"the stores lack {len(found.gaps):,} stretches of records, {len(found.damaged):,} chunks are damaged in "
+            "every store; copy a backup of live/ into any of them, which heals both"
+        )
+
+
+def _append_all(log: RawLog, stream: BinaryIO, target: RawTarget, file: str) -> _Tally:
+    tally = _Tally()
+    try:
+        for lines in _blocks(stream):
+            records = [*_records(lines, target, tally, file)]
+            log.append_many(records)
+            tally.acknowledged += len(records)
+            tally.last_line = lines[-1][0]
+    except TidemarkError as error:
+        what = f"{tally.acknowledged:,} rows of the lines up to {tally.last_line:,} are acknowledged; then: {error}"
+        raise type(error)(what, **error.context) from error
+    return tally
+
+
+def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tally, file: str) -> Iterator[RawRecord]:
+    from storage_core.formats.raw_fields import decode_fields
+    from storage_core.raw_log.records import prepared, record_of
+
+    for number, data in lines:
+        if not data.strip():
+            continue
+        try:
+            fields = decode_fields(data.decode("utf-8-sig"))
+            record = record_of(target.table, fields, operation=target.operation, key=target.key)
+            prepared(record, now_ms=0)  # what one line lacks must not keep back the others
+        except UnicodeDecodeError:
+            tally.reject(file, number, data, "the line is not UTF-8")
+        except InvalidInput as error:
+            tally.reject(file, number, data, str(error))
+        else:
+            yield record
+
+
+def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield numbered lines as they come: a pipe that pauses does not keep back what it has delivered."""
+    read = getattr(stream, "read1", stream.read)
+    rest, number = b"", 0
+    while chunk := read(_READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE_BYTES:
+            raise InvalidInput(f"line {number + len(lines) + 1:,} is longer than {_LONGEST_LINE_BYTES:,} bytes")
+        if lines:
+            yield [*enumerate(lines, number + 1)]
+            number += len(lines)
+    if rest:
+        yield [(number + 1, rest)]
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    path = Path(file)
+    if not path.exists():
+        raise NotFound(f"{file}: there is no such file")
+    if path.is_dir():
+        raise InvalidInput(f"{file}: is a folder; append one file")
+    with path.open("rb") as stream:
+        yield stream
+
+
+def _shown(data: bytes) -> dict[str, object]:
+    try:
+        return {"text": data.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"text": base64.b64encode(data).decode("ascii"), "encoding": "base64"}
+
+
+def _described(history: History, found: Verified | None, now_ms: int) -> dict[str, object]:
+    closed = {(each.writer, each.segment_ms) for each in history.closed_segments(now_ms)}
+    segments = [{**asdict(each), "closed": (each.writer, each.segment_ms) in closed} for each in history.segments()]
+    return {
+        "stores": [store.uri for store in history.stores],
+        "unreachable": list(history.unreachable),
+        "writers": len(history.writers),
+        "segments": segments,
+        "missing_chunks": [asdict(each) for each in history.missing],
+        "records": None if found is None else found.records,
+        "gaps": None if found is None else [asdict(each) for each in found.gaps],
+        "damaged": None if found is None else [_damage(each) for each in found.damaged],
+    }
+
+
+def _damage(found: Damage) -> dict[str, object]:
+    return {"key": found.chunk.keys[0], "found": list(found.reasons)}
+
+
+def _show(about: dict[str, object]) -> None:
+    shown = {"segment_ms": moment_ms, "writer": cell, "first_number": figure, "last_number": figure}
+    figures = {"chunks": figure, "bytes": figure, "closed": cell}
+    _list(about["segments"], {**shown, **figures}, "the raw log is empty")
+    _list(about["missing_chunks"], {"writer": cell, "first": figure, "last": figure}, "no chunk is missing")
+    if about["records"] is not None:
+        output.line(f"{figure(about['records'])} records read")
+        _list(about["gaps"], {"writer": cell, "first": figure, "last": figure}, "no record is missing")
+        _list(about["damaged"], {"key": cell, "found": cell}, "no chunk is damaged")
+    for name in ("stores", "unreachable"):
+        for uri in _listed(about[name]):
+            output.line(f"{'store' if name == 'stores' else 'does not answer'}: {uri}")
+
+
+def _list(found: object, shown: dict[str, output.Show], nothing: str) -> None:
+    output.records([each for each in _listed(found) if isinstance(each, dict)], shown, as_json=False, nothing=nothing)
+
+
+def _listed(found: object) -> Sequence[object]:
+    return found if isinstance(found, list) else []

@@ -1,0 +1,94 @@
+"""Records as producers give them, checked and made text before anything is written (design page 03, "Records")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+from storage_core.formats.keys import validate_table_name
+from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
+from storage_core.formats.raw_fields import encode_fields
+from storage_core.raw_log.limits import MAX_RECORD_BYTES
+from storage_core.rows.incoming import Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """One record as a producer gives it: an operation on one row of a table.
+
+    `fields` are the row's values by column: all of them for a put and a reset, those that change and the key for a
+    patch, the key for a delete. `key` is what the producer calls the row, for people who read the log.
+    """
+
+    table: str
+    fields: Mapping[str, object]
+    operation: Operation = "put"
+    key: str | None = None
+
+
+def record_of(
+    table: str, row: Mapping[str, object], *, operation: Operation = "put", key: str | None = None
+) -> RawRecord:
+    """Return the record of a row; `key` names the field whose value, a text or an integer, is the record's key.
+
+    Raises `InvalidInput` when that field holds neither.
+    """
+    if key is None:
+        return RawRecord(table=table, fields=row, operation=operation)
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidInput(f"the key field {key!r} holds a text or an integer, found {value!r}", column=key)
+    return RawRecord(table=table, fields=row, operation=operation, key=str(value))
+
+
+def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
+    """Return the record as it is written, taken at `now_ms`.
+
+    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text, a value that
+    has no form (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
+    """
+    validate_table_name(given.table)
+    if given.operation not in OPERATIONS:
+        raise InvalidInput(f"expected one of {', '.join(OPERATIONS)}, found {given.operation!r}")
+    if given.key is not None and not _is_text(given.key):
+        raise InvalidInput(f"a key is valid text, found {given.key!r}")
+    fields = encode_fields(given.fields)
+    record = LogRecord(timestamp_ms=now_ms, table=given.table, operation=given.operation, fields=fields, key=given.key)
+    if size_of(record) > MAX_RECORD_BYTES:
+        raise InvalidInput(f"the record has {size_of(record)} bytes; at most {MAX_RECORD_BYTES} are kept")
+    return record
+
+
+def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRecord]:
+    """Yield each record as it is written. Raises `InvalidInput` that says which one cannot be, counted from 0."""
+    for index, each in enumerate(records):
+        try:
+            yield prepared(each, now_ms=now_ms)
+        except InvalidInput as error:
+            raise InvalidInput(f"record {index}: {error}; nothing was appended", row=index, **error.context) from error
+
+
+def size_of(record: LogRecord) -> int:
+    """Return about how many bytes the record takes before compression."""
+    return len(record.fields.encode()) + len(record.table) + len((record.key or "").encode()) + 64
+
+
+def rows_of(rows: Rows) -> Sequence[Mapping[str, object]]:
+    """Return the rows one by one. Raises `InvalidInput` for anything but mappings and Arrow data."""
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        found: list[Mapping[str, object]] = rows.to_pylist()
+        return found
+    listed = [rows] if isinstance(rows, Mapping) else [*rows]
+    if not all(isinstance(each, Mapping) for each in listed):
+        raise InvalidInput("rows are mappings of column to value, or Arrow data")
+    return listed
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,172 @@
+"""Real producer processes write one raw log to several stores; a store is lost on the way, and nothing is missing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from storage_core.errors import CommitUnknown, Unavailable
+from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_fields import decode_fields
+from storage_core.objectstore.resolve import open_store
+from storage_core.raw_log.history import History, union
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.stores import RawStore
+from storage_core.testkit.s3_server import HttpFault, S3Server
+
+APPENDS = 150
+PATIENCE_SECONDS = 60
+LIMITS = RawLimits(segment_ms=200)
+PRODUCERS = ("left", "right")
+
+
+def opened(folder: Path) -> RawLog:
+    """A log on the stores that the producers believe in, by the file that whoever operates them edits."""
+    names = (folder / "stores").read_text(encoding="utf-8").split()
+    stores = [RawStore(folder / name.removesuffix("?"), mandatory=not name.endswith("?")) for name in names]
+    return RawLog(stores, limits=LIMITS)
+
+
+def produce(folder: Path, producer: str) -> None:
+    """Append rows, and write down each one that was acknowledged. A writer that is done is followed by another."""
+    log = opened(folder)
+    with (folder / f"{producer}.told").open("w", encoding="utf-8") as told:
+        for number in range(APPENDS):
+            time.sleep(0.002)
+            while True:
+                try:
+                    log.append("t", {"value": f"{producer}-{number}"})
+                    break
+                except (CommitUnknown, Unavailable):
+                    # As a careful producer that may send a row twice rather than lose it: told apart by its value.
+                    time.sleep(0.02)
+                    log = opened(folder)
+            told.write(f"{producer}-{number}\n")
+            told.flush()
+    log.close()
+
+
+def acknowledged(folder: Path) -> list[str]:
+    return [line for name in PRODUCERS for line in (folder / f"{name}.told").read_text(encoding="utf-8").split()]
+
+
+def values(history: History) -> list[str]:
+    """Every value in the order of the history; a gap or damage is a failure."""
+    found = []
+    for each in history.read():
+        assert isinstance(each, RawChunk)
+        found += [decode_fields(record.fields)["value"] for record in each.records]
+    return found
+
+
+def started(folder: Path, stores: str) -> list[BaseProcess]:
+    (folder / "stores").write_text(stores, encoding="utf-8")
+    for name in PRODUCERS:
+        (folder / f"{name}.told").touch()
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=produce, args=(folder, name)) for name in PRODUCERS]
+    for process in processes:
+        process.start()
+    return list(processes)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def half_way(folder: Path) -> None:
+    wait_for(lambda: all(len((folder / f"{n}.told").read_text().split()) > APPENDS // 3 for n in PRODUCERS))
+
+
+def ended(processes: list[BaseProcess]) -> list[int | None]:
+    for process in processes:
+        process.join(timeout=PATIENCE_SECONDS)
+        process.kill()
+    return [process.exitcode for process in processes]
+
+
+def lose(place: Path) -> None:
+    """The disk is gone, and its mount point is nothing that one can write to, not even as root."""
+    gone = place.with_name(f"{place.name}.gone")
+    place.rename(gone)
+    place.write_text("no disk here")
+    shutil.rmtree(gone)
+
+
+def test_an_optional_store_is_lost_and_nobody_stops(tmp_path: Path) -> None:
+    processes = started(tmp_path, "here there?")
+    half_way(tmp_path)
+    lose(tmp_path / "there")
+    assert ended(processes) == [0, 0]
+    told = acknowledged(tmp_path)
+    assert len(told) == 2 * APPENDS
+    assert sorted(values(union([tmp_path / "here"]))) == sorted(told)
+
+
+def test_an_optional_store_that_was_emptied_goes_on_and_the_union_has_everything(tmp_path: Path) -> None:
+    processes = started(tmp_path, "here there?")
+    half_way(tmp_path)
+    shutil.rmtree(tmp_path / "there", ignore_errors=True)
+    assert ended(processes) == [0, 0]
+    assert sorted(values(union([tmp_path / "there", tmp_path / "here"]))) == sorted(acknowledged(tmp_path))
+
+
+def test_a_mandatory_store_is_lost_and_the_producers_go_on_with_the_others(tmp_path: Path) -> None:
+    processes = started(tmp_path, "here there")
+    half_way(tmp_path)
+    lose(tmp_path / "there")
+    (tmp_path / "stores").write_text("here elsewhere", encoding="utf-8")
+    assert ended(processes) == [0, 0]
+    told = acknowledged(tmp_path)
+    assert len(told) == 2 * APPENDS
+    history = union([tmp_path / "here", tmp_path / "elsewhere"])
+    assert history.verify().gaps == ()
+    # A row whose first attempt had no known outcome was sent again: its producer was told that it may be there.
+    found = values(history)
+    assert set(found) == set(told)
+    assert len(found) <= len(told) + len(history.writers)
+    assert len(history.writers) > len(PRODUCERS)
+
+
+def test_what_a_killed_producer_was_told_is_there(tmp_path: Path) -> None:
+    processes = started(tmp_path, "here there")
+    half_way(tmp_path)
+    pid = processes[0].pid
+    assert pid is not None
+    processes[0].kill()
+    assert ended(processes) == [-signal.SIGKILL, 0]
+    shutil.rmtree(tmp_path / "here")
+    told = acknowledged(tmp_path)
+    found = values(union([tmp_path / "here", tmp_path / "there"]))
+    assert len(set(found)) == len(found)
+    assert set(told) <= set(found)
+    assert len(found) <= len(told) + 1
+
+
+@pytest.mark.parametrize("fault", [HttpFault.REPLY_LOST, HttpFault.REQUEST_LOST, None])
+def test_a_raw_log_on_s3_and_on_disk_is_one_history(
+    fault: HttpFault | None, s3_server: S3Server, tmp_path: Path
+) -> None:
+    uri = s3_server.uri(f"raw-{uuid4()}")
+    with RawLog([uri, RawStore(tmp_path / "there", mandatory=False)]) as log:
+        log.append("t", {"value": "first"})
+        if fault is not None:
+            s3_server.front.on("put", "live", fault)
+        log.append("t", [{"value": "second"}, {"value": "third"}])
+    assert values(union([uri])) == ["first", "second", "third"]
+    keys = {info.key for info in open_store(uri).list("live/")}
+    assert keys == {info.key for info in open_store(tmp_path / "there").list("live/")}
+    shutil.rmtree(tmp_path / "there")
+    assert values(union([tmp_path / "there", uri])) == ["first", "second", "third"]
