@@ -19,6 +19,7 @@ import typer
 from pipelines.commands import (
     checking,
     creating,
+    dealing,
     looking,
     orchestration,
     output,
@@ -50,6 +51,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Upkeep": {
         "compact": upkeep.compact,
+        "deal": dealing.deal,
         "merge": upkeep.merge,
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,

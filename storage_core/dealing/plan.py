@@ -83,17 +83,7 @@ def plan_round(
     No request. Raises `Unavailable` where missing chunks are to be given up while a store that may have them does not
     answer.
     """
-    plans = {
-        each.name: deal_plan(
-            history,
-            each.marks.after(),
-            now_ms=now_ms,
-            closed_after_ms=terms.closed_after_ms,
-            pass_up_to=terms.pass_up_to,
-            unsound=terms.unsound,
-        )
-        for each in tables
-    }
+    plans = {each.name: left(history, each.marks.after(), terms, now_ms=now_ms) for each in tables}
     chosen = _first_of(history, plans.values(), terms.round_bytes)
     numbers = {(each.writer, each.number) for each in chosen}
     targets = {each.name: target for each in tables if (target := _target(each, plans[each.name], numbers)).stretches}
@@ -104,8 +94,20 @@ def plan_round(
             for part in _parts(history, chosen, terms.work_bytes)
         ),
         targets=targets,
-        held=_by_gap({name: plan.held for name, plan in plans.items()}),
-        given_up=_by_gap({name: plan.given_up for name, plan in plans.items()}),
+        held=by_gap({name: plan.held for name, plan in plans.items()}),
+        given_up=by_gap({name: plan.given_up for name, plan in plans.items()}),
+    )
+
+
+def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DealPlan:
+    """Return what is left to deal behind the marks `after` of one table, in one round or several. See `plan_round`."""
+    return deal_plan(
+        history,
+        after,
+        now_ms=now_ms,
+        closed_after_ms=terms.closed_after_ms,
+        pass_up_to=terms.pass_up_to,
+        unsound=terms.unsound,
     )
 
 
@@ -158,7 +160,8 @@ def _cut(history: History, chunks: Sequence[RawChunkRef], most_bytes: int) -> It
         yield part
 
 
-def _by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[Held, ...]:
+def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[Held, ...]:
+    """Return what is missing, by table, as one entry per gap."""
     tables: dict[MissingChunks, list[str]] = {}
     for name, gaps in missing.items():
         for gap in gaps:

@@ -13,7 +13,8 @@ from storage_core.ingest.quarantine import read_quarantine
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog, RawRecord
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.testkit.clock import ManualClock

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("assets",),
     ("jobs",),
     ("storage_core.table", "storage_core"),
+    ("storage_core.raw_declaration",),
     ("storage_core.declaration",),
     ("storage_core.declaration_parts",),
     ("storage_core.read", "storage_core.definition"),
