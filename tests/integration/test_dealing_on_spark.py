@@ -30,6 +30,8 @@ from storage_core.raw_log.records import RawRecord
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 
+pytestmark = pytest.mark.spark
+
 APPEND = [f"events_{number:02}" for number in range(16)]
 KEYED = [f"users_{number}" for number in range(4)]
 PER_TABLE = 20
