@@ -18,6 +18,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import generation
 from storage_core.rows.keys import key_codes
 from storage_core.split.read import read_split
 
@@ -56,6 +57,9 @@ def _keys(
     for each in region.entries:
         if after < each.generation <= last:
             yield wal_entry.decode(store.get(each.key).data, each.key).records.select(list(key))
+    for dealt in region.dealt:
+        if after < dealt.generation <= last:
+            yield from (records.select(list(key)) for records in generation.read_records(store, dealt))
 
 
 def _holds(store: ObjectStore, add: Add, touched: pa.Table, key: Sequence[str]) -> bool:

@@ -11,6 +11,9 @@ import pytest
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, WriterFenced
 from storage_core.formats import keys
 from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.fsck.check import fsck as check
+from storage_core.fsck.repair import repair
+from storage_core.fsck.report import Kind
 from storage_core.ids import SeededIds
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -175,6 +178,40 @@ def test_a_generation_with_a_data_file_is_of_a_format_that_older_releases_refuse
     assert region is not None
     last = region.flushed_generations[-1]
     assert b'"format": 1' in table.store.get(keys.generation_file_key(found.region, last.path, "_manifest.json")).data
+
+
+def test_a_repair_brings_dealt_rows_over_in_their_order_with_the_mark() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    table.writer().put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}])
+    deal(table, puts(a=2, c=2), 0, 3)
+    table.writer().put({"tailnum": "c", "seats": 3})
+    assert table.merge() is not None
+    deal(table, puts(b=4), 3, 5)
+    table.writer().put({"tailnum": "d", "seats": 5})
+    repaired = MemoryStore("repaired")
+    outcome = repair(table.store, repaired, clock=table.clock, ids=SeededIds(9))
+    assert outcome.check is not None
+    assert outcome.check.exit_code == 0
+    after = _as(repaired, 10)
+    assert seats(after) == seats(table) == {"a": 2, "b": 4, "c": 3, "d": 5}
+    assert marks(after) == {WRITER: 5}
+    while after.merge() is not None:
+        pass
+    deal(after, puts(d=6), 5, 6)
+    assert seats(after) == {"a": 2, "b": 4, "c": 3, "d": 6}
+
+
+def test_damaged_records_of_a_dealt_generation_are_a_finding() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    deal(table, puts(a=1), 0, 1)
+    assert check(table.store, clock=table.clock, deep=False).exit_code == 0
+    found, path = _first(table)
+    key = keys.generation_file_key(found.region, path, "records.arrow")
+    table.store.put(key, b"damaged", Overwrite())
+    report = check(table.store, clock=table.clock, deep=False)
+    assert [(each.kind, each.key) for each in report.findings if each.kind is Kind.GENERATION_DAMAGED] == [
+        (Kind.GENERATION_DAMAGED, key)
+    ]
 
 
 def _first(table: KeyedTable) -> tuple[generation.Generation, str]:
