@@ -43,7 +43,7 @@ class DealtTable:
 class Terms:
     """How to deal. Sizes are bytes of chunks as they are stored.
 
-    `pass_up_to` gives up what is missing of a writer up to a chunk number. `unsound` are chunks, by writer and number,
+    `pass_up_to` gives up what is missing of a writer up to a chunk number. `damaged` are chunks, by writer and number,
     that were found to have no sound copy.
     """
 
@@ -51,7 +51,7 @@ class Terms:
     round_bytes: int = ROUND_BYTES
     work_bytes: int = WORK_BYTES
     pass_up_to: Mapping[str, int] = field(default_factory=dict)
-    unsound: frozenset[tuple[str, int]] = frozenset()
+    damaged: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
         now_ms=now_ms,
         closed_after_ms=terms.closed_after_ms,
         pass_up_to=terms.pass_up_to,
-        unsound=terms.unsound,
+        damaged=terms.damaged,
     )
 
 

@@ -127,7 +127,7 @@ class Dealer:
             if not plan.targets:
                 return done
             damaged = self._round(plan, tables, done)
-            terms = replace(terms, unsound=terms.unsound | damaged.keys())
+            terms = replace(terms, damaged=terms.damaged | damaged.keys())
             done.damaged |= damaged
 
     def look(self, done: Dealt) -> dict[str, DealtTable]:

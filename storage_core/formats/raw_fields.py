@@ -11,8 +11,8 @@ JSON; everything else is an object with one member, a tag:
 | NaN, infinities | `{"$float": "nan"}`, `inf`, `-inf` | | bytes | `{"$bytes": "<base64>"}` |
 | decimal | `{"$decimal": "1.50"}` | | map | `{"$map": [[key, value], …]}` |
 
-An object's own name that starts with `$` gets one `$` more. Text keeps a chunk readable for every Avro reader, and is
-four times faster from Python than a union of Avro types, whose nesting a hostile file also chooses.
+An object's own name that starts with `$` gets one `$` more. Text keeps a chunk readable for every Avro reader; a union
+of Avro types would have to be recursive, and how deep a decoder in C recurses would be the file's choice.
 """
 
 from __future__ import annotations

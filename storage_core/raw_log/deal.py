@@ -6,7 +6,7 @@ on over the segments of a writer, dealing again from the same positions gives th
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -53,14 +53,15 @@ def deal_plan(
     closed_after_ms: int = CLOSED_AFTER_MS,
     pass_gaps: bool = False,
     pass_up_to: Mapping[str, int] = MappingProxyType({}),
-    unsound: Container[tuple[str, int]] = (),
+    damaged: Collection[tuple[str, int]] = (),
 ) -> DealPlan:
     """Return the chunks behind the positions `after` (0 for unknown writers) that lie in closed segments. No request.
 
     A writer's chunks are never planned across a missing one, for an older record must not come after a newer one; with
-    `pass_gaps` what is missing is given up, with `pass_up_to` what is missing of a writer up to that number. Chunks
-    known as `unsound` (writer and number) in every store count as missing. Raises `Unavailable` for giving up while a
-    store does not answer: it may have what is missing. A store that is lost for good is taken off the list.
+    `pass_gaps` what is missing is given up, with `pass_up_to` what is missing of a writer up to that number. Missing
+    are, too, the `damaged` chunks (writer, number): those that `read_chunk` found to be `Corrupt`. Raises `Unavailable`
+    for giving up while a store does not answer: it may have what is missing. A store that is lost for good is taken off
+    the list.
     """
     if (pass_gaps or pass_up_to) and history.unreachable:
         raise Unavailable(f"{', '.join(history.unreachable)} may have what is missing, and does not answer; try later")
@@ -76,7 +77,7 @@ def deal_plan(
                 continue
             if (writer, ref.segment_ms) not in closed:
                 break
-            is_sound = (writer, ref.number) not in unsound
+            is_sound = (writer, ref.number) not in damaged
             if ref.number > position + 1 or not is_sound:
                 last = ref.number - is_sound
                 missing = MissingChunks(writer=writer, first=position + 1, last=last)

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import assert_never
 
 from storage_core.errors import Unavailable
 from storage_core.formats.raw_chunk import RawChunk
@@ -169,6 +170,8 @@ class History:
                     gaps.append(each)
                 case Damage():
                     damaged.append(each)
+                case _:
+                    assert_never(each)
         return Verified(chunks=chunks, records=records, gaps=tuple(gaps), damaged=tuple(damaged))
 
     def _segment(self, refs: Sequence[RawChunkRef]) -> RawSegment:

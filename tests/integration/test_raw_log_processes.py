@@ -23,8 +23,8 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.stores import RawStore
 from storage_core.testkit.s3_server import HttpFault, S3Server
 
-APPENDS = 150
-PATIENCE_SECONDS = 60
+APPENDS = 90
+PATIENCE_SECONDS = 120
 LIMITS = RawLimits(segment_ms=200)
 PRODUCERS = ("left", "right")
 

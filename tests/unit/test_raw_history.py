@@ -22,8 +22,8 @@ from storage_core.raw_log.deal import RECORD_COLUMNS, deal_plan, read_chunk, tab
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, MissingChunks, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
 from storage_core.raw_log.read import read_table, typed
+from storage_core.raw_log.records import RawRecord
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of
@@ -260,6 +260,21 @@ def test_dealing_waits_before_a_missing_chunk_until_it_is_given_up() -> None:
     passed = deal_plan(union([store]), held.positions, now_ms=late, pass_gaps=True)
     assert ([each.number for each in passed.chunks], passed.held, passed.given_up) == ([4, 5, 6], (), (missing,))
     assert deal_plan(union([store, backup]), passed.positions, now_ms=late).chunks == ()
+
+
+def test_a_chunk_that_is_damaged_everywhere_counts_as_missing_once_a_task_found_it_so() -> None:
+    store, writer_id = filled(6)
+    damage(store, keys(store)[2], Harm.EMPTY)
+    late = START_MS + CLOSED_AFTER_MS * 2
+    plan = deal_plan(union([store]), {}, now_ms=late)
+    with pytest.raises(Corrupt):
+        read_chunk([store], plan.chunks[2])
+    found = {(writer_id, 3)}
+    held = deal_plan(union([store]), {}, now_ms=late, damaged=found)
+    assert ([each.number for each in held.chunks], held.positions) == ([1, 2], {writer_id: 2})
+    passed = deal_plan(union([store]), {}, now_ms=late, damaged=found, pass_gaps=True)
+    assert [each.number for each in passed.chunks] == [1, 2, 4, 5, 6]
+    assert passed.given_up == (MissingChunks(writer=writer_id, first=3, last=3),)
 
 
 def test_nothing_is_given_up_while_a_store_does_not_answer() -> None:

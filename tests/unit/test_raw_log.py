@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime as dt
 import logging
 import threading
@@ -18,6 +19,7 @@ from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.ids import SeededIds
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.raw_log.history import union
 from storage_core.raw_log.limits import MAX_RECORD_BYTES, RawLimits
 from storage_core.raw_log.raw_log import RawLog
@@ -205,6 +207,26 @@ def test_concurrent_appends_share_a_chunk() -> None:
     assert sorted(fields["id"] for _, _, fields in rows(inner)) == [*range(9)]
 
 
+def test_threads_that_append_at_once_each_find_their_records_in_their_order() -> None:
+    stores = [store("a"), store("b")]
+    log = raw_log(*stores, chunk_bytes=600, segment_bytes=5_000)
+
+    def append(thread: int) -> None:
+        for number in range(20):
+            done = log.append("t", [{"thread": thread, "number": 2 * number + each} for each in range(2)])
+            assert done.count == 2
+
+    threads = [threading.Thread(target=append, args=(thread,)) for thread in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    found = [fields for _, _, fields in rows(stores[1])]
+    for thread in range(8):
+        assert [each["number"] for each in found if each["thread"] == thread] == [*range(40)]
+    assert union(stores).verify().gaps == ()
+
+
 def test_two_writers_never_have_the_same_id_or_key() -> None:
     a = store()
     logs = [RawLog([a]) for _ in range(2)]
@@ -318,6 +340,39 @@ def test_whoever_waits_when_the_writer_ends_learns_whether_its_records_were_sent
     assert {type(each) for each in found[1:]} == {CommitUnknown, Unavailable}
 
 
+def test_an_interrupted_call_that_waits_is_taken_back_and_holds_nobody_up() -> None:
+    inner, gate, entered = store(), threading.Event(), threading.Event()
+    held = FaultStore(inner)
+
+    def hold() -> None:
+        entered.set()
+        assert gate.wait(WAIT_MS / 1000)
+
+    held.on_put("live/", hold)
+    log = raw_log(held)
+    ended: list[str] = []
+
+    def append() -> None:
+        try:
+            log.append("t", {"id": 2})
+        except KeyboardInterrupt:
+            ended.append("interrupted")
+
+    first, second = threading.Thread(target=log.append, args=("t", {"id": 1})), threading.Thread(target=append)
+    first.start()
+    assert entered.wait(WAIT_MS / 1000)
+    second.start()
+    while not log._writer._queue:
+        gate.wait(0.01)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(second.ident or 0), ctypes.py_object(KeyboardInterrupt))
+    gate.set()
+    first.join()
+    second.join()
+    log.close()
+    assert ended == ["interrupted"]
+    assert [fields["id"] for _, _, fields in rows(inner)] == [1]
+
+
 def test_a_closed_writer_takes_nothing() -> None:
     a = store()
     with raw_log(a) as log:
@@ -385,7 +440,19 @@ def test_closing_waits_for_an_optional_store_only_so_long() -> None:
     gate.set()
 
 
-# --- what readers find
+# --- requests and readers
+
+
+def test_an_append_is_one_put_per_store_and_reading_a_list_per_store_and_a_get_per_chunk() -> None:
+    stores = [MeteredStore(store("a")), MeteredStore(store("b"))]
+    log = raw_log(*stores)
+    for number in range(3):
+        log.append("t", [{"id": number}] * 100)
+    nothing = {"get": 0, "put": 0, "list": 0, "head": 0, "delete": 0}
+    assert [each.meter.requests for each in stores] == [{**nothing, "put": 3}] * 2
+    assert union(stores).verify().records == 300
+    assert stores[0].meter.requests == {**nothing, "put": 3, "list": 1, "get": 3}
+    assert stores[1].meter.requests == {**nothing, "put": 3, "list": 1}
 
 
 def test_what_is_no_chunk_by_its_name_is_left_alone() -> None:
