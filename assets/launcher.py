@@ -10,18 +10,21 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, assert_never
 
 from dagster import AssetExecutionContext, Failure, PipesFileMessageReader, PipesSubprocessClient
 
+from jobs import deal_request
+from jobs.deal_request import DealRequest
 from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 
-JobName = Literal["ingest", "merge", "compact", "checkpoint", "catch_up", "collect"]
+JobName = Literal["ingest", "merge", "compact", "checkpoint", "catch_up", "collect", "deal"]
+Request = JobRequest | DealRequest
 Report = Mapping[str, object]
 
 LAUNCHER = "launcher"
@@ -33,7 +36,7 @@ _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown"
 class Launcher(Protocol):
     """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: JobRequest) -> Report:
+    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).
 
         Raises `Failure` with the kind and message of the job's typed error. A run that is cancelled stops the job.
@@ -51,9 +54,9 @@ class PipesLauncher:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: JobRequest) -> Report:
+    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
         """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
-        command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
+        command = [sys.executable, "-m", f"jobs.{job}", *_argv(request), "--json"]
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
@@ -72,12 +75,22 @@ class InProcessLauncher:
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: JobRequest) -> Report:
+    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
         """Call the job's `run`; its log lines go where this process logs."""
-        context.log.info("jobs.%s in this process: %s", job, " ".join(to_argv(request)))
+        context.log.info("jobs.%s in this process: %s", job, " ".join(_argv(request)))
         with typed_failures():
             report = importlib.import_module(f"jobs.{job}").run(request, self._spark)
         return _as_report(json.loads(report.to_json()))
+
+
+def _argv(request: Request) -> Sequence[str]:
+    match request:
+        case JobRequest():
+            return to_argv(request)
+        case DealRequest():
+            return deal_request.to_argv(request)
+        case _:
+            assert_never(request)
 
 
 @contextmanager

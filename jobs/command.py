@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -22,19 +23,33 @@ Run = Callable[[JobRequest, Spark], JobReport]
 
 
 def main(job: str, summary: str, run: Run, argv: Sequence[str] | None = None) -> int:
-    """Run the job for these arguments, print its report, and return the exit code."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    arguments = parser(job, summary).parse_args(argv)
-    try:
+    """Run the job of one table for these arguments, print its report, and return the exit code."""
+
+    def start(arguments: argparse.Namespace) -> JobReport:
         request = parse(arguments)
         with Spark(request.master) as spark:
-            report = run(request, spark)
+            return run(request, spark)
+
+    return command(job, parser(job, summary), start, argv)
+
+
+def command(
+    job: str,
+    arguments: argparse.ArgumentParser,
+    start: Callable[[argparse.Namespace], JobReport],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run a job with arguments of its own, `--json` among them, print its report, and return the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    parsed = arguments.parse_args(argv)
+    try:
+        report = start(parsed)
     except TidemarkError as error:
-        return _failed(job, error, as_json=arguments.json)
+        return _failed(job, error, as_json=parsed.json)
     except Exception as error:  # noqa: BLE001  # the end of the process: whoever started it is told, whatever it was
         sys.stderr.write(traceback.format_exc())
-        return _failed(job, TidemarkError(f"{type(error).__name__}: {error}"), as_json=arguments.json)
-    sys.stdout.write((report.to_json() if arguments.json else report.to_text()) + "\n")
+        return _failed(job, TidemarkError(f"{type(error).__name__}: {error}"), as_json=parsed.json)
+    sys.stdout.write((report.to_json() if parsed.json else report.to_text()) + "\n")
     report_to_dagster(json.loads(report.to_json()))
     return 0
 

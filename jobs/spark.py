@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from storage_core import errors
-from storage_core.errors import TidemarkError, Unavailable
+from storage_core.errors import TidemarkError, Unavailable, error_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,10 +34,6 @@ LOG = logging.getLogger(__name__)
 
 Item = Mapping[str, Any]
 Answer = dict[str, Any]
-
-_ERRORS = {
-    kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TidemarkError)
-}
 
 
 class Spark:
@@ -90,7 +85,7 @@ class Spark:
             raise _failure(error) from error
         for answer in answers:
             if "error" in answer:
-                raise _ERRORS.get(answer["error"]["kind"], TidemarkError)(answer["error"]["message"])
+                raise error_of(answer["error"]["kind"], answer["error"]["message"])
         return answers
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:

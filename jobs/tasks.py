@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.report import add_requests
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.planner import MergeOperation
+from storage_core.dealing import execute as dealing
+from storage_core.dealing.work import FillWork, SortWork
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.ingest import batch
@@ -58,3 +61,37 @@ def merge(item: Item) -> Answer:
     work = MergeWork.from_json(item["work"])
     result = region_merge.execute(store, work, ids=SystemIds(), now_ms=SystemClock().now_ms())
     return {"result": result.to_json(), "requests": store.requests}
+
+
+def deal_sort(item: Item) -> Answer:
+    """Divide the records of some chunks of a raw log among its tables."""
+    work = SortWork.from_json(item["work"])
+    stores = _Stores()
+    raw = [stores.open(uri) for uri in work.source.stores]
+    result = dealing.sort(work, raw, stores.open, clock=SystemClock(), ids=SystemIds())
+    return {"result": result.to_json(), "requests": stores.requests}
+
+
+def deal_fill(item: Item) -> Answer:
+    """Write the records of a raw log that belong to one region as its next generation."""
+    work = FillWork.from_json(item["work"])
+    stores = _Stores()
+    raw = [stores.open(uri) for uri in work.source.stores]
+    result = dealing.fill(work, raw, stores.open(work.target.uri), clock=SystemClock(), ids=SystemIds())
+    return {"result": result.to_json(), "requests": stores.requests}
+
+
+class _Stores:
+    """The stores of one task by URI, each opened once; they count their requests together."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, MeteredStore] = {}
+
+    def open(self, uri: str) -> MeteredStore:
+        """Return the store at the URI."""
+        return self._opened.setdefault(uri, MeteredStore(open_store(uri)))
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """The requests of all of them by kind."""
+        return add_requests(*(each.requests for each in self._opened.values()))

@@ -7,17 +7,22 @@ from dagster import AssetSpec, Definitions, in_process_executor
 from assets.checks import build_table_checks
 from assets.factory import build_table_assets
 from assets.launcher import LAUNCHER, Launcher
+from pipelines.dealing import build_raw_log
 from pipelines.jobs import build_jobs
+from pipelines.raw_logs import DeclaredRawLogs
 from pipelines.schedules import build_schedules
 from pipelines.sensors import build_sensors
 from pipelines.tables import Declared, DeclaredTable, Problem
 from storage_core.clock import Clock
 
 INVALID = "invalid_declarations"
+NO_RAW_LOGS = DeclaredRawLogs()
 
 
-def build_definitions(declared: Declared, launcher: Launcher, clock: Clock | None = None) -> Definitions:
-    """Return the assets, checks, jobs, schedules and sensors of every table.
+def build_definitions(
+    declared: Declared, launcher: Launcher, clock: Clock | None = None, raw_logs: DeclaredRawLogs = NO_RAW_LOGS
+) -> Definitions:
+    """Return the assets, checks, jobs, schedules and sensors of every table and raw log.
 
     A declaration that was left out is shown as an asset without a job; its description says what is wrong.
     """
@@ -26,9 +31,10 @@ def build_definitions(declared: Declared, launcher: Launcher, clock: Clock | Non
             # Steps wait for their job's subprocess; a process of their own for each would only cost memory.
             executor=in_process_executor,
             resources={LAUNCHER: launcher},
-            assets=[_left_out(problem) for problem in declared.problems],
+            assets=[_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)],
         ),
         *(_of_table(table, clock) for table in declared.tables),
+        *map(build_raw_log, raw_logs.raw_logs),
     )
 
 

@@ -19,6 +19,7 @@ import typer
 from pipelines.commands import (
     checking,
     creating,
+    dealing,
     leasing,
     looking,
     orchestration,
@@ -52,6 +53,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Upkeep": {
         "compact": upkeep.compact,
+        "deal": dealing.deal,
         "merge": upkeep.merge,
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,

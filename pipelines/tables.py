@@ -128,13 +128,4 @@ def _require_free(declaration: TableDeclaration, file: Path, tables: list[Declar
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:
     """The declaration with relative places made absolute, where this process does not run in the root."""
-    if root == Path.cwd():
-        return declaration
-    changes: dict[str, object] = {"uri": _place(declaration.uri, root)}
-    if landing := declaration.landing:
-        changes["landing"] = landing.model_copy(update={"uri": _place(landing.uri, root)})
-    return declaration.model_copy(update=changes)
-
-
-def _place(uri: str, root: Path) -> str:
-    return uri if "://" in uri or Path(uri).is_absolute() else str(root / uri)
+    return declaration if root == Path.cwd() else declaration.below(root)

@@ -8,7 +8,8 @@ it, so a column called `on` or `no` is not a boolean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -25,6 +26,8 @@ from storage_core.declaration_parts import (
     PartitionsDeclaration,
     ScheduleDeclaration,
     arrow_field,
+    below,
+    place,
 )
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import located_yaml
@@ -36,6 +39,8 @@ from storage_core.rows import windows
 from storage_core.rows.sort_order import bind
 
 MOST_PARTITIONS = 40_000
+
+Declared = TypeVar("Declared", bound=Closed)
 
 
 class TableDeclaration(Closed):
@@ -86,6 +91,13 @@ class TableDeclaration(Closed):
             late_data=self.late_data.setting() if self.late_data else None,
         )
 
+    def below(self, root: Path) -> TableDeclaration:
+        """Return the declaration with its relative places taken as relative to `root`."""
+        changes: dict[str, object] = {"uri": below(root, self.uri)}
+        if self.landing:
+            changes["landing"] = self.landing.model_copy(update={"uri": below(root, self.landing.uri)})
+        return self.model_copy(update=changes)
+
     def landing_spec(self) -> LandingSpec | None:
         """Return where rows of this table land, or None when they only come through writers."""
         return self.landing.spec() if self.landing else None
@@ -98,11 +110,7 @@ class TableDeclaration(Closed):
     @field_validator("uri")
     @classmethod
     def _uri_stays_below_its_root(cls, uri: str) -> str:
-        if not uri.strip() or any(ord(character) < 32 for character in uri):
-            raise InvalidInput(f"{uri!r} is not a place; write a path such as warehouse/events, or a URI")
-        if ".." in PurePosixPath(uri).parts:
-            raise InvalidInput(f"{uri!r} leaves its folder with `..`; write the path without it")
-        return uri
+        return place(uri)
 
     @field_validator("columns")
     @classmethod
@@ -232,7 +240,12 @@ def _require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, o
 
 
 def load(path: str | Path) -> TableDeclaration:
-    """Return the table declared in one file.
+    """Return the table declared in one file. Raises what `load_as` raises."""
+    return load_as(TableDeclaration, path)
+
+
+def load_as(model: type[Declared], path: str | Path) -> Declared:
+    """Return what one file declares.
 
     Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems
     as can be seen at once; `NotFound` when there is no such file.
@@ -243,25 +256,27 @@ def load(path: str | Path) -> TableDeclaration:
     except OSError as error:
         raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
     try:
-        return TableDeclaration.model_validate(document.value)
+        return model.model_validate(document.value)
     except ValidationError as error:
-        problems = [_problem(each, document, where) for each in error.errors(include_url=False)]
+        problems = [_problem(each, document, where, model) for each in error.errors(include_url=False)]
         raise InvalidInput("\n".join(problems), file=where) from error
 
 
-def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str) -> str:
+def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str, model: type[Closed]) -> str:
     field = ".".join(str(part) for part in error["loc"]) or "(file)"
-    return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error)}"
+    return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error, model)}"
 
 
-def _what_is_wrong(error: ErrorDetails) -> str:
+def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
     match error["type"]:
         case "missing":
             return "is missing; add it"
         case "extra_forbidden":
             return "is not a field that a declaration has; check its spelling"
         case "model_type" if not error["loc"]:
-            return f"a declaration is a mapping with at least name, uri and columns; found {error['input']!r:.80}"
+            *others, last = [name for name, each in model.model_fields.items() if each.is_required()]
+            least = f"{', '.join(others)} and {last}"
+            return f"a declaration is a mapping with at least {least}; found {error['input']!r:.80}"
         case "value_error":
             return str(error["ctx"]["error"])
         case _:

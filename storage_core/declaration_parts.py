@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
 import pyarrow as pa
@@ -150,6 +151,20 @@ class LateDeclaration(Closed):
     def setting(self) -> LateData:
         """Return the record that travels with the table."""
         return LateData(policy=self.policy, acceptance_ms=self.acceptance_window)
+
+
+def place(uri: str) -> str:
+    """Return where a declaration says that something is. Raises `InvalidInput` for no place, and for one with `..`."""
+    if not uri.strip() or any(ord(character) < 32 for character in uri):
+        raise InvalidInput(f"{uri!r} is not a place; write a path such as warehouse/events, or a URI")
+    if ".." in PurePosixPath(uri).parts:
+        raise InvalidInput(f"{uri!r} leaves its folder with `..`; write the path without it")
+    return uri
+
+
+def below(root: Path, uri: str) -> str:
+    """Return a place with what it is relative to: `root`, unless it is a URI or an absolute path."""
+    return uri if "://" in uri or Path(uri).is_absolute() else str(root / uri)
 
 
 def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:

@@ -123,3 +123,11 @@ class SnapshotExpired(TidemarkError):
 
     kind = "snapshot_expired"
     exit_code = 3
+
+
+def error_of(kind: str, message: str) -> TidemarkError:
+    """Return the error of this kind, as it was raised in another process; an unknown kind is a plain error."""
+    classes = [TidemarkError]
+    for each in classes:
+        classes += each.__subclasses__()
+    return next((each for each in classes if each.kind == kind), TidemarkError)(message)

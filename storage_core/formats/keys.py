@@ -16,7 +16,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats.bit_reversal import number_of, reversed_name
 from storage_core.formats.key_segments import require_encoded, short_segment
 
-GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow")
+GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow", "records.arrow")
 
 LOG_PREFIX = "_transaction_log/"
 VERSIONS_PREFIX = f"{LOG_PREFIX}0"

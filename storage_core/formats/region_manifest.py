@@ -14,6 +14,7 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
 | checksum | 101 | fixed64 | ours: xxh3-64 of the message with all fields but this one; absent in early 0.1 |
 | sealed_by | 102 | uint32 | ours: the region spec that follows the region's own; then it takes no more rows |
+| dealt | 103 | repeated | ours: raw log writer (1, string) and its last chunk that is in the region (2, uint64) |
 
 Protobuf finds little wrong with damaged bytes, and a replay point that is off by a bit hides acknowledged rows: hence
 the checksum.
@@ -22,7 +23,8 @@ the checksum.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import xxhash
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -44,7 +46,10 @@ class FlushedGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionManifest:
-    """The state of one region at one manifest version: who may write, what is flushed, where replay starts."""
+    """The state of one region at one manifest version: who may write, what is flushed, where replay starts.
+
+    `dealt` is the tide mark of the raw log: per writer the number of its last chunk whose rows are all in the region.
+    """
 
     region_id: str
     version: int
@@ -56,12 +61,13 @@ class RegionManifest:
     region_spec_id: int = 0
     writer_id: str = ""
     sealed_by: int = 0
+    dealt: Mapping[str, int] = field(default_factory=dict)
 
 
 def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
     message = file.message_type.add(name=name)
     for field_name, number, kind, type_name in fields:
-        repeated = field_name == "flushed_generations"
+        repeated = field_name in ("flushed_generations", "dealt")
         message.field.add(
             name=field_name,
             number=number,
@@ -75,6 +81,7 @@ def _manifest_class() -> type[Message]:
     file = descriptor_pb2.FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
     _message(file, "UUID", ("uuid", 1, _FIELD.TYPE_BYTES, ""))
     _message(file, "FlushedGeneration", ("generation", 1, _FIELD.TYPE_UINT64, ""), ("path", 2, _FIELD.TYPE_STRING, ""))
+    _message(file, "Dealt", ("writer", 1, _FIELD.TYPE_STRING, ""), ("chunk", 2, _FIELD.TYPE_UINT64, ""))
     _message(
         file,
         "RegionManifest",
@@ -89,6 +96,7 @@ def _manifest_class() -> type[Message]:
         ("writer_id", 100, _FIELD.TYPE_STRING, ""),
         ("checksum", 101, _FIELD.TYPE_FIXED64, ""),
         ("sealed_by", 102, _FIELD.TYPE_UINT32, ""),
+        ("dealt", 103, _FIELD.TYPE_MESSAGE, "Dealt"),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -117,6 +125,7 @@ def _body(manifest: RegionManifest) -> bytes:
         region_id={"uuid": uuid.UUID(manifest.region_id).bytes},
         writer_id=manifest.writer_id,
         sealed_by=manifest.sealed_by,
+        dealt=[{"writer": writer, "chunk": manifest.dealt[writer]} for writer in sorted(manifest.dealt)],
     )
     return message.SerializeToString(deterministic=True)
 
@@ -151,6 +160,7 @@ def decode(data: bytes, where: str) -> RegionManifest:
         region_spec_id=present.get("region_spec_id", 0),
         writer_id=present.get("writer_id", ""),
         sealed_by=present.get("sealed_by", 0),
+        dealt={each.writer: each.chunk for each in present.get("dealt", ())},
     )
     if present.get("checksum", digest := xxhash.xxh3_64_intdigest(_body(found))) != digest:
         raise Corrupt(f"{where}: damaged region manifest: its content does not match its checksum", key=where)

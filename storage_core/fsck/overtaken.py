@@ -22,6 +22,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import generation
 from storage_core.rows.keys import key_codes
 from storage_core.split.read import read_split
 from storage_core.split.vectors import positions, rows_gone
@@ -72,10 +73,10 @@ def overtaken(
     if not held:
         return Overtaken(marked=(), gone=(), doubtful={})
     records = [
-        (region, generation, keys)
+        (region, number, keys)
         for region, last in sorted(merged.items())
         if region in regions
-        for generation, keys in _records(store, regions[region], key, after=_oldest(splits, region), last=last)
+        for number, keys in _records(store, regions[region], key, after=_oldest(splits, region), last=last)
     ]
     codes = key_codes([*(each.keys for each in held), *(keys for _, _, keys in records)], key)
     size = max((int(each.max()) + 1 for each in codes if len(each)), default=0)
@@ -83,8 +84,8 @@ def overtaken(
     for each, own in zip(held, codes, strict=False):
         np.maximum.at(newest, own[each.visible], each.split.order)
     touched = {region: np.zeros(size, np.int64) for region, _, _ in records}
-    for (region, generation, _), own in zip(records, codes[len(held) :], strict=True):
-        np.maximum.at(touched[region], own, generation)
+    for (region, number, _), own in zip(records, codes[len(held) :], strict=True):
+        np.maximum.at(touched[region], own, number)
     changed = [_changed(each, own, newest, touched) for each, own in zip(held, codes, strict=False)]
     return Overtaken(
         marked=tuple(add for add in changed if add is not None and add.visible_rows),
@@ -136,6 +137,9 @@ def _records(
     for each in region.entries:
         if after < each.generation <= last:
             yield each.generation, wal_entry.decode(store.get(each.key).data, each.key).records.select(list(key))
+    for dealt in region.dealt:
+        if after < dealt.generation <= last:
+            yield from (records.select(list(key)) for records in generation.read_records(store, dealt))
 
 
 def _doubtful(

@@ -14,7 +14,8 @@ from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
-from storage_core.region.generation import MANIFEST_FILE
+from storage_core.region.data_file import RECORDS_FILE
+from storage_core.region.generation import MANIFEST_FILE, Generation
 from storage_core.region.manifest import read_latest, read_version
 from storage_core.region.registry import decode
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -148,11 +149,20 @@ class _Region:
             return
         for number in found.entries:
             self._entry(number, flushed.generation, entry)
+        if found.data is not None:
+            self._data(found, damaged)
         where = keys.generation_file_key(self.region, flushed.path, generation.BLOOM_FILE)
         try:
             generation.read_filter(self.store, found)
         except DAMAGE as error:
             self.findings.append(damage_of(bloom, error, where, "the filter of the generation"))
+
+    def _data(self, found: Generation, kind: Kind) -> None:
+        try:
+            list(generation.read_records(self.store, found))
+        except DAMAGE as error:
+            where = keys.generation_file_key(self.region, found.path, RECORDS_FILE)
+            self.findings.append(damage_of(kind, error, where, "the records of the generation"))
 
     def _entry(self, number: int, of_generation: int | None, kind: Kind) -> None:
         self._read.add(number)

@@ -7,7 +7,7 @@ leaves no hole, and generations continue behind the merged one, so that the next
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import generation
+from storage_core.region.generation import Generation
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -43,7 +44,9 @@ class Acknowledged:
 class RegionSalvage:
     """What a region holds: its acknowledged entries in order, and the generation that its writer was filling.
 
-    `complete` are the flushed generations all of whose entries are there. `spec_id` and `sealed_by` are its manifest's.
+    `complete` are the flushed generations all of whose entries are there. `dealt` are those that the newest sound
+    manifest names and that have their records in a file which is sound; `marks` are its tide marks of the raw log, so
+    that what is dealt is not dealt again. `spec_id` and `sealed_by` are that manifest's.
     """
 
     region: str
@@ -52,6 +55,12 @@ class RegionSalvage:
     complete: frozenset[int]
     spec_id: int = WHOLE_TABLE_SPEC
     sealed_by: int = 0
+    dealt: tuple[Generation, ...] = ()
+    marks: Mapping[str, int] = field(default_factory=dict)
+
+    def dealt_above(self, merged: int) -> tuple[Generation, ...]:
+        """Return the dealt generations that are not merged."""
+        return tuple(each for each in self.dealt if each.generation > merged)
 
     def above(self, merged: int) -> tuple[Acknowledged, ...]:
         """Return the entries of generations that are not merged."""
@@ -95,11 +104,15 @@ def write_region(
         source, target, region=found.region, schema=schema, key=key, clock=clock, ids=ids, writer_id=ids.uuid()
     )
     waiting = found.above(merged)
-    numbers = sorted({each.generation for each in waiting if each.generation < found.current_generation})
+    numbers = {each.generation for each in waiting if each.generation < found.current_generation}
+    dealt = {each.generation: each for each in found.dealt_above(merged)}
     flushed: list[FlushedGeneration] = []
-    for number in numbers:
+    for number in sorted(numbers | dealt.keys()):
         members = [each for each in waiting if each.generation == number]
-        flushed.append(writing.generation(members, merged + 1 + len(flushed)))
+        following = merged + 1 + len(flushed)
+        flushed.append(
+            writing.dealt(dealt[number], following) if number in dealt else writing.generation(members, following)
+        )
     current = merged + 1 + len(flushed)
     replay_after = writing.last
     writing.tail([each for each in waiting if each.generation not in numbers], current)
@@ -114,6 +127,7 @@ def write_region(
         region_spec_id=found.spec_id,
         sealed_by=found.sealed_by,
         writer_id=writing.writer_id,
+        dealt=found.marks,
     )
     if not commit(target, manifest, clock=clock):
         raise _taken(keys.region_manifest_key(found.region, 1))
@@ -143,6 +157,19 @@ class _Writing:
             self._target, memtable, region=self.region, generation=number, clock=self.clock, ids=self.ids
         )
         return FlushedGeneration(generation=number, path=flushed.path)
+
+    def dealt(self, found: Generation, number: int) -> FlushedGeneration:
+        records = pa.concat_tables(generation.read_records(self._source, found))
+        written = generation.write_records(
+            self._target,
+            records,
+            self.key,
+            region=self.region,
+            generation=number,
+            clock=self.clock,
+            ids=self.ids,
+        )
+        return FlushedGeneration(generation=number, path=written.path)
 
     def tail(self, entries: list[Acknowledged], number: int) -> None:
         for each in entries:
@@ -177,6 +204,8 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         spec_id=WHOLE_TABLE_SPEC if manifest is None else manifest.region_spec_id,
         sealed_by=0 if manifest is None else manifest.sealed_by,
         complete=_complete(store, inventory, region, {each.number for each in acknowledged}),
+        dealt=() if manifest is None else tuple(_dealt(store, manifest)),
+        marks={} if manifest is None else manifest.dealt,
     )
 
 
@@ -210,7 +239,7 @@ def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: se
 
 
 def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> RegionManifest | None:
-    """The newest manifest that is sound."""
+    """The newest sound one; without it every record counts as not flushed, and no generation as dealt."""
     versions = [each.version for each in inventory.of(KeyKind.REGION_MANIFEST) if each.region == region]
     for version in sorted((each for each in versions if each is not None), reverse=True):
         try:
@@ -218,6 +247,18 @@ def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> R
         except DAMAGE:
             continue  # a finding of the check already
     return None
+
+
+def _dealt(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:
+    """Only a manifest tells a dealt generation from what a dealer that died left behind."""
+    for flushed in manifest.flushed_generations:
+        try:
+            found = generation.read(store, manifest.region_id, flushed)
+            if found.data is not None:
+                list(generation.read_records(store, found))
+                yield found
+        except DAMAGE:
+            continue  # a finding of the check already, unless it is merged and collected
 
 
 def _taken(key: str) -> CommitConflict:

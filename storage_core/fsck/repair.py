@@ -205,7 +205,9 @@ class _Repair:
             region = regions.get(name) or RegionSalvage(
                 region=name, entries=(), current_generation=1, complete=frozenset()
             )
-            records += sum(each.rows for each in region.above(found.merged.get(name, 0)))
+            merged = found.merged.get(name, 0)
+            records += sum(each.rows for each in region.above(merged))
+            records += sum(each.records for each in region.dealt_above(merged))
             if self.target is not None:
                 write_region(self.source, self.target, region, table, clock=self.clock, ids=self.ids)
         return records

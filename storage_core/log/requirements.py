@@ -75,4 +75,28 @@ class TokenUnused:
             )
 
 
-Requirement = MergeProgress | AtVersion | TokenUnused
+@dataclass(frozen=True, slots=True)
+class TxnProgress:
+    """The last recorded version of `app_id` must be `after` (0: none yet): what the commit carries begins there.
+
+    A transaction alone keeps equal work from landing twice. This keeps work apart that overlaps: two plans from one
+    place to different ends.
+    """
+
+    app_id: str
+    after: int
+
+    def check(self, head: Snapshot) -> None:
+        """Raise `CommitConflict` when the application has committed since the plan."""
+        recorded = head.txns.get(self.app_id, 0)
+        if recorded != self.after:
+            raise CommitConflict(
+                f"{self.app_id}: {recorded} is recorded at version {head.version}, this was planned after "
+                f"{self.after}; plan again",
+                app_id=self.app_id,
+                expected=self.after,
+                found=recorded,
+            )
+
+
+Requirement = MergeProgress | AtVersion | TokenUnused | TxnProgress

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -51,16 +52,18 @@ def deal_plan(
     now_ms: int,
     closed_after_ms: int = CLOSED_AFTER_MS,
     pass_gaps: bool = False,
+    pass_up_to: Mapping[str, int] = MappingProxyType({}),
     damaged: Collection[tuple[str, int]] = (),
 ) -> DealPlan:
     """Return the chunks behind the positions `after` (0 for unknown writers) that lie in closed segments. No request.
 
     A writer's chunks are never planned across a missing one, for an older record must not come after a newer one; with
-    `pass_gaps` what is missing is given up. Missing are, too, the `damaged` chunks (writer, number): those that
-    `read_chunk` found to be `Corrupt`. Raises `Unavailable` for giving up while a store does not answer: it may have
-    what is missing. A store that is lost for good is taken off the list.
+    `pass_gaps` what is missing is given up, with `pass_up_to` what is missing of a writer up to that number. Missing
+    are, too, the `damaged` chunks (writer, number): those that `read_chunk` found to be `Corrupt`. Raises `Unavailable`
+    for giving up while a store does not answer: it may have what is missing. A store that is lost for good is taken off
+    the list.
     """
-    if pass_gaps and history.unreachable:
+    if (pass_gaps or pass_up_to) and history.unreachable:
         raise Unavailable(f"{', '.join(history.unreachable)} may have what is missing, and does not answer; try later")
     closed = {(each.writer, each.segment_ms) for each in history.closed_segments(now_ms, closed_after_ms)}
     positions = dict(after)
@@ -70,16 +73,20 @@ def deal_plan(
     for writer in history.writers:
         for ref in history.chunks_of(writer):
             position = positions.get(writer, 0)
-            if ref.number <= position or (writer, ref.number) in damaged:
+            if ref.number <= position:
                 continue
             if (writer, ref.segment_ms) not in closed:
                 break
-            if ref.number > position + 1:
-                missing = MissingChunks(writer=writer, first=position + 1, last=ref.number - 1)
-                (given_up if pass_gaps else held).append(missing)
-                if not pass_gaps:
+            is_sound = (writer, ref.number) not in damaged
+            if ref.number > position + 1 or not is_sound:
+                last = ref.number - is_sound
+                missing = MissingChunks(writer=writer, first=position + 1, last=last)
+                passes = pass_gaps or last <= pass_up_to.get(writer, 0)
+                (given_up if passes else held).append(missing)
+                if not passes:
                     break
-            planned.append(ref)
+            if is_sound:
+                planned.append(ref)
             positions[writer] = ref.number
     planned.sort(key=lambda each: (each.segment_ms, each.writer, each.number))
     return DealPlan(chunks=tuple(planned), positions=positions, held=tuple(held), given_up=tuple(given_up))

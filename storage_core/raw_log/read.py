@@ -20,6 +20,7 @@ from storage_core.formats.raw_chunk import RawChunk
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.raw_log.deal import table_of
 from storage_core.raw_log.history import History
+from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, record_schema
 
@@ -71,7 +72,7 @@ def typed(records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = ()) -> T
     Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
     for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
     not those of the raw log, when it names a column that the schema lacks, when a value does not fit, when it lacks a
-    column of `key`, and when a put or reset lacks a required column.
+    column of `key`, and when anything but a delete lacks a required column.
     """
     given = records.to_pylist()
     rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
@@ -97,9 +98,10 @@ def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> di
         return f"{', '.join(map(repr, unknown))}: not a column of the table"
     if absent := [name for name in key if fields.get(name) is None]:
         return f"column {absent[0]!r}: a value is required, it is in the key"
-    whole = record["operation"] in ("put", "reset")
+    # A patch may be the first record of its key and then makes the row.
+    makes = record["operation"] != "delete"
     for field in schema:
-        if not field.nullable and fields.get(field.name) is None and (whole or field.name in fields):
+        if not field.nullable and fields.get(field.name) is None and (makes or field.name in fields):
             return f"column {field.name!r}: a value is required"
     return {name: _from_text(value, schema.field(name).type) for name, value in fields.items()}
 
@@ -133,10 +135,10 @@ def _check(rows: list[dict[str, Any] | str], field: pa.Field) -> None:
 
 def _problem(values: Sequence[Any], field: pa.Field) -> str | None:
     try:
-        exact_array(values, field.type)
+        outside = beyond(exact_array(values, field.type))
     except (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowException) as error:
         return f"column {field.name!r}: a value does not fit the type {field.type}: {error}"
-    return None
+    return None if outside is None else f"column {field.name!r}: a value is {BEYOND}"
 
 
 def _records(fitting: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], schema: pa.Schema) -> pa.Table:

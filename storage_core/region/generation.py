@@ -2,7 +2,8 @@
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
-region's manifest names it; every flush attempt makes a new one.
+region's manifest names it; every flush attempt makes a new one. A dealt generation (`region.dealt`) was never in the
+WAL: it has its records in a file of its own, `records.arrow`, and no key index.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import bloom, key_index, wal
-from storage_core.region.key_hash import key_hashes
+from storage_core.region import bloom, data_file, key_index, wal
+from storage_core.region.data_file import RECORDS_FILE
+from storage_core.region.key_hash import Hashes, key_hashes
 from storage_core.region.memtable import Memtable, matching
 from storage_core.rows import statistics
 
 _logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+DATA_FORMAT_VERSION = 2
+"""With a data file: releases that look for records in WAL entries only must not take the generation for empty."""
+
 MANIFEST_FILE = "_manifest.json"
 BLOOM_FILE = "bloom_filter.bin"
 INDEX_FILE = "key_index.arrow"
@@ -43,7 +48,7 @@ class Generation:
     `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
     `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
     another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
-    index, None where there is none.
+    index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
     """
 
     region: str
@@ -55,6 +60,7 @@ class Generation:
     max_key: Mapping[str, str]
     bloom: str | None = None
     key_index: str | None = None
+    data: str | None = None
 
 
 def write(
@@ -65,25 +71,60 @@ def write(
     Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
     """
     records = memtable.records()
-    bounds = statistics.compute(records.select(memtable.key))
     hashes = key_hashes(records, memtable.key)
-    guard = bloom.build(hashes).to_bytes()
     places = key_index.build(hashes, memtable.entries, [part.num_rows for part in memtable.parts()])
-    written = Generation(
-        region=region,
-        generation=generation,
-        path=f"{ids.uuid()[:8]}_gen_{generation}",
-        entries=memtable.entries,
-        records=records.num_rows,
-        min_key=bounds.min_values,
-        max_key=bounds.max_values,
-        bloom=xxhash.xxh3_64_hexdigest(guard),
-        key_index=xxhash.xxh3_64_hexdigest(places),
-    )
-    _create(store, _key(written, BLOOM_FILE), guard, clock)
+    planned = _Planned(records.select(memtable.key), hashes, memtable.entries)
+    written = planned.described(region, generation, ids, key_index=xxhash.xxh3_64_hexdigest(places))
+    _create(store, _key(written, BLOOM_FILE), planned.guard, clock)
     _create(store, _key(written, INDEX_FILE), places, clock)
     _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
     return written
+
+
+def write_records(
+    store: ObjectStore,
+    records: pa.Table,
+    key: Sequence[str],
+    *,
+    region: str,
+    generation: int,
+    clock: Clock,
+    ids: Ids,
+) -> Generation:
+    """Write records that are in no WAL as a generation into a fresh directory. Three PUTs. Raises as `write` does."""
+    data = data_file.encode(records)
+    planned = _Planned(records.select(key), key_hashes(records, key), ())
+    written = planned.described(region, generation, ids, data=data_file.checksum(data))
+    _create(store, _key(written, RECORDS_FILE), data, clock)
+    _create(store, _key(written, BLOOM_FILE), planned.guard, clock)
+    _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
+    return written
+
+
+class _Planned:
+    """What is known of a generation's keys before it is written."""
+
+    def __init__(self, keys_of_records: pa.Table, hashes: Hashes, entries: tuple[int, ...]) -> None:
+        self.guard = bloom.build(hashes).to_bytes()
+        self._records = keys_of_records.num_rows
+        self._bounds = statistics.compute(keys_of_records)
+        self._entries = entries
+
+    def described(
+        self, region: str, generation: int, ids: Ids, *, key_index: str | None = None, data: str | None = None
+    ) -> Generation:
+        return Generation(
+            region=region,
+            generation=generation,
+            path=f"{ids.uuid()[:8]}_gen_{generation}",
+            entries=self._entries,
+            records=self._records,
+            min_key=self._bounds.min_values,
+            max_key=self._bounds.max_values,
+            bloom=xxhash.xxh3_64_hexdigest(self.guard),
+            key_index=key_index,
+            data=data,
+        )
 
 
 def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
@@ -109,10 +150,12 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generat
 
 
 def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
-    """Yield the records in the order of their acknowledgement, one table per WAL entry. One GET each.
+    """Yield the records in the order of their acknowledgement, one table per WAL entry or data file. One GET each.
 
-    Raises `Corrupt` for an entry that is absent or damaged, or that belongs to another generation.
+    Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
     """
+    if generation.data is not None:
+        yield _data(store, generation, generation.data)
     for entry in generation.entries:
         yield _entry(store, generation, entry)
 
@@ -122,11 +165,14 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
 
     `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
     of the key index, and one of each entry that it names. Both only save work: one that is missing or damaged, and a
-    generation of an earlier release without an index, cost reading all entries. Ask `admits` before for a single key.
+    generation without an index, cost reading all of its records. Ask `admits` before for a single key.
     Raises `Corrupt` like `read_records`.
     """
     key = wanted.column_names
     if not _admitted(store, generation, wanted):
+        return
+    if generation.data is not None:
+        yield matching(_data(store, generation, generation.data), wanted, key)
         return
     places = _places(store, generation, wanted)
     for entry in generation.entries:
@@ -136,6 +182,16 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
         found = matching(records if places is None else records.take(pa.array(places[entry])), wanted, key)
         if found.num_rows:
             yield found
+
+
+def _data(store: ObjectStore, generation: Generation, expected: str) -> pa.Table:
+    where = _key(generation, RECORDS_FILE)
+    try:
+        return data_file.decode(store.get(where).data, expected, where)
+    except NotFound as error:
+        raise Corrupt(
+            f"{where}: generation {generation.generation} of region {generation.region} lost its records", key=where
+        ) from error
 
 
 def admits(generation: Generation, key: pa.Table) -> bool:
@@ -215,7 +271,7 @@ def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
 
 def _encode(generation: Generation) -> bytes:
     body = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSION if generation.data is None else DATA_FORMAT_VERSION,
         "region": generation.region,
         "generation": generation.generation,
         "path": generation.path,
@@ -224,7 +280,7 @@ def _encode(generation: Generation) -> bytes:
         "minKey": dict(generation.min_key),
         "maxKey": dict(generation.max_key),
     }
-    digests = {"bloom": generation.bloom, "keyIndex": generation.key_index}
+    digests = {"bloom": generation.bloom, "keyIndex": generation.key_index, "data": generation.data}
     body |= {name: digest for name, digest in digests.items() if digest is not None}
     return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
 
@@ -237,9 +293,11 @@ def _decode(data: bytes, where: str) -> Generation:
         raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
     if digest != _digest(body):
         raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
-    if body["format"] != FORMAT_VERSION:
+    if body["format"] not in (FORMAT_VERSION, DATA_FORMAT_VERSION):
         raise Unsupported(
-            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade", key=where
+            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} and "
+            f"{DATA_FORMAT_VERSION}; upgrade",
+            key=where,
         )
     return Generation(
         region=body["region"],
@@ -251,6 +309,7 @@ def _decode(data: bytes, where: str) -> Generation:
         max_key=body["maxKey"],
         bloom=body.get("bloom"),
         key_index=body.get("keyIndex"),
+        data=body.get("data"),
     )
 
 

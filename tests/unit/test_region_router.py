@@ -19,6 +19,7 @@ from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
 from storage_core.region.manifest import read_latest, region_of
+from storage_core.region.merge_work import MergeWork
 from storage_core.region.registry import read_registry, register
 from storage_core.region.spec import first_specs, region_of_row, region_of_values
 from storage_core.region.writer import RegionWriter
@@ -171,6 +172,7 @@ def test_each_region_is_merged_on_its_own_and_every_row_once() -> None:
 
 def test_works_of_one_plan_may_hide_rows_of_the_same_splits_and_one_commit_takes_them_all() -> None:
     table = make()
+    works: list[MergeWork] = []
     for seats in (1, 2):
         with table.routing_writer() as writer:
             writer.put([plane(name, seats) for name in NAMES])

@@ -1,0 +1,95 @@
+"""The asset of one raw log, `<raw log>/dealt`: its rows are in its tables (design page 08, "Assets")."""
+
+# No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
+
+import hashlib
+import json
+import warnings
+from dataclasses import replace
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    BetaWarning,
+    DataVersion,
+    MaterializeResult,
+    ResourceParam,
+    asset,
+)
+
+from assets.figures import json_value, mapping, metadata_of
+from assets.launcher import Launcher, Report
+from assets.names import identifier
+from jobs.deal_request import DealRequest
+from storage_core.raw_declaration import RawLogDeclaration
+
+NOTHING_MISSING = "nothing_is_missing"
+NOTHING_REJECTED = "no_rejected_records"
+
+
+def dealt_key(raw_log: str) -> AssetKey:
+    """Return the key of the asset of a raw log."""
+    return AssetKey([raw_log, "dealt"])
+
+
+def build_dealt_asset(declaration: RawLogDeclaration, request: DealRequest) -> AssetsDefinition:
+    """Return the asset that deals a raw log to its tables. It needs the resource `launcher`."""
+    name, key = declaration.name, dealt_key(declaration.name)
+
+    with warnings.catch_warnings():
+        # Pools are marked as not final; the lock keeps the version they were tried with.
+        warnings.simplefilter("ignore", BetaWarning)
+
+        @asset(
+            key=key,
+            description="Records of closed segments, each exactly once in its table or in quarantine.",
+            group_name=identifier(name),
+            kinds={"spark", "parquet"},
+            pool=f"tidemark_raw_{identifier(name)}",
+            check_specs=[
+                AssetCheckSpec(
+                    NOTHING_MISSING,
+                    asset=key,
+                    description="No store lacks a chunk that another does not have; what is behind one waits.",
+                ),
+                AssetCheckSpec(
+                    NOTHING_REJECTED, asset=key, description="Every record fits a table; others are in quarantine."
+                ),
+            ],
+            metadata={"stores": ", ".join(declaration.uris), "job": "python -m jobs.deal"},
+        )
+        def dealt(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
+            return _result(launcher.submit(context, "deal", replace(request, run_id=context.run.run_id)))
+
+    return dealt
+
+
+def _result(report: Report) -> MaterializeResult[None]:
+    details = mapping(report["details"])
+    held, tables = details.get("held", []), mapping(details.get("tables", {}))
+    versions = {name: mapping(each)["version"] for name, each in tables.items()}
+    gaps = len(held) if isinstance(held, list) else 0
+    return MaterializeResult(
+        metadata=metadata_of(report, gaps),
+        data_version=DataVersion(hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:16]),
+        check_results=[
+            AssetCheckResult(
+                check_name=NOTHING_MISSING,
+                passed=not gaps,
+                metadata={"held": json_value(held), "unreachable": json_value(details.get("unreachable", []))},
+            ),
+            AssetCheckResult(
+                check_name=NOTHING_REJECTED,
+                passed=not details.get("rejected"),
+                severity=AssetCheckSeverity.WARN,
+                metadata={
+                    "rejected": json_value(details.get("rejected", 0)),
+                    "unknown_tables": json_value(details.get("unknown_tables", {})),
+                },
+            ),
+        ],
+    )

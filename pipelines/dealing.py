@@ -1,0 +1,47 @@
+"""What Dagster has of one raw log: its asset, a job, and a schedule that asks storage first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dagster import AssetSelection, Definitions, RunRequest, ScheduleDefinition, SkipReason, define_asset_job
+
+from assets.dealing import build_dealt_asset, dealt_key
+from assets.names import identifier
+from jobs import deal
+from jobs.spark import Spark
+from pipelines.raw_logs import DeclaredRawLog
+
+
+def build_raw_log(raw_log: DeclaredRawLog) -> Definitions:
+    """Return `<raw log>/dealt`, the job `<raw log>_deal`, and its schedule with the cron of the declaration (UTC).
+
+    The schedule is stopped until somebody starts it in the UI.
+    """
+    name = f"{identifier(raw_log.declaration.name)}_deal"
+    return Definitions(
+        assets=[build_dealt_asset(raw_log.declaration, raw_log.request)],
+        jobs=[define_asset_job(name, AssetSelection.assets(dealt_key(raw_log.declaration.name)))],
+        schedules=[
+            ScheduleDefinition(
+                name=f"{name}_schedule",
+                job_name=name,
+                cron_schedule=raw_log.declaration.schedule,
+                execution_timezone="UTC",
+                execution_fn=lambda _context: tick(raw_log),
+                description="Requests a deal run when closed segments wait.",
+            )
+        ],
+    )
+
+
+def tick(raw_log: DeclaredRawLog) -> Iterator[RunRequest | SkipReason]:
+    """Yield a run when there is something to deal, or why there is not. Reads listings and marks, writes nothing."""
+    with Spark() as spark:  # a dry run has no work for it, so none is started
+        planned = deal.run(replace(raw_log.request, dry_run=True), spark)
+    chunks, held = planned.details["chunks"], planned.details["held"]
+    if chunks:
+        yield RunRequest(tags={"tidemark/reason": f"{chunks} chunks wait"})
+    else:
+        yield SkipReason("nothing to do" + (f"; held back by missing chunks: {held}" if held else ""))

@@ -1,0 +1,177 @@
+"""What a task of dealing does: reads chunks, divides their records by table, and writes what commits nothing by itself.
+
+Memory: one chunk, and the rows of one work item. Records that no table takes are in quarantine when a function returns,
+so before any mark moves; the same records are the same quarantine objects, however often they are dealt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.clock import Clock
+from storage_core.dealing import rejects
+from storage_core.dealing.work import FillResult, FillWork, Sorted, SortResult, SortWork, Target
+from storage_core.errors import Corrupt, TidemarkError
+from storage_core.ids import Ids
+from storage_core.ingest.tally import tally
+from storage_core.log.actions import Add
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.raw_log.chunks import Damage, RawChunkRef, read_copies
+from storage_core.raw_log.deal import table_of
+from storage_core.raw_log.read import RejectedRecord, typed
+from storage_core.region import dealt
+from storage_core.rows.fold import record_schema
+from storage_core.rows.schema import conform
+from storage_core.split.write import sort_and_write
+
+_logger = logging.getLogger(__name__)
+
+Opener = Callable[[str], ObjectStore]
+
+
+def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> SortResult:
+    """Write the rows of append tables as sorted splits, and tell which chunks have records for which region.
+
+    `raw` are the stores of the raw log, `opened` gives the store of a table. A chunk without a sound copy ends its
+    writer here. What fails at the store of one table is told with that table. Requests: a GET per chunk, a PUT per
+    split, and per chunk and table with rejections. Raises `Unavailable` when no store has a chunk and one is silent.
+    """
+    shares = {each.name: _Share(each, work.source.name) for each in work.targets}
+    damaged: dict[str, Damage] = {}
+    unknown: Counter[str] = Counter()
+    total = 0
+    for ref in work.chunks:
+        if ref.writer in damaged:
+            continue
+        found = read_copies(raw, ref)
+        if isinstance(found, Damage):
+            damaged[ref.writer] = found
+            continue
+        records = table_of(found)
+        total += records.num_rows
+        unknown += _set_unknown_aside(raw, work, ref, records)
+        for name in pc.unique(records.column("table")).to_pylist():
+            share = shares.get(name)
+            if share is not None and share.target.takes(ref):
+                share.take(ref, _of_table(records, name), opened)
+    tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in shares.items()}
+    return SortResult(tables=tables, unknown=unknown, damaged=tuple(damaged.values()), records=total)
+
+
+def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
+    """Write the records of one region, in the order of the chunks, as the generation of the dealer's turn.
+
+    A GET per chunk, three PUTs, and one per chunk with rejections. Memory: all of these records. Raises `Corrupt` when
+    a chunk that was sound is damaged by now, and what `dealt.write` raises.
+    """
+    target = work.target
+    parts = [record_schema(target.context.schema).empty_table()]
+    rejected: dict[str, int] = {}
+    for ref in work.chunks:
+        found = read_copies(raw, ref)
+        if isinstance(found, Damage):
+            raise Corrupt(f"chunk {ref.number} of writer {ref.writer}: {'; '.join(found.reasons)}; deal again")
+        records = _of_table(table_of(found), target.name)
+        fitting = typed(_of_region(records, target, work.turn.region), target.context.schema, key=target.key)
+        rejects.keep(store, work.source.name, ref, fitting.rejected)
+        rejected = tally(rejected, Counter(each.reason for each in fitting.rejected))
+        parts.append(fitting.records)
+    records = pa.concat_tables(parts)
+    if not records.num_rows:
+        return FillResult(path=None, rows=0, rejected=rejected)
+    written = dealt.write(store, records, target.key, turn=work.turn, clock=clock, ids=ids)
+    return FillResult(path=written.path, rows=written.records, rejected=rejected)
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one table gets of the chunks of one work item."""
+
+    target: Target
+    source: str
+    _parts: list[pa.Table] = field(default_factory=list)
+    _regions: dict[str, list[RawChunkRef]] = field(default_factory=dict)
+    _rejected: dict[str, int] = field(default_factory=dict)
+    _failure: TidemarkError | None = None
+
+    def take(self, ref: RawChunkRef, records: pa.Table, opened: Opener) -> None:
+        """Take the table's records of a chunk."""
+        if self.target.regions:
+            for region in _regions_of(records, self.target):
+                self._regions.setdefault(region, []).append(ref)
+        elif self._failure is None:
+            try:
+                self._append(ref, records, opened)
+            except TidemarkError as error:
+                self._failure = error
+
+    def finish(self, opened: Opener, *, clock: Clock, ids: Ids) -> Sorted:
+        """Write the rows and return what became of them."""
+        regions = {name: tuple(refs) for name, refs in self._regions.items()}
+        rows = sum(part.num_rows for part in self._parts)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            adds = self._written(opened, clock=clock, ids=ids) if rows else []
+        except TidemarkError as error:
+            _logger.warning("table %s: its rows were not written: %s", self.target.name, error)
+            return Sorted(failure=(error.kind, str(error)))
+        return Sorted(rows=rows, adds=tuple(adds), regions=regions, rejected=self._rejected)
+
+    def _written(self, opened: Opener, *, clock: Clock, ids: Ids) -> list[Add]:
+        context = self.target.context
+        rows = pa.concat_tables(self._parts)
+        return sort_and_write(opened(self.target.uri), rows, context=context, ids=ids, now_ms=clock.now_ms())
+
+    def _append(self, ref: RawChunkRef, records: pa.Table, opened: Opener) -> None:
+        schema = self.target.context.schema
+        is_put = pc.equal(records.column("operation"), "put")
+        fitting = typed(records.filter(is_put), schema)
+        others = tuple(map(_no_put, records.filter(pc.invert(is_put)).to_pylist()))
+        rejected = (*fitting.rejected, *others)
+        rejects.keep(opened(self.target.uri), self.source, ref, rejected)
+        self._rejected = tally(self._rejected, Counter(each.reason for each in rejected))
+        self._parts.append(conform(fitting.records.select(schema.names), schema))
+
+
+def _regions_of(records: pa.Table, target: Target) -> tuple[str, ...]:
+    """The regions that the records belong to: a table has one."""
+    del records
+    return target.regions
+
+
+def _of_region(records: pa.Table, target: Target, region: str) -> pa.Table:
+    """The records that belong to the region, in order: a table has one."""
+    del target, region
+    return records
+
+
+def _of_table(records: pa.Table, name: str) -> pa.Table:
+    return records.filter(pc.equal(records.column("table"), name))
+
+
+def _no_put(record: dict[str, Any]) -> RejectedRecord:
+    found = {name: value for name, value in record.items() if name != "timestamp_ms"}
+    return RejectedRecord(reason=f"the table has no primary key: it takes puts, found {found['operation']!r}", **found)
+
+
+def _set_unknown_aside(raw: Sequence[ObjectStore], work: SortWork, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
+    known = pc.is_in(records.column("table"), pa.array(work.source.tables, pa.string()))
+    strangers = records.filter(pc.invert(known)).to_pylist()
+    reason = "{!r} is no table of this raw log"
+    rejected = [
+        RejectedRecord(
+            reason=reason.format(each["table"]),
+            **{name: value for name, value in each.items() if name != "timestamp_ms"},
+        )
+        for each in strangers
+    ]
+    rejects.keep_in_any(raw, work.source.name, ref, rejected)
+    return Counter(each["table"] for each in strangers)

@@ -1,0 +1,172 @@
+"""What one round of dealing takes: chunks in the order of the history, and for each table which of them are its own.
+
+The plan reads listings and marks only. A round is bounded in bytes, because the rows of a keyed table's region become
+one generation in one task; rounds follow one another until nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from storage_core.dealing.marks import Marks, read_marks, regions_of
+from storage_core.dealing.work import SortWork, Source, Target
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.raw_log.chunks import RawChunkRef
+from storage_core.raw_log.deal import DealPlan, deal_plan
+from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks
+from storage_core.region.dealt import Stretch
+from storage_core.split.write import context_of
+
+ROUND_BYTES = 256 * 2**20
+WORK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class DealtTable:
+    """A table that rows are dealt into, as of a snapshot and its marks."""
+
+    name: str
+    log: TransactionLog
+    snapshot: Snapshot
+    marks: Marks
+
+    @classmethod
+    def look(cls, name: str, log: TransactionLog) -> DealtTable:
+        """Return the table as it is now. Requests of opening it and of `read_marks`."""
+        snapshot = log.snapshot()
+        return cls(name, log, snapshot, read_marks(log.store, snapshot))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How to deal. Sizes are bytes of chunks as they are stored.
+
+    `pass_up_to` gives up what is missing of a writer up to a chunk number. `damaged` are chunks, by writer and number,
+    that were found to have no sound copy.
+    """
+
+    closed_after_ms: int = CLOSED_AFTER_MS
+    round_bytes: int = ROUND_BYTES
+    work_bytes: int = WORK_BYTES
+    pass_up_to: Mapping[str, int] = field(default_factory=dict)
+    damaged: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Chunks `first` to `last` that are missing, so that what their writer wrote later waits for these tables."""
+
+    writer: str
+    first: int
+    last: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """One round: the work, the tables whose marks move, and what is in the way."""
+
+    source: Source
+    works: tuple[SortWork, ...]
+    targets: Mapping[str, Target]
+    held: tuple[Held, ...]
+    given_up: tuple[Held, ...]
+
+
+def plan_round(
+    source: Source, history: History, tables: Sequence[DealtTable], terms: Terms, *, now_ms: int
+) -> RoundPlan:
+    """Return what to do next; without targets there is nothing.
+
+    No request. Raises `Unavailable` where missing chunks are to be given up while a store that may have them does not
+    answer.
+    """
+    plans = {each.name: left(history, each.marks.after(), terms, now_ms=now_ms) for each in tables}
+    chosen = _first_of(history, plans.values(), terms.round_bytes)
+    numbers = {(each.writer, each.number) for each in chosen}
+    targets = {each.name: target for each in tables if (target := _target(each, plans[each.name], numbers)).stretches}
+    return RoundPlan(
+        source=source,
+        works=tuple(
+            SortWork(source=source, chunks=part, targets=tuple(targets.values()))
+            for part in _parts(history, chosen, terms.work_bytes)
+        ),
+        targets=targets,
+        held=by_gap({name: plan.held for name, plan in plans.items()}),
+        given_up=by_gap({name: plan.given_up for name, plan in plans.items()}),
+    )
+
+
+def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DealPlan:
+    """Return what is left to deal behind the marks `after` of one table, in one round or several. See `plan_round`."""
+    return deal_plan(
+        history,
+        after,
+        now_ms=now_ms,
+        closed_after_ms=terms.closed_after_ms,
+        pass_up_to=terms.pass_up_to,
+        damaged=terms.damaged,
+    )
+
+
+def _target(table: DealtTable, plan: DealPlan, chosen: Collection[tuple[str, int]]) -> Target:
+    after = table.marks.after()
+    own: dict[str, list[int]] = {}
+    for ref in plan.chunks:
+        own.setdefault(ref.writer, []).append(ref.number)
+    stretches = []
+    for writer, position in sorted(plan.positions.items()):
+        numbers = own.get(writer, [])
+        taken = [number for number in numbers if (writer, number) in chosen]
+        # What was given up behind the last chunk is passed with that chunk only.
+        last = position if len(taken) == len(numbers) else max(taken, default=0)
+        if last > after.get(writer, 0):
+            stretches.append(Stretch(writer=writer, after=after.get(writer, 0), last=last))
+    return Target(
+        name=table.name,
+        uri=table.log.store.uri,
+        key=table.snapshot.config.primary_key,
+        regions=regions_of(table.snapshot),
+        context=context_of(table.snapshot),
+        stretches=tuple(stretches),
+    )
+
+
+def _first_of(history: History, plans: Iterable[DealPlan], most_bytes: int) -> list[RawChunkRef]:
+    """The oldest chunks that any table wants, up to about `most_bytes`, at least one."""
+    wanted = {(each.segment_ms, each.writer, each.number): each for plan in plans for each in plan.chunks}
+    return next(_cut(history, [wanted[place] for place in sorted(wanted)], most_bytes), [])
+
+
+def _parts(history: History, chunks: Sequence[RawChunkRef], most_bytes: int) -> Iterable[tuple[RawChunkRef, ...]]:
+    return map(tuple, _cut(history, chunks, most_bytes))
+
+
+def _cut(history: History, chunks: Sequence[RawChunkRef], most_bytes: int) -> Iterator[list[RawChunkRef]]:
+    """Yield the chunks in order, in parts of about `most_bytes`; a chunk counts as the mean of its segment."""
+    sizes = {(each.writer, each.segment_ms): each.bytes / each.chunks for each in history.segments()}
+    part: list[RawChunkRef] = []
+    taken = 0.0
+    for each in chunks:
+        size = sizes[each.writer, each.segment_ms]
+        if part and taken + size > most_bytes:
+            yield part
+            part, taken = [], 0.0
+        part.append(each)
+        taken += size
+    if part:
+        yield part
+
+
+def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[Held, ...]:
+    """Return what is missing, by table, as one entry per gap."""
+    tables: dict[MissingChunks, list[str]] = {}
+    for name, gaps in missing.items():
+        for gap in gaps:
+            tables.setdefault(gap, []).append(name)
+    return tuple(
+        Held(writer=gap.writer, first=gap.first, last=gap.last, tables=tuple(names))
+        for gap, names in sorted(tables.items(), key=lambda each: (each[0].writer, each[0].first))
+    )

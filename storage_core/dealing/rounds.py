@@ -1,0 +1,297 @@
+"""Rounds of dealing: plan, let tasks read and write, commit per table (design page 03, "Raw log"; decision 0053).
+
+A table's rows and its marks are one commit: of its log for an append table, of a region's manifest for a keyed one. So
+a dealer may end anywhere, and of several at once one wins per table; the others find the marks moved, and what they
+wrote is the collector's. No table waits for another: what fails is told at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Protocol
+
+from storage_core.clock import Clock
+from storage_core.dealing.marks import starts, txns
+from storage_core.dealing.plan import DealtTable, Held, RoundPlan, Terms, plan_round
+from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source, Target
+from storage_core.errors import CommitConflict, Fenced, TidemarkError, error_of
+from storage_core.ids import Ids
+from storage_core.ingest.tally import tally
+from storage_core.log.actions import Add
+from storage_core.log.log import TransactionLog
+from storage_core.raw_log.chunks import Damage, RawChunkRef
+from storage_core.raw_log.history import History
+from storage_core.region import dealt
+from storage_core.region.dealt import Stretch
+
+_logger = logging.getLogger(__name__)
+
+MOST_LOST = 5
+"""So many races for a table, and it is left to whoever won them."""
+
+_PAUSE_MS = 100
+
+
+class Tasks(Protocol):
+    """Runs work items, wherever; `dealing.execute` says what each does. Results are in the order of the items."""
+
+    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
+        """Run `execute.sort` for each."""
+        ...
+
+    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
+        """Run `execute.fill` for each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """What tasks did for one table in one round."""
+
+    rows: int = 0
+    adds: tuple[Add, ...] = ()
+    generations: int = 0
+    regions: Mapping[str, tuple[RawChunkRef, ...]] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason.
+
+    `version` is the table's version after it.
+    """
+
+    version: int = 0
+    rows: int = 0
+    bytes: int = 0
+    splits: int = 0
+    generations: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+    def add(self, share: _Share) -> None:
+        """Count what was committed."""
+        self.rows += share.rows
+        self.bytes += sum(each.size for each in share.adds)
+        self.splits += len(share.adds)
+        self.generations += share.generations
+        self.rejected = tally(self.rejected, share.rejected)
+
+
+@dataclass(slots=True, kw_only=True)
+class Dealt:
+    """What a run of dealing did. `records` counts what was read, `unknown` records of no table, by table name.
+
+    `held` is what is missing at the end, `given_up` what was passed on request. `failures` are the tables that did not
+    get their rows, each with its error.
+    """
+
+    records: int = 0
+    chunks: int = 0
+    tables: dict[str, Tally] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
+    damaged: dict[tuple[str, int], Damage] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
+    given_up: list[Held] = field(default_factory=list)
+    failures: dict[str, TidemarkError] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Dealer:
+    """Deals one raw log into the tables whose logs are given by name. `run_id` is recorded in the commits."""
+
+    source: Source
+    history: History
+    logs: Mapping[str, TransactionLog]
+    tasks: Tasks
+    clock: Clock
+    ids: Ids
+    run_id: str | None = None
+    _lost: Counter[str] = field(default_factory=Counter)
+
+    def deal(self, terms: Terms) -> Dealt:
+        """Deal round by round until nothing is left that can be dealt, and return what was done.
+
+        Raises only what concerns the raw log itself, such as `Unavailable`; what concerns a table is in `failures`.
+        """
+        done = Dealt()
+        while True:
+            tables = self.look(done)
+            plan = plan_round(self.source, self.history, list(tables.values()), terms, now_ms=self.clock.now_ms())
+            done.held = plan.held
+            if not plan.targets:
+                return done
+            damaged = self._round(plan, tables, done)
+            terms = replace(terms, damaged=terms.damaged | damaged.keys())
+            done.damaged |= damaged
+
+    def look(self, done: Dealt) -> dict[str, DealtTable]:
+        """Return the tables as they are now, without those that failed."""
+        found: dict[str, DealtTable] = {}
+        for name, log in self.logs.items():
+            if name not in done.failures:
+                with self._settling(name, done):
+                    found[name] = DealtTable.look(name, log)
+                    done.tables.setdefault(name, Tally()).version = found[name].snapshot.version
+        return found
+
+    def _round(self, plan: RoundPlan, tables: Mapping[str, DealtTable], done: Dealt) -> dict[tuple[str, int], Damage]:
+        results = self.tasks.sort(plan.works)
+        damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
+        if _was_passed(plan.works, damaged):
+            return damaged  # rows from behind a damaged chunk are among what was written: the next plan leaves them out
+        done.records += sum(result.records for result in results)
+        done.chunks += sum(len(work.chunks) for work in plan.works)
+        done.unknown.update(sum((Counter(result.unknown) for result in results), Counter()))
+        done.given_up += plan.given_up
+        fillings: dict[str, list[_Filling]] = {}
+        targets = _before(plan.targets, damaged)
+        for name, target in targets.items():
+            with self._settling(name, done):
+                share = _share(name, results)
+                if share.regions:
+                    fillings[name] = self._turns(tables[name], target, share)
+                elif self._commit(tables[name], target, share):
+                    done.tables[name].add(share)
+        self._fill(fillings, targets, tables, done)
+        return damaged
+
+    def _commit(self, table: DealtTable, target: Target, share: _Share) -> bool:
+        """Commit the splits of an append table with its marks; of a keyed one only the marks of its log.
+
+        Return False when another dealer has committed just that.
+        """
+        result = table.log.commit(
+            table.snapshot,
+            [*share.adds, *txns(target.stretches, self.clock.now_ms())],
+            operation="DEAL",
+            requirements=starts(target.stretches, table.snapshot),
+            metrics={"rows_out": share.rows, "splits_out": len(share.adds), "rejected": sum(share.rejected.values())},
+            job_run_id=self.run_id,
+        )
+        if not result.already_committed:
+            _logger.info("dealt %d rows into table %s, version %d", share.rows, table.name, result.version)
+        return not result.already_committed
+
+    def _turns(self, table: DealtTable, target: Target, share: _Share) -> list[_Filling]:
+        found = []
+        for region, chunks in share.regions.items():
+            recorded = table.marks.regions[region]
+            own = replace(target, stretches=tuple(_above(target.stretches, recorded)))
+            turn = dealt.take_turn(table.log.store, table.snapshot, clock=self.clock, ids=self.ids)
+            work = FillWork(source=self.source, chunks=tuple(filter(own.takes, chunks)), target=own, turn=turn)
+            found.append(_Filling(work, recorded))
+        return found
+
+    def _fill(
+        self,
+        fillings: Mapping[str, Sequence[_Filling]],
+        targets: Mapping[str, Target],
+        tables: Mapping[str, DealtTable],
+        done: Dealt,
+    ) -> None:
+        every = [each for several in fillings.values() for each in several]
+        written = iter(self.tasks.fill([each.work for each in every]))
+        for name, several in fillings.items():
+            results = list(islice(written, len(several)))
+            with self._settling(name, done):
+                for each, result in zip(several, results, strict=True):
+                    self._finish(tables[name], each, result)
+                    made = int(result.path is not None)
+                    done.tables[name].add(_Share(rows=result.rows, rejected=result.rejected, generations=made))
+                # The regions without a row move on by the log: nothing of these chunks is theirs.
+                self._commit(tables[name], targets[name], _Share(rows=sum(each.rows for each in results)))
+
+    def _finish(self, table: DealtTable, filling: _Filling, result: FillResult) -> None:
+        if result.path is None:
+            return
+        stretches = [
+            replace(each, after=filling.recorded.get(each.writer, 0)) for each in filling.work.target.stretches
+        ]
+        dealt.finish(
+            table.log.store,
+            filling.work.turn,
+            result.path,
+            stretches,
+            clock=self.clock,
+            writer_id=self.ids.uuid(),
+        )
+
+    @contextmanager
+    def _settling(self, table: str, done: Dealt) -> Iterator[None]:
+        """A block about one table: a lost race is left to the next round, other errors end this table and no other."""
+        try:
+            yield
+        except TidemarkError as error:
+            self._lost[table] += 1
+            _logger.warning("table %s: %s", table, error)
+            if not isinstance(error, CommitConflict | Fenced) or self._lost[table] == MOST_LOST:
+                done.failures[table] = error
+            else:
+                # Dealers that claim a region from one another at one pace would never end.
+                self.clock.sleep_ms(self.ids.fraction() * _PAUSE_MS * 2 ** self._lost[table])
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    work: FillWork
+    recorded: Mapping[str, int]
+
+
+def _was_passed(works: Sequence[SortWork], damaged: Iterable[tuple[str, int]]) -> bool:
+    """Whether a work that did not see the damage read what its writer wrote behind it."""
+    return any(
+        each.writer == writer and each.number > number
+        for writer, number in damaged
+        for work in works
+        if all((each.writer, each.number) != (writer, number) for each in work.chunks)
+        for each in work.chunks
+    )
+
+
+def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -> dict[str, Target]:
+    """The targets whose marks move, up to the chunks before the damaged ones."""
+    ends = {writer: number for writer, number in damaged}  # noqa: C416  # of a mapping, `dict` would take the values
+    cut = {
+        name: replace(
+            target,
+            stretches=tuple(
+                replace(each, last=min(each.last, ends.get(each.writer, each.last + 1) - 1))
+                for each in target.stretches
+                if ends.get(each.writer, each.last + 1) - 1 > each.after
+            ),
+        )
+        for name, target in targets.items()
+    }
+    return {name: target for name, target in cut.items() if target.stretches}
+
+
+def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
+    """What of the stretches a region does not have yet."""
+    for each in stretches:
+        after = max(each.after, recorded.get(each.writer, 0))
+        if each.last > after:
+            yield replace(each, after=after)
+
+
+def _share(name: str, results: Iterable[SortResult]) -> _Share:
+    """What all tasks did for one table; raises what kept one of them from it."""
+    found = [result.tables[name] for result in results if name in result.tables]
+    for each in found:
+        if each.failure is not None:
+            raise error_of(*each.failure)
+    regions: dict[str, tuple[RawChunkRef, ...]] = {}
+    for each in found:
+        for region, refs in each.regions.items():
+            regions[region] = (*regions.get(region, ()), *refs)
+    return _Share(
+        rows=sum(each.rows for each in found),
+        adds=tuple(add for each in found for add in each.adds),
+        regions=regions,
+        rejected=tally(*(each.rejected for each in found)),
+    )

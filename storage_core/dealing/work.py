@@ -1,0 +1,221 @@
+"""Work items of dealing and what comes back; both travel as JSON (design page 08, "Spark").
+
+Two kinds. A `SortWork` reads some chunks for all tables at once: rows of append tables become splits at once, in
+whatever order; of keyed tables it only tells which chunks have rows. A `FillWork` reads those of one region in the
+order of the history, because of two records of a key the later one must win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from storage_core.log.action_json import read_actions, write_actions
+from storage_core.log.actions import Add
+from storage_core.raw_log.chunks import Damage, RawChunkRef
+from storage_core.region.dealt import Stretch, Turn
+from storage_core.split.write import SplitContext
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One table as a task sees it: where it is, what its rows are, and the chunks that are to be dealt into it."""
+
+    name: str
+    uri: str
+    key: tuple[str, ...]
+    regions: tuple[str, ...]
+    context: SplitContext
+    stretches: tuple[Stretch, ...]
+
+    def takes(self, ref: RawChunkRef) -> bool:
+        """Return whether the chunk is to be dealt into the table."""
+        return any(each.writer == ref.writer and each.after < ref.number <= each.last for each in self.stretches)
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {**_plain(self, "context"), "context": self.context.to_json()}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Target:
+        """Return the target that `to_json` gave."""
+        changed = {
+            "key": tuple(found["key"]),
+            "regions": tuple(found["regions"]),
+            "context": SplitContext.from_json(found["context"]),
+            "stretches": tuple(Stretch(**each) for each in found["stretches"]),
+        }
+        return cls(**{**found, **changed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The raw log: its name, the URIs of its stores, mandatory ones first, and the tables that its records may name."""
+
+    name: str
+    stores: tuple[str, ...]
+    tables: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Source:
+        """Return the source whose fields these are."""
+        return cls(name=found["name"], stores=tuple(found["stores"]), tables=tuple(found["tables"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortWork:
+    """Chunks to read for all targets."""
+
+    source: Source
+    chunks: tuple[RawChunkRef, ...]
+    targets: tuple[Target, ...]
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        targets = [each.to_json() for each in self.targets]
+        return {"source": asdict(self.source), "chunks": _refs(self.chunks), "targets": targets}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> SortWork:
+        """Return the work that `to_json` gave."""
+        return SortWork(
+            source=Source.from_json(found["source"]),
+            chunks=_read_refs(found["chunks"]),
+            targets=tuple(map(Target.from_json, found["targets"])),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillWork:
+    """Chunks to read, in this order, for one region of one target whose turn the dealer has."""
+
+    source: Source
+    chunks: tuple[RawChunkRef, ...]
+    target: Target
+    turn: Turn
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {
+            "source": asdict(self.source),
+            "chunks": _refs(self.chunks),
+            "target": self.target.to_json(),
+            "turn": asdict(self.turn),
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> FillWork:
+        """Return the work that `to_json` gave."""
+        return FillWork(
+            source=Source.from_json(found["source"]),
+            chunks=_read_refs(found["chunks"]),
+            target=Target.from_json(found["target"]),
+            turn=Turn(**found["turn"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorted:
+    """What became of the records of some chunks for one table.
+
+    `adds` are the splits of an append table; `regions` the regions of a keyed one with the chunks that have records for
+    them. `rejected` counts records by reason; they are in quarantine. `failure` is the kind and message of what kept
+    this table from its rows: then nothing here is to be committed.
+    """
+
+    rows: int = 0
+    adds: tuple[Add, ...] = ()
+    regions: Mapping[str, tuple[RawChunkRef, ...]] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    failure: tuple[str, str] | None = None
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {
+            "rows": self.rows,
+            "adds": write_actions(self.adds),
+            "regions": {name: _refs(refs) for name, refs in self.regions.items()},
+            "rejected": dict(self.rejected),
+            "failure": self.failure,
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Sorted:
+        """Return what `to_json` gave."""
+        return Sorted(
+            rows=found["rows"],
+            adds=read_actions(found["adds"], Add, "dealt rows"),
+            regions={name: _read_refs(refs) for name, refs in found["regions"].items()},
+            rejected=found["rejected"],
+            failure=tuple(found["failure"]) if found["failure"] else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortResult:
+    """What a `SortWork` did, by table. `unknown` counts records of tables that are none; they are in quarantine.
+
+    `damaged` are chunks without a sound copy. What lies behind one of the same writer was left alone.
+    """
+
+    tables: Mapping[str, Sorted]
+    unknown: Mapping[str, int]
+    damaged: tuple[Damage, ...]
+    records: int
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {
+            "tables": {name: each.to_json() for name, each in self.tables.items()},
+            "unknown": dict(self.unknown),
+            "damaged": [{"chunk": each.chunk.to_json(), "reasons": list(each.reasons)} for each in self.damaged],
+            "records": self.records,
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> SortResult:
+        """Return the result that `to_json` gave."""
+        return SortResult(
+            tables={name: Sorted.from_json(each) for name, each in found["tables"].items()},
+            unknown=found["unknown"],
+            damaged=tuple(
+                Damage(chunk=RawChunkRef.from_json(each["chunk"]), reasons=tuple(each["reasons"]))
+                for each in found["damaged"]
+            ),
+            records=found["records"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillResult:
+    """What a `FillWork` wrote: the directory of the generation, None where every record was rejected."""
+
+    path: str | None
+    rows: int
+    rejected: Mapping[str, int]
+
+    def to_json(self) -> Json:
+        """Return plain values for JSON."""
+        return {"path": self.path, "rows": self.rows, "rejected": dict(self.rejected)}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> FillResult:
+        """Return the result that `to_json` gave."""
+        return FillResult(**found)
+
+
+def _plain(record: Target, but: str) -> Json:
+    names = [name for name in Target.__slots__ if name != but]
+    found = {name: getattr(record, name) for name in names}
+    return {**found, "stretches": [asdict(each) for each in record.stretches]}
+
+
+def _refs(refs: Sequence[RawChunkRef]) -> list[Json]:
+    return [each.to_json() for each in refs]
+
+
+def _read_refs(found: Sequence[Mapping[str, Any]]) -> tuple[RawChunkRef, ...]:
+    return tuple(map(RawChunkRef.from_json, found))

@@ -1,0 +1,62 @@
+"""Raw logs as declared in `raw_logs/*.yaml`: where they are kept, whose rows they carry, when they are dealt.
+
+Checked on load like table declarations, each error with its file, line and field (design pages 03 and 08).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+
+from storage_core.declaration import load_as
+from storage_core.declaration_parts import Closed, Cron, Milliseconds, place
+from storage_core.errors import InvalidInput
+from storage_core.formats.keys import validate_table_name
+from storage_core.raw_log.history import CLOSED_AFTER_MS
+
+
+class RawStoreDeclaration(Closed):
+    """One store; in short its URI. A mandatory one acknowledges every append, an optional one may fail."""
+
+    uri: Annotated[str, AfterValidator(place)]
+    mandatory: bool = True
+
+
+def _spelled_out(store: object) -> object:
+    return {"uri": store} if isinstance(store, str) else store
+
+
+class RawLogDeclaration(Closed):
+    """One raw log. Without `tables` it carries rows of every declared table.
+
+    `closed_after` is the age at which a segment counts as closed though its writer began no other. Every writer must
+    begin another before.
+    """
+
+    name: Annotated[str, AfterValidator(validate_table_name)]
+    stores: tuple[Annotated[RawStoreDeclaration, BeforeValidator(_spelled_out)], ...] = Field(min_length=1)
+    tables: tuple[Annotated[str, AfterValidator(validate_table_name)], ...] = ()
+    closed_after: Milliseconds = CLOSED_AFTER_MS
+    schedule: Cron = "*/15 * * * *"
+
+    @field_validator("stores")
+    @classmethod
+    def _one_is_mandatory(cls, stores: tuple[RawStoreDeclaration, ...]) -> tuple[RawStoreDeclaration, ...]:
+        uris = [each.uri for each in stores]
+        if repeated := [uri for uri in uris if uris.count(uri) > 1]:
+            raise InvalidInput(f"{repeated[0]!r} is given twice; give each store of a raw log once")
+        if not any(each.mandatory for each in stores):
+            raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
+        return stores
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """The URIs of the stores, mandatory ones first."""
+        return tuple(each.uri for each in sorted(self.stores, key=lambda each: not each.mandatory))
+
+
+def load_raw_log(path: str | Path) -> RawLogDeclaration:
+    """Return the raw log declared in one file. Raises what `declaration.load_as` raises."""
+    return load_as(RawLogDeclaration, path)

@@ -1,0 +1,110 @@
+"""Dealt generations: rows of the raw log in a region, exactly once (design page 03, "Raw log"; lesson 03).
+
+The tide mark of the raw log is in the region's manifest: one put makes a generation and the chunks that it is made of
+known together. So a dealer that ends anywhere before it left nothing behind that counts, and one that comes after it
+finds the mark. Dealing claims the region first, which fences a direct writer and every other dealer; what that writer
+has not flushed becomes a generation before the dealt one, so the order of acknowledgement holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from storage_core.clock import Clock
+from storage_core.errors import CommitConflict
+from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.ids import Ids
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.generation import Generation, write_records
+from storage_core.region.manifest import check_epoch, commit, read_latest
+from storage_core.region.writer import RegionWriter
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A dealer's turn in a region: the epoch that it owns and the generation that comes next."""
+
+    region: str
+    epoch: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Chunks of one writer of the raw log: those behind number `after` up to `last`."""
+
+    writer: str
+    after: int
+    last: int
+
+
+def positions(store: ObjectStore, region: str) -> Mapping[str, int]:
+    """Return per writer of the raw log its last chunk that is in the region. About three requests."""
+    manifest = read_latest(store, region)
+    return {} if manifest is None else manifest.dealt
+
+
+def take_turn(store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids) -> Turn:
+    """Claim the region, and flush what its last writer acknowledged and did not flush.
+
+    Requests of a claim, of a flush where there is something, and about three more. Raises what these raise.
+    """
+    with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
+        writer.flush()
+        manifest = check_epoch(store, writer.region_id, writer.epoch)
+        return Turn(region=writer.region_id, epoch=writer.epoch, generation=manifest.current_generation)
+
+
+def write(
+    store: ObjectStore, records: pa.Table, key: Sequence[str], *, turn: Turn, clock: Clock, ids: Ids
+) -> Generation:
+    """Write records, in order, as the generation of the turn; durable when this returns, and known to nobody.
+
+    `records` has the columns of `rows.fold.record_schema`. Three PUTs. Raises `CommitUnknown`.
+    """
+    return write_records(store, records, key, region=turn.region, generation=turn.generation, clock=clock, ids=ids)
+
+
+def finish(
+    store: ObjectStore, turn: Turn, path: str, dealt: Sequence[Stretch], *, clock: Clock, writer_id: str
+) -> None:
+    """Make the generation in directory `path` part of the region, and move its tide mark, in one put.
+
+    Raises `CommitConflict` when the mark is not where a stretch begins: another dealer was there since the plan.
+    Raises `WriterFenced` when the region was claimed since the turn began: nothing is written then. Raises
+    `CommitUnknown` when the store does not say: the next plan reads what is there.
+    """
+    while True:
+        latest = check_epoch(store, turn.region, turn.epoch)
+        for each in dealt:
+            _require_start(turn.region, each, latest.dealt.get(each.writer, 0))
+        flushed = FlushedGeneration(generation=turn.generation, path=path)
+        manifest = replace(
+            latest,
+            version=latest.version + 1,
+            writer_id=writer_id,
+            current_generation=turn.generation + 1,
+            flushed_generations=(*latest.flushed_generations, flushed),
+            dealt={**latest.dealt, **{each.writer: each.last for each in dealt}},
+        )
+        if commit(store, manifest, clock=clock):
+            break
+    _logger.info("region %s: dealt generation %d from %d writers", turn.region, turn.generation, len(dealt))
+
+
+def _require_start(region: str, stretch: Stretch, recorded: int) -> None:
+    if recorded != stretch.after:
+        raise CommitConflict(
+            f"region {region}: chunks of raw log writer {stretch.writer} up to {recorded} are dealt, this plan begins "
+            f"after {stretch.after}; plan again",
+            region=region,
+            expected=stretch.after,
+            found=recorded,
+        )

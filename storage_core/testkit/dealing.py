@@ -1,0 +1,120 @@
+"""A raw log and tables to deal it into, without Spark: the tasks run here, from their JSON, as on another machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.config import TableConfig
+from storage_core.dealing import execute
+from storage_core.dealing.plan import Terms
+from storage_core.dealing.rounds import Dealer, Dealt
+from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
+from storage_core.ids import Ids
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.raw_log.history import History, union
+from storage_core.split.read import read_split
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
+
+LATER_MS = START_MS + 10**9
+"""Every segment of a raw log that was written at `START_MS` is closed by then."""
+
+EVENTS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
+
+
+@dataclass(slots=True, kw_only=True)
+class InlineTasks:
+    """Runs work items in this process. `stores` are those of the raw log, `tables` those of the tables by URI."""
+
+    stores: Sequence[ObjectStore]
+    tables: Mapping[str, ObjectStore]
+    clock: ManualClock
+    ids: Ids
+
+    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
+        """Run `execute.sort` for each."""
+        travelled = [SortWork.from_json(_travelled(each.to_json())) for each in works]
+        assert travelled == list(works)
+        results = [
+            execute.sort(each, self.stores, self.tables.__getitem__, clock=self.clock, ids=self.ids)
+            for each in travelled
+        ]
+        return [SortResult.from_json(_travelled(each.to_json())) for each in results]
+
+    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
+        """Run `execute.fill` for each."""
+        results = [
+            execute.fill(
+                FillWork.from_json(_travelled(each.to_json())),
+                self.stores,
+                self.tables[each.target.uri],
+                clock=self.clock,
+                ids=self.ids,
+            )
+            for each in works
+        ]
+        return [FillResult.from_json(_travelled(each.to_json())) for each in results]
+
+
+@dataclass(slots=True)
+class Board:
+    """The tables of a raw log by name, in stores of their own; `deal` deals into all of them.
+
+    Every dealer has ids of its own; boards on the same stores take seeds that differ.
+    """
+
+    stores: Sequence[ObjectStore]
+    tables: Mapping[str, ObjectStore]
+    seed: int = 1
+    clock: ManualClock = field(default_factory=lambda: ManualClock(LATER_MS))
+
+    def create(self, **keys: str | None) -> Board:
+        """Create every table: an append table of `EVENTS`, or a keyed one where a key column is given."""
+        for name, store in self.tables.items():
+            key = keys.get(name)
+            config = TableConfig(primary_key=(key,)) if key else TableConfig()
+            KeyedTable(store, ids=SeededIds(len(name) + self.seed)).create(EVENTS, config)
+        return self
+
+    def dealer(self, history: History | None = None) -> Dealer:
+        """Return a dealer of what the stores hold now."""
+        self.seed += 1_000
+        ids = SeededIds(self.seed)
+        by_uri = {store.uri: store for store in self.tables.values()}
+        return Dealer(
+            source=Source(
+                name="events",
+                stores=tuple(each.uri for each in self.stores),
+                tables=tuple(self.tables),
+            ),
+            history=history or union(list(self.stores)),
+            logs={name: TransactionLog(each, clock=self.clock, ids=ids) for name, each in self.tables.items()},
+            tasks=InlineTasks(stores=self.stores, tables=by_uri, clock=self.clock, ids=ids),
+            clock=self.clock,
+            ids=ids,
+        )
+
+    def deal(self, terms: Terms | None = None) -> Dealt:
+        """Deal everything that can be dealt."""
+        return self.dealer().deal(terms or Terms())
+
+    def numbers(self, name: str) -> list[int]:
+        """Return the values of `n` in an append table, in ascending order."""
+        store = self.tables[name]
+        splits = TransactionLog(store).snapshot().splits.values()
+        return sorted(n for add in splits for n in read_split(store, add).column("n").to_pylist())
+
+    def rows(self, name: str) -> dict[object, dict[str, object]]:
+        """Return what a `latest` reader sees of a keyed table, by key."""
+        return KeyedTable(self.tables[name]).rows()
+
+
+def _travelled(body: Any) -> Any:
+    return json.loads(json.dumps(body))

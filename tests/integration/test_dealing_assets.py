@@ -1,0 +1,102 @@
+"""The asset of a raw log in a real Dagster instance: what it shows, what it checks, and when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
+
+from assets.launcher import InProcessLauncher
+from jobs.spark import Spark
+from pipelines.catalog import build_definitions
+from pipelines.dealing import tick
+from pipelines.raw_logs import read_raw_logs
+from pipelines.tables import read_tables
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
+from storage_core.table import Table
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.ids import SeededIds
+
+pytestmark = [pytest.mark.dagster, pytest.mark.spark]
+
+TABLE = "name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Spark]:
+    with Spark("local[2]") as running:
+        yield running
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
+    folder = tmp_path / "history"
+    folder.mkdir()
+    with DagsterInstance.local_temp(str(folder), overrides={"telemetry": {"enabled": False}}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two tables and a raw log of four chunks, of which one record fits no table."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "raw_logs").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "tables" / f"{name}.yaml").write_text(TABLE.format(name=name))
+    (tmp_path / "raw_logs" / "all-rows.yaml").write_text("name: all-rows\nstores: [raw]\n")
+    (tmp_path / "raw_logs" / "bad.yaml").write_text("name: bad\n")
+    clock = ManualClock()
+    with RawLog([str(tmp_path / "raw")], clock=clock, ids=SeededIds(1), limits=RawLimits(segment_ms=1_000)) as log:
+        for n in range(4):
+            log.append_many([RawRecord(table=name, fields={"n": n}) for name in ("a", "b")])
+            clock.now += 1_000
+        log.append("c", {"n": 1})
+    return tmp_path
+
+
+def definitions(root: Path, spark: Spark) -> Definitions:
+    tables, raw_logs = read_tables(root / "tables"), read_raw_logs(root / "tables")
+    return build_definitions(tables, InProcessLauncher(spark), raw_logs=raw_logs)
+
+
+def materialized(root: Path, spark: Spark, instance: DagsterInstance) -> ExecuteInProcessResult:
+    return definitions(root, spark).resolve_job_def("all_rows_deal").execute_in_process(instance=instance)
+
+
+def verdicts(result: ExecuteInProcessResult) -> dict[str, bool]:
+    return {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+
+
+def test_a_raw_log_has_an_asset_a_job_and_a_schedule_and_a_broken_one_is_shown(root: Path, spark: Spark) -> None:
+    found = definitions(root, spark).get_repository_def()
+    keys = {key.to_user_string() for key in found.asset_graph.get_all_asset_keys()}
+    assert {"all-rows/dealt", "invalid_declarations/bad", "a/compacted"} <= keys
+    assert found.get_schedule_def("all_rows_deal_schedule").cron_schedule == "*/15 * * * *"
+
+
+def test_the_asset_deals_and_shows_what_was_rejected(root: Path, spark: Spark, instance: DagsterInstance) -> None:
+    result = materialized(root, spark, instance)
+    assert result.success
+    assert verdicts(result) == {"nothing_is_missing": True, "no_rejected_records": False}
+    (event,) = result.asset_materializations_for_node("all_rows__dealt")
+    assert (event.metadata["rows_in"].value, event.metadata["rows_out"].value) == (9, 8)
+    for name in ("a", "b"):
+        rows = Table.open(str(root / "warehouse" / name)).scan(["n"]).to_arrow()
+        assert sorted(rows.column("n").to_pylist()) == [0, 1, 2, 3]
+
+
+def test_the_schedule_asks_until_everything_is_dealt_and_a_gap_fails_the_check(
+    root: Path, spark: Spark, instance: DagsterInstance
+) -> None:
+    (raw_log,) = read_raw_logs(root / "tables").raw_logs
+    chunks = sorted((root / "raw" / "live").rglob("*.avro"), key=lambda each: each.name)
+    chunks[2].unlink()
+    (asked,) = tick(raw_log)
+    assert asked.tags == {"tidemark/reason": "2 chunks wait"}  # type: ignore[union-attr]  # it is no skip
+    assert verdicts(materialized(root, spark, instance))["nothing_is_missing"] is False
+    (skipped,) = tick(raw_log)
+    assert "held back by missing chunks" in str(skipped.skip_message)  # type: ignore[union-attr]  # it is no run

@@ -1,0 +1,225 @@
+"""Dealt generations: in order behind what was acknowledged, exactly once, whenever the dealer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, WriterFenced
+from storage_core.formats import keys
+from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.fsck.check import fsck as check
+from storage_core.fsck.repair import repair
+from storage_core.fsck.report import Kind
+from storage_core.objectstore.contract import ObjectStore, Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import dealt, generation
+from storage_core.region.dealt import Stretch
+from storage_core.region.manifest import read_latest, region_of
+from storage_core.region.records import RecordBuilder
+from storage_core.testkit.copies import copy_of
+from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import PLANES, KeyedTable
+
+WRITER = "5f0c1c7a-5a9e-4a4f-8f8c-0a8f3b1f2c11"
+BUILDER = RecordBuilder(PLANES, ("tailnum",))
+
+
+def puts(**seats: int) -> pa.Table:
+    return BUILDER.puts([{"tailnum": name, "seats": value} for name, value in seats.items()])
+
+
+def deal(table: KeyedTable, records: pa.Table, after: int, last: int) -> None:
+    turn = dealt.take_turn(table.store, table.snapshot, clock=table.clock, ids=table.ids)
+    written = dealt.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    dealt.finish(
+        table.store,
+        turn,
+        written.path,
+        [Stretch(writer=WRITER, after=after, last=last)],
+        clock=table.clock,
+        writer_id=table.ids.uuid(),
+    )
+
+
+def marks(table: KeyedTable) -> Mapping[str, int]:
+    return dealt.positions(table.store, region_of(table.snapshot.table_id))
+
+
+def seats(table: KeyedTable) -> dict[object, object]:
+    return {key: row["seats"] for key, row in table.rows().items()}
+
+
+def test_dealt_rows_are_read_before_and_after_the_merge_and_the_mark_moves_with_them() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    assert marks(table) == {}
+    deal(table, pa.concat_tables([puts(a=1, b=2), BUILDER.deletes(["b"]), puts(c=3)]), 0, 4)
+    assert (seats(table), marks(table)) == ({"a": 1, "c": 3}, {WRITER: 4})
+    assert table.merge() is not None
+    assert sorted(str(row["tailnum"]) for row in table.base_rows()) == ["a", "c"]
+    assert seats(table) == {"a": 1, "c": 3}
+
+
+def test_what_a_direct_writer_left_comes_before_the_dealt_rows_and_it_is_fenced() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    writer = table.writer()
+    writer.put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}])
+    deal(table, puts(a=2), 0, 1)
+    with pytest.raises(WriterFenced):
+        writer.put({"tailnum": "a", "seats": 3})
+    assert seats(table) == {"a": 2, "b": 1}
+    table.writer().put({"tailnum": "a", "seats": 4})
+    assert seats(table) == {"a": 4, "b": 1}
+    assert marks(table) == {WRITER: 1}, "later manifests of direct writers keep the mark"
+    writer = table.writer()
+    writer.flush()
+    while table.merge() is not None:
+        pass
+    assert {str(row["tailnum"]): row["seats"] for row in table.base_rows()} == {"a": 4, "b": 1}
+    assert marks(table) == {WRITER: 1}
+
+
+def test_of_two_dealers_with_one_plan_the_later_one_conflicts_and_the_fenced_one_stops() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    early = dealt.take_turn(table.store, table.snapshot, clock=table.clock, ids=table.ids)
+    deal(table, puts(a=1), 0, 2)
+    with pytest.raises(CommitConflict, match="up to 2 are dealt, this plan begins after 0"):
+        deal(table, puts(a=1), 0, 3)
+    stretch = [Stretch(writer=WRITER, after=0, last=2)]
+    with pytest.raises(WriterFenced):
+        dealt.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
+    assert (seats(table), marks(table)) == ({"a": 1}, {WRITER: 2})
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+def test_a_dealer_may_end_at_any_request_and_the_next_one_deals_once(side: CrashFault) -> None:
+    start = KeyedTable(MemoryStore("planes")).create()
+    start.writer().put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}])
+    counting = FaultStore(copy_of(start.store))
+    deal(_as(counting, 2), puts(a=2), 0, 1)
+    outcomes = set()
+    for number in range(len(counting.trace)):
+        objects = copy_of(start.store)
+        store = FaultStore(objects)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            deal(_as(store, 2), puts(a=2), 0, 1)
+        after = _as(objects, 3)
+        in_already = marks(after).get(WRITER) == 1
+        outcomes.add(in_already)
+        assert seats(after) == ({"a": 2, "b": 1} if in_already else {"a": 1, "b": 1})
+        if not in_already:
+            deal(after, puts(a=2), 0, 1)
+        manifest = read_latest(objects, region_of(after.snapshot.table_id))
+        assert manifest is not None
+        held = [
+            record
+            for each in manifest.flushed_generations
+            for part in generation.read_records(objects, generation.read(objects, manifest.region_id, each))
+            for record in part.to_pylist()
+        ]
+        assert [(each["tailnum"], each["seats"]) for each in held] == [("a", 1), ("b", 1), ("a", 2)]
+        while after.merge() is not None:
+            pass
+        assert seats(after) == {"a": 2, "b": 1}
+    assert outcomes == {False, True}
+
+
+@pytest.mark.parametrize(
+    "fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN]
+)
+def test_a_lost_reply_to_any_put_deals_once(fault: PutFault) -> None:
+    counting = FaultStore(MemoryStore("planes"))
+    table = KeyedTable(counting).create()
+    counting.forget()
+    deal(table, puts(a=2), 0, 1)
+    for number, happened in enumerate(counting.trace):
+        if happened.request.kind != "put":
+            continue
+        store = FaultStore(MemoryStore("planes"))
+        again = KeyedTable(store).create()
+        store.forget()
+        store.at(number, fault)
+        with suppress(CommitUnknown):
+            deal(again, puts(a=2), 0, 1)
+        store.forget()
+        if marks(again) == {}:
+            deal(again, puts(a=2), 0, 1)
+        assert (seats(again), marks(again)) == ({"a": 2}, {WRITER: 1})
+
+
+def test_records_that_are_damaged_or_gone_are_corrupt_and_named() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    deal(table, puts(a=1), 0, 1)
+    found, path = _first(table)
+    key = keys.generation_file_key(found.region, path, "records.arrow")
+    sound = table.store.get(key).data
+    table.store.put(key, sound[:-9] + b"x" + sound[-8:], Overwrite())
+    with pytest.raises(Corrupt, match=r"records\.arrow: damaged"):
+        list(generation.read_records(table.store, found))
+    table.store.delete([key])
+    with pytest.raises(Corrupt, match=r"records\.arrow: generation 1 .* lost its records"):
+        list(generation.read_records(table.store, found))
+
+
+def test_a_generation_with_a_data_file_is_of_a_format_that_older_releases_refuse() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    deal(table, puts(a=1), 0, 1)
+    found, path = _first(table)
+    key = keys.generation_file_key(found.region, path, "_manifest.json")
+    assert b'"format": 2' in table.store.get(key).data
+    table.writer().put({"tailnum": "b"})
+    table.writer().flush()
+    region = read_latest(table.store, found.region)
+    assert region is not None
+    last = region.flushed_generations[-1]
+    assert b'"format": 1' in table.store.get(keys.generation_file_key(found.region, last.path, "_manifest.json")).data
+
+
+def test_a_repair_brings_dealt_rows_over_in_their_order_with_the_mark() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    table.writer().put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}])
+    deal(table, puts(a=2, c=2), 0, 3)
+    table.writer().put({"tailnum": "c", "seats": 3})
+    assert table.merge() is not None
+    deal(table, puts(b=4), 3, 5)
+    table.writer().put({"tailnum": "d", "seats": 5})
+    repaired = MemoryStore("repaired")
+    outcome = repair(table.store, repaired, clock=table.clock, ids=SeededIds(9))
+    assert outcome.check is not None
+    assert outcome.check.exit_code == 0
+    after = _as(repaired, 10)
+    assert seats(after) == seats(table) == {"a": 2, "b": 4, "c": 3, "d": 5}
+    assert marks(after) == {WRITER: 5}
+    while after.merge() is not None:
+        pass
+    deal(after, puts(d=6), 5, 6)
+    assert seats(after) == {"a": 2, "b": 4, "c": 3, "d": 6}
+
+
+def test_damaged_records_of_a_dealt_generation_are_a_finding() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    deal(table, puts(a=1), 0, 1)
+    assert check(table.store, clock=table.clock, deep=False).exit_code == 0
+    found, path = _first(table)
+    key = keys.generation_file_key(found.region, path, "records.arrow")
+    table.store.put(key, b"damaged", Overwrite())
+    report = check(table.store, clock=table.clock, deep=False)
+    assert [(each.kind, each.key) for each in report.findings if each.kind is Kind.GENERATION_DAMAGED] == [
+        (Kind.GENERATION_DAMAGED, key)
+    ]
+
+
+def _first(table: KeyedTable) -> tuple[generation.Generation, str]:
+    manifest = read_latest(table.store, region_of(table.snapshot.table_id))
+    assert manifest is not None
+    flushed: FlushedGeneration = manifest.flushed_generations[0]
+    return generation.read(table.store, manifest.region_id, flushed), flushed.path
+
+
+def _as(store: ObjectStore, seed: int) -> KeyedTable:
+    return KeyedTable(store, ids=SeededIds(seed))
