@@ -7,7 +7,7 @@ never answers. Any read error ends the load: a version file that cannot be read 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -208,12 +208,20 @@ def _from_listing(store: ObjectStore, at: int | None, search: MetadataSearch, *,
         return found
     listing = list_log(store)
     found = _from_checkpoint_of(store, listing.until(at, below), load, at)
+    if at is not None and below is None and (found is None or found.version < at):
+        found = next(_of_forms(store, at, load), found)  # a listing that misses its checkpoint proves nothing
     if found is None:
         raise _nothing_to_start_from(store, listing, at)
     expected = listing.newest if at is None else min(at, listing.newest)
     if found.version < expected:
         raise _unreachable(store, listing, found, expected)
     return found
+
+
+def _of_forms(store: ObjectStore, version: int, load: Callable[[Checkpointed], Snapshot | None]) -> Iterator[Snapshot]:
+    """Yield the checkpoints of exactly this version that load, asked for by key. One HEAD per form, and its GETs."""
+    there = (each for each in Checkpointed.forms(version) if exists(store, each.key))
+    yield from (loaded for each in there if (loaded := load(each)) is not None)
 
 
 def _from_checkpoint_of(
