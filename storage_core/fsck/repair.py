@@ -73,6 +73,10 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     return replace(outcome, check=fsck(target, clock=clock, deep=True))
 
 
+def _named(lost: range) -> str:
+    return "the version does" if len(lost) == 1 else f"this version and those up to {lost[-1]} do"
+
+
 def _require_apart(source: ObjectStore, target: ObjectStore) -> None:
     ours, theirs = source.uri + "/", target.uri + "/"
     if ours.startswith(theirs) or theirs.startswith(ours):
@@ -166,8 +170,8 @@ class _Repair:
             Lost(key=add.path, reason="a merge whose version is lost has replaced it") for add in found.overtaken
         ]
         self.transfer.lost += [
-            Lost(key=version_key(version), reason="the version does not open in the repaired table")
-            for version in found.lost_versions
+            Lost(key=version_key(lost[0]), reason=f"{_named(lost)} not open in the repaired table")
+            for lost in found.lost_versions
         ]
 
     def _splits_of(self, checkpoints: list[Checkpointed]) -> Iterator[Add]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.formats.keys import KeyKind, version_key
+from storage_core.formats.keys import KeyKind
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.report import DAMAGE, Finding, Kind
+from storage_core.fsck.report import DAMAGE
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.split.lineage import read_origin
@@ -40,12 +40,9 @@ def newest_witness(store: ObjectStore, inventory: Inventory, named: Collection[s
     return found
 
 
-def lost_versions(newest: int, witness: Witness | None) -> Iterator[Finding]:
-    """Yield the versions behind the newest known one that a split was planned on or after."""
-    if witness is not None:
-        for version in range(newest + 1, witness.version + 1):
-            expected = f"a version, as {witness.path} was planned on version {witness.version}"
-            yield Finding(kind=Kind.VERSION_MISSING, key=version_key(version), expected=expected, found="nothing")
+def lost_versions(newest: int, witness: Witness | None) -> range:
+    """Return the versions behind the newest known one that a split was planned on or after."""
+    return range(newest + 1, newest + 1 if witness is None else max(newest, witness.version) + 1)
 
 
 def _planned_version(store: ObjectStore, path: str, size: int) -> int | None:
@@ -56,4 +53,5 @@ def _planned_version(store: ObjectStore, path: str, size: int) -> int | None:
         origin = read_origin(metadata, path)
     except (*DAMAGE, pa.ArrowException, OSError, UnicodeDecodeError):
         return None
-    return None if origin is None else origin.planned_version
+    # More than the log can count to is no version, whatever the file says.
+    return None if origin is None or not 0 <= origin.planned_version < 2**63 else origin.planned_version
