@@ -72,8 +72,10 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     for each in found:
         checkpoints.check(each)
     named = walk.named | ({*head.splits} if head is not None else set())
-    witness = newest_witness(store, inventory, named) if ours and newest >= 0 else None
-    lost = lost_versions(newest, witness)
+    metadata = walk.metadata if head is None else head.metadata
+    witness = newest_witness(store, inventory, named, metadata) if ours and newest >= 0 else None
+    # The head was opened after the listing: what a running writer committed meanwhile is not lost.
+    lost = lost_versions(newest if head is None else max(newest, head.version), witness)
     findings = [*walk.findings, *_planned_on(lost, witness), *_manifests(store, inventory)]
     findings += [*checkpoints.findings, *_hint(hinted, inventory, found)]
     if not ours:

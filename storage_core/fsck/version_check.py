@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from storage_core.formats.keys import version_key
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
-from storage_core.log.actions import Action, Add, Protocol, Remove
+from storage_core.log.actions import Action, Add, Metadata, Protocol, Remove
 from storage_core.log.codec import commit_info, decode_version, require_number
 from storage_core.log.snapshot import commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
@@ -45,6 +45,7 @@ class VersionWalk:
     store: ObjectStore
     findings: list[Finding] = field(default_factory=list)
     protocol: Protocol | None = None
+    metadata: Metadata | None = None
     named: set[str] = field(default_factory=set)
     missing: list[range] = field(default_factory=list)
     _in_place: dict[int, ReadVersion] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class VersionWalk:
             return
         self._in_place[version] = self._read_version(version, actions)
         self._newest = max(self._newest, self._in_place[version].timestamp)
+        self.metadata = next((each for each in reversed(actions) if isinstance(each, Metadata)), self.metadata)
         self.protocol = next((each for each in actions if isinstance(each, Protocol)), self.protocol)
         self._check_commit(version)
         self._check_paths(key, actions)

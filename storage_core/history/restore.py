@@ -19,6 +19,7 @@ from storage_core.log.commit import CommitResult
 from storage_core.log.deletion_vector import DeletionVector, inline
 from storage_core.log.file_columns import adds_of
 from storage_core.log.log import TransactionLog
+from storage_core.log.renumbered import renumbered_up_to, with_renumbered
 from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
@@ -152,8 +153,9 @@ def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
 
 
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
-    """The older metadata, with every registered schema of now: the registry only grows."""
-    configuration = with_registry(target.metadata.configuration, registry(head.metadata.configuration))
+    """The older metadata, with every registered schema of now, and what a repair recorded: those only grow."""
+    now = head.metadata.configuration
+    configuration = with_registry(with_renumbered(target.metadata.configuration, renumbered_up_to(now)), registry(now))
     wanted = replace(target.metadata, configuration=configuration)
     return None if wanted == head.metadata else wanted
 
