@@ -182,10 +182,17 @@ def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> S
 
 
 def recovery(store: ObjectStore, version: int) -> Recover:
-    """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state."""
+    """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state.
+
+    A JSON checkpoint of the same version first: older ones lead there only while every version file behind them exists.
+    """
 
     def recover(error: Exception) -> pa.Table:
         _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
+        try:
+            return load_json_checkpoint(store, version).splits.table()
+        except (NotFound, Corrupt) as other:
+            _logger.info("no JSON checkpoint of version %d of %s to read instead: %s", version, store.uri, other)
         try:
             return _from_listing(store, version, MetadataSearch(store), below=version).splits.table()
         except (NotFound, Corrupt):
