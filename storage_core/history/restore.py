@@ -88,7 +88,8 @@ def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = No
 
     Planned on a head and committed right after it or not at all: when another commit lands in between it is planned
     again, at most 10 times. Idempotent: a head that has the content already is left alone, and a call repeated with its
-    `commit_id` finds its own commit.
+    `commit_id` finds its own commit. Safe beside a collector whose horizon is longer than the call takes; one that
+    notes and deletes within the call takes what it brings back, and `fsck` names that.
 
     Raises `SnapshotExpired` when splits of `target` are gone, or about to go, naming them; `CommitConflict` when other
     writers were faster every time; both with nothing written. `CommitUnknown`: call again. Requests: the head, one GET
