@@ -245,9 +245,10 @@ def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wante
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:
         return _gap(store, found.version + 1, wanted)
+    oldest = min((each.version for each in listing.checkpoints), default=found.version)
     return NotFound(
-        f"{store.uri}: version {wanted} is no longer retained; there are {found.version} and later ones up to "
-        f"{listing.newest}",
+        f"{store.uri}: version {wanted} is no longer retained; the oldest state is that of version {oldest}, the "
+        f"newest that of {listing.newest}",
         newest=listing.newest,
     )
 
@@ -256,7 +257,8 @@ def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | No
     if listing.newest < 0:
         return NotFound(f"{store.uri}: there is no table here", uri=store.uri)
     if at is not None and at < listing.newest:
-        openable = min([each.version for each in listing.checkpoints] or listing.versions)
+        later = (each.version for each in listing.checkpoints if each.version > at)
+        openable = min(later, default=listing.newest)
         return NotFound(f"{store.uri}: version {at} is no longer retained; the oldest is {openable}", oldest=openable)
     return Corrupt(
         f"{store.uri}: the log has versions up to {listing.newest}, but neither version 0 nor an intact state "
