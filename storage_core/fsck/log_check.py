@@ -13,8 +13,8 @@ from storage_core.formats.avro_state import content_id
 from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key, parse
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
-from storage_core.fsck.version_check import ReadVersion, VersionWalk
-from storage_core.fsck.witness import lost_versions, newest_witness
+from storage_core.fsck.version_check import ReadVersion, VersionWalk, missing_versions
+from storage_core.fsck.witness import Witness, lost_versions, newest_witness
 from storage_core.log.actions import is_ours
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.files import LiveFiles
@@ -33,13 +33,15 @@ _OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FO
 class LogCheck:
     """What is wrong with the log, and what of it is sound: version files, checkpoints, the head.
 
-    `in_time` are all commits that read, in their order, also those whose files lie in another's place. `newest` is the
-    highest version that any key, the hint or a split speaks of, -1 without one. `is_ours` tells that the log keeps all
-    rules of Tidemark's, rather than those of its format only.
+    `missing` are the versions that have no file and should, as ranges, for a stray number may be anything.
+    `in_time` are all commits that read, in their order, also those whose files lie in another's place. `newest` is
+    the highest version that any key, the hint or a split speaks of, -1 without one. `is_ours` tells that the log
+    keeps all rules of Tidemark's, rather than those of its format only.
     """
 
     findings: tuple[Finding, ...]
     versions: frozenset[int]
+    missing: tuple[range, ...]
     in_time: tuple[ReadVersion, ...]
     checkpoints: frozenset[Checkpointed]
     head: Snapshot | None
@@ -70,20 +72,29 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
     for each in found:
         checkpoints.check(each)
     named = walk.named | ({*head.splits} if head is not None else set())
-    witness = newest_witness(store, inventory, named) if ours and newest >= 0 else None
-    findings = [*walk.findings, *lost_versions(newest, witness), *_manifests(store, inventory)]
+    metadata = walk.metadata if head is None else head.metadata
+    witness = newest_witness(store, inventory, named, metadata) if ours and newest >= 0 else None
+    # The head was opened after the listing: what a running writer committed meanwhile is not lost.
+    lost = lost_versions(newest if head is None else max(newest, head.version), witness)
+    findings = [*walk.findings, *_planned_on(lost, witness), *_manifests(store, inventory)]
     findings += [*checkpoints.findings, *_hint(hinted, inventory, found)]
     if not ours:
         findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
     return LogCheck(
         findings=(*findings, *unreadable),
         versions=frozenset(walk.sound),
+        missing=(*walk.missing, lost) if lost else tuple(walk.missing),
         in_time=tuple(walk.in_time()),
         checkpoints=frozenset(checkpoints.sound),
         head=head,
         newest=newest if witness is None else max(newest, witness.version),
         is_ours=ours,
     )
+
+
+def _planned_on(lost: range, witness: Witness | None) -> Iterator[Finding]:
+    if witness is not None and lost:
+        yield missing_versions(lost, f"a version, as {witness.path} was planned on version {witness.version}")
 
 
 def checkpoints_in(inventory: Inventory) -> list[Checkpointed]:
@@ -160,8 +171,9 @@ class _Checkpoints:
 
     def _against_versions(self, version: int, found: Snapshot) -> list[str]:
         before = self.sound[-1:]
-        behind = set(range(before[0].version + 1 if before else 0, version + 1))
-        if not behind <= set(self.versions):
+        first = before[0].version + 1 if before else 0
+        behind = {each for each in self.versions if first <= each <= version}
+        if len(behind) != version + 1 - first:
             return []
         view = part_of_log(self.store, versions=behind, checkpoints=before)
         try:

@@ -25,14 +25,16 @@ from storage_core.fsck.region_salvage import BaseTable, RegionSalvage, read_regi
 from storage_core.fsck.report import DAMAGE, Kind, Severity
 from storage_core.fsck.salvage import Salvage, salvage
 from storage_core.fsck.transfer import Transfer
+from storage_core.fsck.witness import newest_planned
 from storage_core.gc.boundary import advance_boundary
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
-from storage_core.log.actions import Action, Add, MergedGenerations, Remove, RemoveIndexSegment
+from storage_core.log.actions import Action, Add, MergedGenerations, Metadata, Remove, RemoveIndexSegment
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.progress import Progress
+from storage_core.log.renumbered import with_renumbered
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
@@ -73,6 +75,10 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     return replace(outcome, check=fsck(target, clock=clock, deep=True))
 
 
+def _named(lost: range) -> str:
+    return "the version does" if len(lost) == 1 else f"this version and those up to {lost[-1]} do"
+
+
 def _require_apart(source: ObjectStore, target: ObjectStore) -> None:
     ours, theirs = source.uri + "/", target.uri + "/"
     if ours.startswith(theirs) or theirs.startswith(ours):
@@ -105,6 +111,7 @@ class _Repair:
         tags = self._tags()
         tagged = self._tagged(tags, found, check.checkpoints)
         base = self._base(found, tagged)
+        found = replace(found, metadata=self._renumbered(found, check.newest))
         records = self._regions(found, regions)
         for parsed in self.inventory.of(KeyKind.QUARANTINE):
             self.transfer.copy_if(parsed.key, partial(read_entry, self.source, parsed.key))
@@ -179,9 +186,21 @@ class _Repair:
             for region, splits in sorted(found.doubtful.items())
         ]
         self.transfer.lost += [
-            Lost(key=version_key(version), reason="the version does not open in the repaired table")
-            for version in found.lost_versions
+            Lost(key=version_key(lost[0]), reason=f"{_named(lost)} not open in the repaired table")
+            for lost in found.lost_versions
         ]
+
+    def _renumbered(self, found: Salvage, newest: int) -> Metadata:
+        """The metadata, recording the newest version that a split brought over names and the new log may lack."""
+        last = (0 if found.kept is None else found.kept.snapshot.version) + 1
+        if newest <= last:
+            return found.metadata
+        here = [path for path in self.transfer.placed if path in self.inventory.objects]
+        planned = newest_planned(self.source, self.inventory, here, found.metadata.id)
+        if planned is None or planned.version <= last:
+            return found.metadata
+        configuration = with_renumbered(found.metadata.configuration, planned.version)
+        return replace(found.metadata, configuration=configuration)
 
     def _splits_of(self, checkpoints: list[Checkpointed]) -> Iterator[Add]:
         for each in checkpoints:

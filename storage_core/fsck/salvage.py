@@ -7,12 +7,13 @@ by action, and where that says nothing the splits speak for themselves (`lineage
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats.keys import KeyKind, gc_candidates_key, parse, version_key
+from storage_core.formats.keys import KeyKind, gc_candidates_key, version_key
 from storage_core.fsck.found_split import FoundSplit, read_found
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.known_log import Kept, KnownLog, Rewrite
@@ -53,7 +54,7 @@ class Salvage:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     overtaken: tuple[Add, ...] = ()
     doubtful: Mapping[str, int] = field(default_factory=dict)
-    lost_versions: tuple[int, ...] = ()
+    lost_versions: tuple[range, ...] = ()
     named_segments: dict[str, IndexSegment] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
 
@@ -150,7 +151,7 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice) -> DatedS
     return DatedSplit(add=add, order=order, progress=progress, certain=True)
 
 
-def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[int, ...]) -> Salvage:
+def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[range, ...]) -> Salvage:
     return Salvage(
         kept=kept,
         metadata=known.metadata or Metadata(id="", schemaString=""),
@@ -211,16 +212,22 @@ def _reach(base: int, versions: frozenset[int]) -> int:
     return base
 
 
-def _lost_versions(inventory: Inventory, check: LogCheck, kept: Kept | None) -> tuple[int, ...]:
-    """The versions that existed as far as anybody knows, and that cannot be opened any more."""
-    bad = (Kind.VERSION_DAMAGED, Kind.VERSION_MISSING, Kind.TIME_GOES_BACK)
-    wrong = [parse(each.key) for each in check.findings if each.kind in bad]
-    known = {each.version for each in wrong if each is not None and each.version is not None}
-    known |= {*inventory.versions(KeyKind.VERSION), *(each.version for each in checkpoints_in(inventory))}
-    known -= {each.version for each in check.checkpoints}
-    if kept is not None:
-        known -= set(range(kept.first, kept.snapshot.version + 1))
-    return tuple(sorted(known))
+def _lost_versions(inventory: Inventory, check: LogCheck, kept: Kept | None) -> tuple[range, ...]:
+    """The versions that existed as far as anybody knows, and that cannot be opened any more.
+
+    Those that left something one by one, the others as they are missing: a stray number may be anything.
+    """
+    shown = {*inventory.versions(KeyKind.VERSION), *(each.version for each in checkpoints_in(inventory))}
+    opens = range(0) if kept is None else range(kept.first, kept.snapshot.version + 1)
+    sound = {each.version for each in check.checkpoints}
+    one_by_one = [range(each, each + 1) for each in shown - sound if each not in opens]
+    gaps = [each for gap in check.missing for each in _without(gap, shown) if each[0] not in opens]
+    return tuple(sorted([*one_by_one, *gaps], key=lambda each: each[0]))
+
+
+def _without(gap: range, shown: Iterable[int]) -> Iterator[range]:
+    bounds = [gap[0] - 1, *sorted(each for each in shown if each in gap), gap.stop]
+    yield from (range(low + 1, high) for low, high in pairwise(bounds) if low + 1 < high)
 
 
 def _found(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from storage_core.errors import CommitConflict
-from storage_core.formats.keys import KeyKind
+from storage_core.formats.keys import KeyKind, parse
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.outcome import Lost, Recovered
 from storage_core.fsck.report import DAMAGE
@@ -52,6 +52,12 @@ class Transfer:
         except DAMAGE:
             return False
         return True
+
+    @property
+    def placed(self) -> list[str]:
+        """The splits that were brought over, in order."""
+        parsed = {key: parse(key) for key, done in self._done.items() if done}
+        return sorted(key for key, each in parsed.items() if each is not None and each.kind is KeyKind.SPLIT)
 
     def copy(self, key: str) -> None:
         """Bring over an object that is known to be sound. Raises `NotFound`."""

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from storage_core.formats.keys import version_key
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
-from storage_core.log.actions import Action, Add, Protocol, Remove
+from storage_core.log.actions import Action, Add, Metadata, Protocol, Remove
 from storage_core.log.codec import commit_info, decode_version, require_number
 from storage_core.log.snapshot import commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
@@ -28,17 +29,25 @@ class ReadVersion:
     commit_id: str | None
 
 
+def missing_versions(gap: range, expected: str) -> Finding:
+    """Return the one finding for versions that follow each other and are all missing; its key is that of the first."""
+    found = "nothing" if len(gap) == 1 else f"nothing up to version {gap[-1]}"
+    return Finding(kind=Kind.VERSION_MISSING, key=version_key(gap[0]), expected=expected, found=found)
+
+
 @dataclass(slots=True)
 class VersionWalk:
     """The version files in order. `sound` lie in their own places; the others that read are evidence at most.
 
-    `named` are the splits that any of them adds or removes.
+    `named` are the splits that any of them adds or removes, `missing` the gaps between them, once those are noted.
     """
 
     store: ObjectStore
     findings: list[Finding] = field(default_factory=list)
     protocol: Protocol | None = None
+    metadata: Metadata | None = None
     named: set[str] = field(default_factory=set)
+    missing: list[range] = field(default_factory=list)
     _in_place: dict[int, ReadVersion] = field(default_factory=dict)
     _strays: list[ReadVersion] = field(default_factory=list)
     _seen: list[int] = field(default_factory=list)
@@ -68,6 +77,7 @@ class VersionWalk:
             return
         self._in_place[version] = self._read_version(version, actions)
         self._newest = max(self._newest, self._in_place[version].timestamp)
+        self.metadata = next((each for each in reversed(actions) if isinstance(each, Metadata)), self.metadata)
         self.protocol = next((each for each in actions if isinstance(each, Protocol)), self.protocol)
         self._check_commit(version)
         self._check_paths(key, actions)
@@ -83,14 +93,17 @@ class VersionWalk:
             self._add(Kind.TIME_GOES_BACK, version_key(version), wanted, f"a commit of {stray.timestamp} ms")
 
     def note_gaps(self, checkpoints: list[int]) -> None:
-        """Numbers have no gap from the oldest file on; what is below it must be in a checkpoint."""
+        """Numbers have no gap from the oldest file on; what is below it must be in a checkpoint.
+
+        One finding per gap, however wide: the number of a stray file may be anything.
+        """
         newest = max([*self._seen, *checkpoints], default=-1)
         oldest = min(self._seen, default=newest + 1)
-        missing = set(range(oldest, newest + 1)) - set(self._seen)
+        bounds = [*sorted(self._seen), newest + 1] if self._seen else []
+        self.missing += [range(low + 1, high) for low, high in pairwise(bounds) if low + 1 < high]
         if oldest > 0 and not any(version >= oldest - 1 for version in checkpoints):
-            missing.add(oldest - 1)
-        for version in sorted(missing):
-            self._add(Kind.VERSION_MISSING, version_key(version), f"versions {oldest} to {newest}", "nothing")
+            self.missing.insert(0, range(oldest - 1, oldest))
+        self.findings += [missing_versions(gap, f"versions {oldest} to {newest}") for gap in self.missing]
 
     def in_time(self) -> Iterator[ReadVersion]:
         """Yield every commit that reads, once, in order: of copies of a file the one in its own place."""

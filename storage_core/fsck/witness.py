@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.formats.keys import KeyKind, version_key
+from storage_core.formats.keys import KeyKind
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.report import DAMAGE, Finding, Kind
+from storage_core.fsck.report import DAMAGE
+from storage_core.log.actions import Metadata
+from storage_core.log.renumbered import renumbered_up_to
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.split.lineage import read_origin
+from storage_core.split.lineage import Origin, read_origin
 from storage_core.split.metadata import require_sealed
 
 
@@ -25,35 +27,48 @@ class Witness:
     path: str
 
 
-def newest_witness(store: ObjectStore, inventory: Inventory, named: Collection[str]) -> Witness | None:
+def newest_witness(
+    store: ObjectStore, inventory: Inventory, named: Collection[str], metadata: Metadata | None
+) -> Witness | None:
     """Return what the splits that nothing in the log names say of the log; None where they say nothing.
 
-    A few ranged GETs of each one's footer. One that cannot be read says nothing.
+    One of another table than `metadata` says nothing, nor does one that was planned before a repair numbered the
+    versions anew, or that cannot be read. A few ranged GETs of each one's footer.
+    """
+    table_id, after = (None, -1) if metadata is None else (metadata.id, renumbered_up_to(metadata.configuration))
+    unnamed = [parsed.key for parsed in inventory.of(KeyKind.SPLIT) if parsed.key not in named]
+    found = newest_planned(store, inventory, unnamed, table_id)
+    return None if found is None or found.version <= after else found
+
+
+def newest_planned(
+    store: ObjectStore, inventory: Inventory, paths: Iterable[str], table_id: str | None
+) -> Witness | None:
+    """Return which of the splits of a table, or of any, was planned on the newest version; None where none says.
+
+    A few ranged GETs of each one's footer.
     """
     found: Witness | None = None
-    for parsed in inventory.of(KeyKind.SPLIT):
-        if parsed.key in named:
+    for path in paths:
+        origin = _origin(store, path, inventory.objects[path].size)
+        # More than the log can count to is no version, whatever the file says.
+        if origin is None or table_id not in (None, origin.table_id) or not 0 <= origin.planned_version < 2**63:
             continue
-        planned = _planned_version(store, parsed.key, inventory.objects[parsed.key].size)
-        if planned is not None and (found is None or planned > found.version):
-            found = Witness(planned, parsed.key)
+        if found is None or origin.planned_version > found.version:
+            found = Witness(origin.planned_version, path)
     return found
 
 
-def lost_versions(newest: int, witness: Witness | None) -> Iterator[Finding]:
-    """Yield the versions behind the newest known one that a split was planned on or after."""
-    if witness is not None:
-        for version in range(newest + 1, witness.version + 1):
-            expected = f"a version, as {witness.path} was planned on version {witness.version}"
-            yield Finding(kind=Kind.VERSION_MISSING, key=version_key(version), expected=expected, found="nothing")
+def lost_versions(newest: int, witness: Witness | None) -> range:
+    """Return the versions behind the newest known one that a split was planned on or after."""
+    return range(newest + 1, newest + 1 if witness is None else max(newest, witness.version) + 1)
 
 
-def _planned_version(store: ObjectStore, path: str, size: int) -> int | None:
+def _origin(store: ObjectStore, path: str, size: int) -> Origin | None:
     try:
         raw = pq.read_metadata(ObjectFile(store, path, size)).metadata or {}
         metadata = {key.decode(): value.decode() for key, value in raw.items()}
         require_sealed(metadata, path)
-        origin = read_origin(metadata, path)
+        return read_origin(metadata, path)
     except (*DAMAGE, pa.ArrowException, OSError, UnicodeDecodeError):
         return None
-    return None if origin is None else origin.planned_version

@@ -14,10 +14,12 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.keys import version_key
 from storage_core.gc.named_keys import named_keys, removed_keys
 from storage_core.log.actions import Action
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.log import TransactionLog
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.tags import Tag, read_tags
+from storage_core.objectstore.reading import exists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +34,16 @@ class Removal:
 class Retained:
     """The retained versions `base` to `head`, every key that one of them names, and every removal that is recorded.
 
-    `tagged` are the versions that tags retain, also below the base; their keys are among `keys`. `expired` tells that
-    there are tags which retain nothing any more. `removals` holds the last removal of each key, also by versions below
-    the base whose files still exist.
+    `tagged` are the versions that tags retain, also below the base; their keys are among `keys`. `checkpoints` are
+    those of the base, the head and the tagged versions, in every form that exists. `expired` tells that there are tags
+    which retain nothing any more. `removals` holds the last removal of each key, also by versions below the base whose
+    files still exist.
     """
 
     head: Snapshot
     base: Snapshot
     tagged: frozenset[int]
+    checkpoints: tuple[Checkpointed, ...]
     expired: bool
     keys: frozenset[str]
     removals: Mapping[str, Removal]
@@ -67,8 +71,9 @@ class _Commit:
 def retained(log: TransactionLog, *, now_ms: int) -> Retained:
     """Return what the table retains at `now_ms`. One GET per version file that exists and one for the tags.
 
-    Opens three snapshots, and one for each version below the base that has a tag which is live at `now_ms`.
-    Raises whatever a read raises: what cannot be read may name anything, so nothing may be collected (lesson 41).
+    Opens three snapshots, and one for each version below the base that has a tag which is live at `now_ms`. A HEAD per
+    form that a checkpoint of the base, the head or a tagged version can have: a listing may miss those. Raises whatever
+    a read raises: what cannot be read may name anything, so nothing may be collected (lesson 41).
     """
     head = log.snapshot()
     commits = _existing_commits(log, head.version)
@@ -83,6 +88,7 @@ def retained(log: TransactionLog, *, now_ms: int) -> Retained:
         head=head,
         base=base,
         tagged=frozenset(tag.version for tag in live),
+        checkpoints=_checkpoints(log, base, head, live),
         expired=len(live) < len(tags.by_name),
         keys=snapshot_keys(head).union(*map(snapshot_keys, (base, *older)), *(each.named for each in later)),
         # Newest last, so that it counts: what was restored and removed again is unneeded since then only.
@@ -113,6 +119,24 @@ def _tagged(log: TransactionLog, tag: Tag) -> Snapshot:
             "until the tag is removed or its version opens again",
             tag=tag.name,
         ) from error
+
+
+def _checkpoints(log: TransactionLog, base: Snapshot, head: Snapshot, live: Iterable[Tag]) -> tuple[Checkpointed, ...]:
+    behind = {each.version for each in (base.checkpoint, head.checkpoint) if each is not None}
+    found = {version: _forms(log, version) for version in sorted(behind | {base.version, head.version})}
+    for tag in live:
+        forms = found[tag.version] = found.get(tag.version) or _forms(log, tag.version)
+        if not forms and tag.version < base.version:
+            raise Corrupt(
+                f"the tag {tag.name!r} keeps version {tag.version}, of which there is no checkpoint; nothing is "
+                "collected until the tag is removed or set again",
+                tag=tag.name,
+            )
+    return tuple(each for forms in found.values() for each in forms)
+
+
+def _forms(log: TransactionLog, version: int) -> tuple[Checkpointed, ...]:
+    return tuple(each for each in Checkpointed.forms(version) if exists(log.store, each.key))
 
 
 def _named(actions: Iterable[Action]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 Roots come from the log and from region manifests, never from a listing: a listing that misses a page can hide garbage,
 not make any (lesson 49). The only listed roots are checkpoints, which are derived; those that matter, of the base, the
-head and tagged versions, are named by the log and the tags.
+head and tagged versions, are asked for by key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from storage_core.formats.keys import ParsedKey
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.log import TransactionLog
 from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
@@ -42,8 +42,7 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
     Requests: see `retained` and `region_roots`, and one GET per checkpoint. Any read error is raised and ends a sweep.
     """
     kept = retained(log, now_ms=now_ms)
-    # By root key: what lists a JSON checkpoint cannot tell whether it is in parts.
-    checkpoints = {each.key: each for each in (kept.base.checkpoint, kept.head.checkpoint) if each is not None}
+    checkpoints = {each.key: each for each in kept.checkpoints}
     region_ids = set(kept.head.merged_generations)
     for parsed in listed:
         if (checkpointed := Checkpointed.at(parsed)) is not None:
@@ -51,9 +50,7 @@ def roots(store: ObjectStore, log: TransactionLog, listed: Iterable[ParsedKey], 
         elif parsed.region is not None:
             region_ids.add(parsed.region)
     newest = sorted(each.version for each in checkpoints.values())[-STATES_KEPT:]
-    known = {each.version for each in checkpoints.values()}
-    unlisted = {version for version in kept.tagged - known if version < kept.base.version}
-    every = [*checkpoints.values(), *(Checkpointed(version, CheckpointKind.AVRO_STATE) for version in unlisted)]
+    every = checkpoints.values()
     regions = {region: region_roots(store, region, kept) for region in sorted(region_ids)}
     return Roots(
         retained=kept,

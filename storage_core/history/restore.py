@@ -17,6 +17,7 @@ from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata,
 from storage_core.log.commit import CommitResult
 from storage_core.log.deletion_vector import DeletionVector, inline
 from storage_core.log.log import TransactionLog
+from storage_core.log.renumbered import renumbered_up_to, with_renumbered
 from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
@@ -85,7 +86,8 @@ def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = No
 
     Planned on a head and committed right after it or not at all: when another commit lands in between it is planned
     again, at most 10 times. Idempotent: a head that has the content already is left alone, and a call repeated with its
-    `commit_id` finds its own commit.
+    `commit_id` finds its own commit. Safe beside a collector whose horizon is longer than the call takes; one that
+    notes and deletes within the call takes what it brings back, and `fsck` names that.
 
     Raises `SnapshotExpired` when splits of `target` are gone, or about to go, naming them; `CommitConflict` when other
     writers were faster every time; both with nothing written. `CommitUnknown`: call again. Requests: the head, one GET
@@ -148,8 +150,9 @@ def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
 
 
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
-    """The older metadata, with every registered schema of now: the registry only grows."""
-    configuration = with_registry(target.metadata.configuration, registry(head.metadata.configuration))
+    """The older metadata, with every registered schema of now, and what a repair recorded: those only grow."""
+    now = head.metadata.configuration
+    configuration = with_registry(with_renumbered(target.metadata.configuration, renumbered_up_to(now)), registry(now))
     # Regions are where writers are, not what the table holds: those of an older spec are sealed for good.
     configuration = {name: value for name, value in configuration.items() if name != REGIONS_KEY}
     if REGIONS_KEY in head.metadata.configuration:

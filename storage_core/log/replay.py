@@ -7,7 +7,7 @@ never answers. Any read error ends the load: a version file that cannot be read 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -182,10 +182,17 @@ def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> S
 
 
 def recovery(store: ObjectStore, version: int) -> Recover:
-    """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state."""
+    """Return what lists the splits of `version` when a manifest of its state cannot be read: without that state.
+
+    A JSON checkpoint of the same version first: older ones lead there only while every version file behind them exists.
+    """
 
     def recover(error: Exception) -> pa.Table:
         _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
+        try:
+            return load_json_checkpoint(store, version).splits.table()
+        except (NotFound, Corrupt) as other:
+            _logger.info("no JSON checkpoint of version %d of %s to read instead: %s", version, store.uri, other)
         try:
             return _from_listing(store, version, MetadataSearch(store), below=version).splits.table()
         except (NotFound, Corrupt):
@@ -208,12 +215,20 @@ def _from_listing(store: ObjectStore, at: int | None, search: MetadataSearch, *,
         return found
     listing = list_log(store)
     found = _from_checkpoint_of(store, listing.until(at, below), load, at)
+    if at is not None and below is None and (found is None or found.version < at):
+        found = next(_of_forms(store, at, load), found)  # a listing that misses its checkpoint proves nothing
     if found is None:
         raise _nothing_to_start_from(store, listing, at)
     expected = listing.newest if at is None else min(at, listing.newest)
     if found.version < expected:
         raise _unreachable(store, listing, found, expected)
     return found
+
+
+def _of_forms(store: ObjectStore, version: int, load: Callable[[Checkpointed], Snapshot | None]) -> Iterator[Snapshot]:
+    """Yield the checkpoints of exactly this version that load, asked for by key. One HEAD per form, and its GETs."""
+    there = (each for each in Checkpointed.forms(version) if exists(store, each.key))
+    yield from (loaded for each in there if (loaded := load(each)) is not None)
 
 
 def _from_checkpoint_of(
@@ -230,9 +245,10 @@ def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wante
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:
         return _gap(store, found.version + 1, wanted)
+    oldest = min((each.version for each in listing.checkpoints), default=found.version)
     return NotFound(
-        f"{store.uri}: version {wanted} is no longer retained; there are {found.version} and later ones up to "
-        f"{listing.newest}",
+        f"{store.uri}: version {wanted} is no longer retained; the oldest state is that of version {oldest}, the "
+        f"newest that of {listing.newest}",
         newest=listing.newest,
     )
 
@@ -241,7 +257,8 @@ def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | No
     if listing.newest < 0:
         return NotFound(f"{store.uri}: there is no table here", uri=store.uri)
     if at is not None and at < listing.newest:
-        openable = min([each.version for each in listing.checkpoints] or listing.versions)
+        later = (each.version for each in listing.checkpoints if each.version > at)
+        openable = min(later, default=listing.newest)
         return NotFound(f"{store.uri}: version {at} is no longer retained; the oldest is {openable}", oldest=openable)
     return Corrupt(
         f"{store.uri}: the log has versions up to {listing.newest}, but neither version 0 nor an intact state "

@@ -14,14 +14,17 @@ from storage_core.compaction.planner import plan as plan_compaction
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
 from storage_core.formats.keys import KeyKind, parse, tags_key, version_key
 from storage_core.fsck.check import fsck
+from storage_core.fsck.inventory import take_inventory
+from storage_core.fsck.log_check import check_log
 from storage_core.fsck.outcome import Outcome
 from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.history.restore import restore
 from storage_core.log import deletion_vector
-from storage_core.log.actions import Add, CommitInfo, Metadata
+from storage_core.log.actions import Add, CommitInfo, Metadata, Remove, Txn
 from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
+from storage_core.log.renumbered import RENUMBERED_UP_TO
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
@@ -30,6 +33,7 @@ from storage_core.region import merge
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.read import read_split
 from storage_core.split.write import context_of, sort_and_write
+from storage_core.testkit.blind_listing import BlindListing
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
@@ -322,10 +326,80 @@ def test_newest_versions_that_are_lost_are_told_by_the_splits_that_were_planned_
     assert _counts(store) == [1, 2]
     report = fsck(store, clock=ManualClock())
     assert not report.clean
-    assert {each.key for each in report.findings} == {version_key(version) for version in (3, 4, 5)}
+    assert [(each.key, each.found) for each in report.findings] == [(version_key(3), "nothing up to version 5")]
     target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
     assert _counts(target) == [1, 2, 3, 4, 5, 6]
     assert len(outcome.unproven) == 4
+    assert [(each.key, each.reason) for each in outcome.lost] == [
+        (version_key(3), "this version and those up to 5 do not open in the repaired table")
+    ]
+
+
+def test_a_repaired_table_that_numbers_its_versions_anew_stays_sound_when_splits_leave_it(
+    windowed: tuple[MemoryStore, TransactionLog],
+) -> None:
+    store, log = windowed
+    for number in range(20):
+        log.commit(log.snapshot(), [Txn(appId="x", version=number)], operation="TXN")
+    _append(log, 1)
+    _append(log, 2)
+    _append(log, 3)
+    lose(store, KeyKind.STATE, KeyKind.LAST_CHECKPOINT)
+    store.delete([version_key(5)])
+    clock = ManualClock(step_ms=1)
+    target, outcome = repaired(EveryKind(store, clock, 0))
+    assert outcome.version < 20
+    head = _snapshot(target)
+    assert head.metadata.configuration[RENUMBERED_UP_TO] == "22"
+    moved = TransactionLog(target, clock=clock, ids=SeededIds(9))
+    path = max(head.splits)
+    moved.commit(head, [Remove(path=path, deletionTimestamp=1)], operation="DELETE")
+    for number in range(2):
+        moved.commit(moved.snapshot(), [Txn(appId="y", version=number)], operation="TXN")
+        moved.checkpoint(moved.snapshot())
+    target.delete([version_key(version) for version in range(moved.snapshot().version)])
+    assert not [each for each in fsck(target, clock=clock).findings if each.kind is Kind.VERSION_MISSING]
+    again, _ = repaired(EveryKind(copy_of(target, "damaged again", clock), clock, 0))
+    assert _snapshot(again).metadata.configuration[RENUMBERED_UP_TO] == "22"
+    restored = restore(moved, head).snapshot
+    assert restored.metadata.configuration[RENUMBERED_UP_TO] == "22"
+
+
+def test_a_split_of_another_table_says_nothing_of_this_one(windowed: tuple[MemoryStore, TransactionLog]) -> None:
+    store, log = windowed
+    _append(log, 1)
+    context = replace(context_of(log.snapshot()), planned_version=40, table_id="9" * 8 + TABLE_ID[8:])
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
+    sort_and_write(store, rows, context=context, ids=log.ids, now_ms=1)
+    assert fsck(store, clock=ManualClock()).clean
+
+
+def test_a_check_beside_a_running_writer_calls_nothing_lost(windowed: tuple[MemoryStore, TransactionLog]) -> None:
+    store, log = windowed
+    _append(log, 1)
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
+    _append(log, 2)
+    sort_and_write(store, rows, context=context_of(log.snapshot()), ids=log.ids, now_ms=1)
+    inventory = take_inventory(BlindListing(store, lambda key: key == version_key(2)))
+    found = check_log(store, inventory)
+    assert found.head is not None
+    assert (found.head.version, [each for each in found.findings if each.kind is Kind.VERSION_MISSING]) == (2, [])
+
+
+@pytest.mark.parametrize("planned", [10**15, 2**63, 10**30])
+def test_however_late_a_split_says_it_was_planned_the_check_and_the_repair_end(
+    windowed: tuple[MemoryStore, TransactionLog], planned: int
+) -> None:
+    store, log = windowed
+    _append(log, 1)
+    context = replace(context_of(log.snapshot()), planned_version=planned)
+    rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
+    sort_and_write(store, rows, context=context, ids=log.ids, now_ms=1)
+    store.put(version_key(10**18), b"", Overwrite())
+    missing = [each for each in fsck(store, clock=ManualClock()).findings if each.kind is Kind.VERSION_MISSING]
+    assert [(each.key, each.found) for each in missing] == [(version_key(2), f"nothing up to version {10**18 - 1}")]
+    _, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
+    assert [each.key for each in outcome.lost] == [version_key(2), version_key(10**18)]
 
 
 def test_while_the_log_reads_an_orphan_stays_outside(windowed: tuple[MemoryStore, TransactionLog]) -> None:

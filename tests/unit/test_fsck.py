@@ -82,6 +82,14 @@ def test_a_gap_in_the_versions_is_named(table: SampleTable) -> None:
     assert report.version == 4, "the state behind the gap opens"
 
 
+def test_a_gap_is_one_finding_however_wide(table: SampleTable) -> None:
+    table.store.put(version_key(10**18), b"", Overwrite())
+    missing = [each for each in check(table).findings if each.kind is Kind.VERSION_MISSING]
+    assert [(each.key, each.found) for each in missing] == [
+        (version_key(5), f"nothing up to version {10**18 - 1}"),
+    ]
+
+
 def test_versions_that_lead_nowhere_are_named(table: SampleTable) -> None:
     table.store.delete([version_key(0), state_key(4)])
     found = kinds(check(table))

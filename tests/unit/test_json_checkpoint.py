@@ -17,7 +17,7 @@ from storage_core.gc.collect import collect
 from storage_core.log import json_checkpoint
 from storage_core.log.actions import Action, Fence, MergedGenerations, Protocol, Txn
 from storage_core.log.codec import encode_line, encode_version
-from storage_core.log.json_checkpoint import part_keys
+from storage_core.log.json_checkpoint import part_keys, write_json_checkpoint
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
@@ -143,6 +143,29 @@ def test_old_json_checkpoints_and_their_parts_are_collected_and_the_newest_two_s
     assert {each.version for each in found if each.kind is KeyKind.JSON_CHECKPOINT} == {4, 5}
     assert {each.version for each in found if each.kind is KeyKind.JSON_CHECKPOINT_PART} == {4, 5}
     assert len(log.snapshot().splits) == 5
+
+
+@pytest.mark.parametrize("damage", [b"junk", None], ids=["damaged", "gone"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_damaged_manifest_hides_no_json_checkpoint_of_the_same_version(
+    damage: bytes | None, *, in_parts: bool
+) -> None:
+    store = MemoryStore("t")
+    log = log_on(store)
+    head = log.create(metadata(_brief("avro")))
+    for number in range(3):
+        head = log.commit(head, [split(f"n{number}")], operation="X").snapshot
+    head = log.checkpoint(head).snapshot
+    write_json_checkpoint(store, head, in_parts=in_parts)
+    (manifest,) = manifest_keys(read_state(store, head.version))
+    store.delete([*map(version_key, range(head.version + 1)), manifest])
+    if damage is not None:
+        store.put(manifest, damage, Overwrite())
+    for hinted in (True, False):
+        found = log_on(store).snapshot()
+        assert (found.version, set(found.splits)) == (head.version, set(head.splits))
+        if hinted:
+            store.delete([last_checkpoint_key()])
 
 
 def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_knows() -> None:

@@ -13,6 +13,7 @@ from storage_core.formats.keys import last_checkpoint_key, state_key, version_ke
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, Txn
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
 from storage_core.log.hint import read_hint
+from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
@@ -181,6 +182,16 @@ def test_what_cannot_be_opened_is_named_with_what_can(store: MemoryStore) -> Non
         log.snapshot(version=-1)
     with pytest.raises(InvalidInput, match="not both"):
         log.snapshot(version=1, timestamp_ms=1)
+
+
+def test_a_version_whose_own_state_is_damaged_is_not_called_the_oldest_that_is_there(store: MemoryStore) -> None:
+    log = log_on(store)
+    states = sorted(each.version for each in list_log(store).checkpoints)
+    damaged, later = states[0], states[1]
+    store.put(state_key(damaged), b"junk", Overwrite())
+    store.delete([version_key(version) for version in range(later + 1)])
+    with pytest.raises(NotFound, match=f"version {damaged} is no longer retained; the oldest is {later}$"):
+        log.snapshot(version=damaged)
 
 
 def test_versions_that_are_no_longer_retained_are_named(store: MemoryStore) -> None:

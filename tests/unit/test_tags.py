@@ -28,6 +28,7 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.as_of import snapshot_at
+from storage_core.testkit.blind_listing import BlindListing
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.log_tables import INDEX
@@ -411,3 +412,51 @@ def test_a_version_that_is_checkpointed_as_json_is_kept_as_well(clock: ManualClo
     assert keys.json_checkpoint_key(target.version) in table.objects()
     assert snapshot_at(table.log, "audit") == target
     assert files_of(target) <= table.objects()
+
+
+FORMS: tuple[CheckpointFormat, ...] = ("avro", "json", "json-multipart")
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["above the base", "below the base"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_listing_that_misses_the_checkpoint_of_a_tag_costs_the_tag_nothing(
+    clock: ManualClock, form: CheckpointFormat, *, below: bool
+) -> None:
+    retention_ms = RETENTION_MS if below else 4 * RETENTION_MS
+    config = TableConfig(
+        checkpoint_interval=0, version_retention_ms=retention_ms, gc_horizon_ms=HOUR_MS, checkpoint_format=form
+    )
+    table = SampleTable(MemoryStore("blind", clock=clock), clock, config)
+    old = table.append(2)
+    target = table.log.snapshot()
+    tag(table, "audit", target)
+    table.replace(old)
+    if below:
+        table.checkpoint()
+        clock.now += 2 * RETENTION_MS
+    for _ in range(2):
+        table.append()
+        table.log.checkpoint(table.log.snapshot(), compact=True)
+    roots = (keys.state_key(target.version), keys.json_checkpoint_key(target.version))
+    blind = BlindListing(table.store, lambda key: key in roots)
+    for store in (blind, table.store):
+        for _ in range(3):
+            clock.now += HOUR_MS + 1
+            run(table, store=store)
+        clock.now += 2 * retention_ms
+    run(table)
+    assert keys.version_key(target.version) not in table.objects()
+    assert snapshot_at(table.log, "audit") == target
+    assert files_of(target) <= table.objects()
+
+
+def test_a_tag_below_the_base_that_only_version_files_open_stops_the_collector(table: SampleTable) -> None:
+    target = table.superseded()
+    tag(table, "audit", target)
+    table.store.delete([keys.state_key(target.version)])
+    assert table.log.snapshot(version=target.version) == target
+    with pytest.raises(Corrupt, match="the tag 'audit' keeps version 1, of which there is no checkpoint"):
+        run(table, horizon_ms=0)
+    tag(table, "audit", target)
+    age_and_collect(table)
+    assert snapshot_at(table.log, "audit") == target
