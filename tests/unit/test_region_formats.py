@@ -59,11 +59,11 @@ def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
     assert region_manifest.decode(expected, "here") == manifest  # as early 0.1 wrote it
 
 
-def test_the_tide_mark_of_the_raw_log_is_field_102_and_under_the_checksum() -> None:
+def test_the_tide_mark_of_the_raw_log_is_field_103_and_under_the_checksum() -> None:
     bare = RegionManifest(region_id=REGION, version=1, writer_epoch=1)
     dealt = replace(bare, dealt={"w2": 300, "w1": 7})
     data = region_manifest.encode(dealt)
-    field = bytes.fromhex("b20606 0a027731 1007") + bytes.fromhex("b20607 0a027732 10ac02")
+    field = bytes.fromhex("ba0606 0a027731 1007") + bytes.fromhex("ba0607 0a027732 10ac02")
     body = region_manifest.encode(bare)[:-10] + field
     assert data == body + _checksum(body)
     assert region_manifest.decode(data, "here") == dealt
