@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage_core.config import IndexDefinition
     from storage_core.errors import TidemarkError
+    from storage_core.raw_log.raw_log import RawLog
+    from storage_core.raw_log.stores import RawStore
     from storage_core.read.predicate import col
+    from storage_core.region.options import WriterOptions
     from storage_core.table import Table
 
 _HOMES = {
     "IndexDefinition": "storage_core.config",
+    "RawLog": "storage_core.raw_log.raw_log",
+    "RawStore": "storage_core.raw_log.stores",
     "Table": "storage_core.table",
     "TidemarkError": "storage_core.errors",
+    "WriterOptions": "storage_core.region.options",
     "col": "storage_core.read.predicate",
 }
 
-__all__ = ["IndexDefinition", "Table", "TidemarkError", "col"]
+__all__ = ["IndexDefinition", "RawLog", "RawStore", "Table", "TidemarkError", "WriterOptions", "col"]
 
 
 def __getattr__(name: str) -> object:

@@ -242,7 +242,11 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         late_data=LateData(),
     )
     assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []
-    assert {key for key in written if key.startswith(PREFIX)} == {*changed.to_configuration(), LANDING}
+    assert {key for key in written if key.startswith(PREFIX)} == {
+        *changed.to_configuration(),
+        LANDING,
+        RENUMBERED_UP_TO,
+    }
     figures = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
     numbers = {key: text for key, text in changed.to_configuration().items() if text == "1"}
     assert figures.keys() == numbers.keys()
