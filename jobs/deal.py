@@ -169,7 +169,7 @@ def _planned(job: _Job, terms: Terms) -> JobReport:
     """What a run would read, and what is in its way; a table that does not exist yet would get everything."""
     tables, now = job.tables(declaring=False), SystemClock().now_ms()
     new = sorted(set(job.declared) - set(tables) - set(job.failures))
-    after = {name: read_marks(each.store, each.snapshot).after() for name, each in tables.items()}
+    after = {name: read_marks(each.store, each.snapshot).log for name, each in tables.items()}
     after |= {name: {} for name in new}
     plans = {name: left(job.history, marks, terms, now_ms=now) for name, marks in after.items()}
     held = by_gap({name: each.held for name, each in plans.items()})
