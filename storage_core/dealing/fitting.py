@@ -19,7 +19,8 @@ from storage_core.region_fields import RegionSpec
 
 def fit(records: pa.Table, target: Target) -> TypedRecords:
     """Return the records as those of the table, and those that do not fit. No request."""
-    return typed(records, target.context.schema, key=target.config.primary_key)
+    config = target.config
+    return typed(records, target.context.schema, key=config.primary_key, merged_maps=config.merged_maps)
 
 
 def regions_of(records: pa.Table, ref: RawChunkRef, target: Target) -> tuple[Region, ...]:
