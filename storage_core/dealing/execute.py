@@ -1,7 +1,8 @@
 """What a task of dealing does: reads chunks, divides their records by table, and writes what commits nothing by itself.
 
-Memory: one chunk, and the rows of one work item. Records that no table takes are in quarantine when a function returns,
-so before any mark moves; the same records are the same quarantine objects, however often they are dealt.
+Memory: one chunk, and the rows of one work item. Records that no table takes, and late ones, are in quarantine when a
+function returns, so before any mark moves; the same records are the same quarantine objects, however often they are
+dealt.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import pyarrow.compute as pc
 
 from storage_core.clock import Clock
 from storage_core.dealing import rejects
-from storage_core.dealing.fitting import fit, of_region, regions_of
+from storage_core.dealing.fitting import fit, in_time, of_region, regions_of
 from storage_core.dealing.work import FillResult, FillWork, Sorted, SortResult, SortWork, Target
 from storage_core.errors import Corrupt, TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import LateDoor, Origin
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_copies
 from storage_core.raw_log.deal import table_of
-from storage_core.raw_log.read import RejectedRecord, typed
+from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
 from storage_core.region.spec import Region
 from storage_core.rows.fold import record_schema
+from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform
 from storage_core.split.write import sort_and_write
 
@@ -70,8 +73,8 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
 def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
     """Write the records of one region, in the order of the chunks, as the generation of the dealer's turn.
 
-    What does not fit was set aside by `sort`. A GET per chunk and three PUTs. Memory: all of these records. Raises
-    `Corrupt` when a chunk that was sound is damaged by now, and what `dealt.write` raises.
+    What does not fit or is late was set aside by `sort`. A GET per chunk and three PUTs. Memory: all of these records.
+    Raises `Corrupt` when a chunk that was sound is damaged by now, and what `dealt.write` raises.
     """
     target = work.target
     parts = [record_schema(target.context.schema).empty_table()]
@@ -80,7 +83,7 @@ def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, cloc
         if isinstance(found, Damage):
             raise Corrupt(f"chunk {ref.number} of writer {ref.writer}: {'; '.join(found.reasons)}; deal again")
         fitting = fit(_of_table(table_of(found), target.name), target)
-        parts.append(of_region(fitting.records, ref, target, work.turn.region))
+        parts.append(of_region(in_time(fitting, target), ref, target, work.turn.region))
     records = pa.concat_tables(parts)
     if not records.num_rows:
         return FillResult(path=None, rows=0)
@@ -97,6 +100,7 @@ class _Share:
     _parts: list[pa.Table] = field(default_factory=list)
     _regions: dict[Region, list[RawChunkRef]] = field(default_factory=dict)
     _rejected: dict[str, int] = field(default_factory=dict)
+    _late: LateFigures = field(default_factory=LateFigures)
     _failure: TidemarkError | None = None
 
     def take(self, ref: RawChunkRef, records: pa.Table, opened: Opener) -> None:
@@ -119,7 +123,7 @@ class _Share:
         except TidemarkError as error:
             _logger.warning("table %s: its rows were not written: %s", self.target.name, error)
             return Sorted(failure=(error.kind, str(error)))
-        return Sorted(rows=rows, adds=tuple(adds), regions=regions, rejected=self._rejected)
+        return Sorted(rows=rows, adds=tuple(adds), regions=regions, rejected=self._rejected, late=self._late)
 
     def _written(self, opened: Opener, *, clock: Clock, ids: Ids) -> list[Add]:
         context = self.target.context
@@ -129,16 +133,26 @@ class _Share:
     def _route(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
         fitting = fit(records, self.target)
         self._set_aside(ref, fitting.rejected, store)
-        for region in regions_of(fitting.records, ref, self.target):
+        for region in regions_of(self._admitted(ref, fitting, fitting.records, store), ref, self.target):
             self._regions.setdefault(region, []).append(ref)
 
     def _append(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
         schema = self.target.context.schema
         is_put = pc.equal(records.column("operation"), "put")
-        fitting = typed(records.filter(is_put), schema)
+        fitting = fit(records.filter(is_put), self.target)
         others = tuple(map(_no_put, records.filter(pc.invert(is_put)).to_pylist()))
         self._set_aside(ref, (*fitting.rejected, *others), store)
-        self._parts.append(conform(fitting.records.select(schema.names), schema))
+        rows = conform(fitting.records.select(schema.names), schema)
+        self._parts.append(self._admitted(ref, fitting, rows, store))
+
+    def _admitted(self, ref: RawChunkRef, fitting: TypedRecords, rows: pa.Table, store: ObjectStore) -> pa.Table:
+        """What is not set aside as late: an entry per chunk, the same however often the chunk is dealt."""
+        origin = Origin(source=rejects.source_of(self.source, ref), by="deal")
+        door = LateDoor(store, LateRule.of(self.target.config), origin)
+        admit = door.admit_records if self.target.config.kind == "keyed" else door.admit
+        admitted = admit(rows, fitting.written_ms)
+        self._late += door.figures
+        return admitted
 
     def _set_aside(self, ref: RawChunkRef, rejected: Sequence[RejectedRecord], store: ObjectStore) -> None:
         rejects.keep(store, self.source, ref, rejected)

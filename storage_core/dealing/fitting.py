@@ -1,4 +1,4 @@
-"""Records of one chunk for one keyed table: which of them fit, and to which regions they belong.
+"""Records of one chunk for one table: which of them fit, are in time, and to which regions they belong.
 
 Both kinds of task ask here, so that they agree: what one finds to be of a region, the other writes into it.
 """
@@ -9,18 +9,32 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.dealing.work import Target
+from storage_core.quarantine import late_records
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.read import TypedRecords, typed
 from storage_core.region.spec import Region, Routed, route
 from storage_core.region_fields import RegionSpec
+from storage_core.rows.late import LateRule
 
 
 def fit(records: pa.Table, target: Target) -> TypedRecords:
     """Return the records as those of the table, and those that do not fit. No request."""
     config = target.config
     return typed(records, target.context.schema, key=config.primary_key, merged_maps=config.merged_maps)
+
+
+def in_time(fitting: TypedRecords, target: Target) -> pa.Table:
+    """Return those of the records that the table takes, in order: a `LateDoor` that keeps nothing. No request.
+
+    A record arrived when it was written to the raw log, so that it is late or not whenever it is dealt.
+    """
+    rule = LateRule.of(target.config)
+    if rule is None or rule.late_data.policy == "accept":
+        return fitting.records
+    return fitting.records.filter(pc.invert(late_records(rule, fitting.records, fitting.written_ms)))
 
 
 def regions_of(records: pa.Table, ref: RawChunkRef, target: Target) -> tuple[Region, ...]:

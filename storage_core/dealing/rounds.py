@@ -29,6 +29,7 @@ from storage_core.raw_log.history import History
 from storage_core.region import dealt
 from storage_core.region.dealt import Stretch
 from storage_core.region.spec import Region
+from storage_core.rows.late import LateFigures
 
 _logger = logging.getLogger(__name__)
 
@@ -59,11 +60,12 @@ class _Share:
     generations: int = 0
     regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateFigures = field(default_factory=LateFigures)
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason.
+    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason, late ones.
 
     `version` is the table's version after it.
     """
@@ -74,6 +76,7 @@ class Tally:
     splits: int = 0
     generations: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateFigures = field(default_factory=LateFigures)
 
     def add(self, share: _Share) -> None:
         """Count what was committed."""
@@ -82,6 +85,7 @@ class Tally:
         self.splits += len(share.adds)
         self.generations += share.generations
         self.rejected = tally(self.rejected, share.rejected)
+        self.late += share.late
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,7 +176,12 @@ class Dealer:
             [*share.adds, *txns(target.stretches, self.clock.now_ms())],
             operation="DEAL",
             requirements=starts(target.stretches, table.snapshot),
-            metrics={"rows_out": share.rows, "splits_out": len(share.adds), "rejected": sum(share.rejected.values())},
+            metrics={
+                "rows_out": share.rows,
+                "splits_out": len(share.adds),
+                "rejected": sum(share.rejected.values()),
+                **share.late.as_mapping(),
+            },
             job_run_id=self.run_id,
         )
         if not result.already_committed:
@@ -315,4 +324,5 @@ def _share(name: str, results: Iterable[SortResult]) -> _Share:
         adds=tuple(add for each in found for add in each.adds),
         regions=regions,
         rejected=tally(*(each.rejected for each in found)),
+        late=sum((each.late for each in found), LateFigures()),
     )

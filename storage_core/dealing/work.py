@@ -17,6 +17,7 @@ from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.region.dealt import Stretch, Turn
 from storage_core.region.spec import Region
+from storage_core.rows.late import LateFigures
 from storage_core.split.write import SplitContext
 
 Json = dict[str, Any]
@@ -135,14 +136,15 @@ class Sorted:
     """What became of the records of some chunks for one table.
 
     `adds` are the splits of an append table; `regions` the regions of a keyed one with the chunks that have records for
-    them. `rejected` counts records by reason; they are in quarantine. `failure` is the kind and message of what kept
-    this table from its rows: then nothing here is to be committed.
+    them. `rejected` counts records by reason, `late` those that came too late; what is set aside is in quarantine.
+    `failure` is the kind and message of what kept this table from its rows: then nothing here is to be committed.
     """
 
     rows: int = 0
     adds: tuple[Add, ...] = ()
     regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateFigures = field(default_factory=LateFigures)
     failure: tuple[str, str] | None = None
 
     def to_json(self) -> Json:
@@ -152,6 +154,7 @@ class Sorted:
             "adds": write_actions(self.adds),
             "regions": [[asdict(region), _refs(refs)] for region, refs in self.regions.items()],
             "rejected": dict(self.rejected),
+            "late": asdict(self.late),
             "failure": self.failure,
         }
 
@@ -163,6 +166,7 @@ class Sorted:
             adds=read_actions(found["adds"], Add, "dealt rows"),
             regions={_region(region): _read_refs(refs) for region, refs in found["regions"]},
             rejected=found["rejected"],
+            late=LateFigures(**found["late"]),
             failure=tuple(found["failure"]) if found["failure"] else None,
         )
 
