@@ -31,6 +31,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
 from storage_core.raw_log.history import History, union
+from storage_core.rows.late import LateFigures
 from storage_core.table import Table, exists
 
 LOG = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
     if done.failures:
         LOG.warning("dealt before it failed: %s", details)
         raise _failure(done.failures)
+    late = sum((each.late for each in done.tables.values()), LateFigures())
     status: Status = "committed" if done.chunks else "nothing_to_do"
     return JobReport(
         job="deal",
@@ -65,6 +67,9 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
         rows_out=sum(each.rows for each in done.tables.values()),
         bytes_out=sum(each.bytes for each in done.tables.values()),
         splits_out=sum(each.splits for each in done.tables.values()),
+        rows_late_accepted=late.accepted,
+        rows_late_quarantined=late.quarantined,
+        rows_late_dropped=late.dropped,
         requests=add_requests(*(each.requests for each in job.stores), *work.requests),
         seconds=round(time.perf_counter() - started, 3),
         spark_seconds=round(spark.seconds - spark_before, 3),
@@ -169,7 +174,7 @@ def _planned(job: _Job, terms: Terms) -> JobReport:
     """What a run would read, and what is in its way; a table that does not exist yet would get everything."""
     tables, now = job.tables(declaring=False), SystemClock().now_ms()
     new = sorted(set(job.declared) - set(tables) - set(job.failures))
-    after = {name: read_marks(each.store, each.snapshot).after() for name, each in tables.items()}
+    after = {name: read_marks(each.store, each.snapshot).log for name, each in tables.items()}
     after |= {name: {} for name in new}
     plans = {name: left(job.history, marks, terms, now_ms=now) for name, marks in after.items()}
     held = by_gap({name: each.held for name, each in plans.items()})

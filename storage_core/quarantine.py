@@ -69,6 +69,13 @@ class Origin:
     size: int | None = None
 
 
+def late_records(rule: LateRule, records: pa.Table, arrived_ms: Arrival) -> pa.BooleanArray:
+    """Return per record (`rows.fold.record_schema`) whether it is late; a delete never is."""
+    late = rule.is_late(records, arrived_ms)
+    deletes = np.asarray(pc.equal(records.column(OPERATION), int(Operation.DELETE)))
+    return pa.array(np.asarray(late) & ~deletes)
+
+
 class LateDoor:
     """The door through which every row of one way in passes: late ones are accepted, kept aside, or dropped.
 
@@ -100,9 +107,7 @@ class LateDoor:
         """Return the records to write: as `admit`, but a delete is never late."""
         if self._rule is None or records.num_rows == 0:
             return records
-        late = self._rule.is_late(records, arrived_ms)
-        deletes = np.asarray(pc.equal(records.column(OPERATION), int(Operation.DELETE)))
-        return self._judged(records, pa.array(np.asarray(late) & ~deletes), arrived_ms)
+        return self._judged(records, late_records(self._rule, records, arrived_ms), arrived_ms)
 
     def _judged(self, rows: pa.Table, is_late: pa.BooleanArray, arrived_ms: Arrival) -> pa.Table:
         late = int(pc.sum(is_late).as_py() or 0)

@@ -1,7 +1,8 @@
 """What a task of dealing does: reads chunks, divides their records by table, and writes what commits nothing by itself.
 
-Memory: one chunk, and the rows of one work item. Records that no table takes are in quarantine when a function returns,
-so before any mark moves; the same records are the same quarantine objects, however often they are dealt.
+Memory: one chunk, and the rows of one work item. Records that no table takes, and late ones, are in quarantine when a
+function returns, so before any mark moves; the same records are the same quarantine objects, however often they are
+dealt.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ import pyarrow.compute as pc
 
 from storage_core.clock import Clock
 from storage_core.dealing import rejects
+from storage_core.dealing.fitting import fit, in_time, of_region, regions_of
 from storage_core.dealing.work import FillResult, FillWork, Sorted, SortResult, SortWork, Target
 from storage_core.errors import Corrupt, TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.quarantine import LateDoor, Origin
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_copies
 from storage_core.raw_log.deal import table_of
-from storage_core.raw_log.read import RejectedRecord, typed
+from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
+from storage_core.region.spec import Region
 from storage_core.rows.fold import record_schema
+from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform
 from storage_core.split.write import sort_and_write
 
@@ -68,26 +73,22 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
 def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
     """Write the records of one region, in the order of the chunks, as the generation of the dealer's turn.
 
-    A GET per chunk, three PUTs, and one per chunk with rejections. Memory: all of these records. Raises `Corrupt` when
-    a chunk that was sound is damaged by now, and what `dealt.write` raises.
+    What does not fit or is late was set aside by `sort`. A GET per chunk and three PUTs. Memory: all of these records.
+    Raises `Corrupt` when a chunk that was sound is damaged by now, and what `dealt.write` raises.
     """
     target = work.target
     parts = [record_schema(target.context.schema).empty_table()]
-    rejected: dict[str, int] = {}
     for ref in work.chunks:
         found = read_copies(raw, ref)
         if isinstance(found, Damage):
             raise Corrupt(f"chunk {ref.number} of writer {ref.writer}: {'; '.join(found.reasons)}; deal again")
-        records = _of_table(table_of(found), target.name)
-        fitting = typed(_of_region(records, target, work.turn.region), target.context.schema, key=target.key)
-        rejects.keep(store, work.source.name, ref, fitting.rejected)
-        rejected = tally(rejected, Counter(each.reason for each in fitting.rejected))
-        parts.append(fitting.records)
+        fitting = fit(_of_table(table_of(found), target.name), target)
+        parts.append(of_region(in_time(fitting, target), ref, target, work.turn.region))
     records = pa.concat_tables(parts)
     if not records.num_rows:
-        return FillResult(path=None, rows=0, rejected=rejected)
-    written = dealt.write(store, records, target.key, turn=work.turn, clock=clock, ids=ids)
-    return FillResult(path=written.path, rows=written.records, rejected=rejected)
+        return FillResult(path=None, rows=0)
+    written = dealt.write(store, records, target.config.primary_key, turn=work.turn, clock=clock, ids=ids)
+    return FillResult(path=written.path, rows=written.records)
 
 
 @dataclass(slots=True)
@@ -97,18 +98,17 @@ class _Share:
     target: Target
     source: str
     _parts: list[pa.Table] = field(default_factory=list)
-    _regions: dict[str, list[RawChunkRef]] = field(default_factory=dict)
+    _regions: dict[Region, list[RawChunkRef]] = field(default_factory=dict)
     _rejected: dict[str, int] = field(default_factory=dict)
+    _late: LateFigures = field(default_factory=LateFigures)
     _failure: TidemarkError | None = None
 
     def take(self, ref: RawChunkRef, records: pa.Table, opened: Opener) -> None:
         """Take the table's records of a chunk."""
-        if self.target.regions:
-            for region in _regions_of(records, self.target):
-                self._regions.setdefault(region, []).append(ref)
-        elif self._failure is None:
+        if self._failure is None:
+            take = self._route if self.target.config.kind == "keyed" else self._append
             try:
-                self._append(ref, records, opened)
+                take(ref, records, opened(self.target.uri))
             except TidemarkError as error:
                 self._failure = error
 
@@ -123,34 +123,40 @@ class _Share:
         except TidemarkError as error:
             _logger.warning("table %s: its rows were not written: %s", self.target.name, error)
             return Sorted(failure=(error.kind, str(error)))
-        return Sorted(rows=rows, adds=tuple(adds), regions=regions, rejected=self._rejected)
+        return Sorted(rows=rows, adds=tuple(adds), regions=regions, rejected=self._rejected, late=self._late)
 
     def _written(self, opened: Opener, *, clock: Clock, ids: Ids) -> list[Add]:
         context = self.target.context
         rows = pa.concat_tables(self._parts)
         return sort_and_write(opened(self.target.uri), rows, context=context, ids=ids, now_ms=clock.now_ms())
 
-    def _append(self, ref: RawChunkRef, records: pa.Table, opened: Opener) -> None:
+    def _route(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
+        fitting = fit(records, self.target)
+        self._set_aside(ref, fitting.rejected, store)
+        for region in regions_of(self._admitted(ref, fitting, fitting.records, store), ref, self.target):
+            self._regions.setdefault(region, []).append(ref)
+
+    def _append(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
         schema = self.target.context.schema
         is_put = pc.equal(records.column("operation"), "put")
-        fitting = typed(records.filter(is_put), schema)
+        fitting = fit(records.filter(is_put), self.target)
         others = tuple(map(_no_put, records.filter(pc.invert(is_put)).to_pylist()))
-        rejected = (*fitting.rejected, *others)
-        rejects.keep(opened(self.target.uri), self.source, ref, rejected)
+        self._set_aside(ref, (*fitting.rejected, *others), store)
+        rows = conform(fitting.records.select(schema.names), schema)
+        self._parts.append(self._admitted(ref, fitting, rows, store))
+
+    def _admitted(self, ref: RawChunkRef, fitting: TypedRecords, rows: pa.Table, store: ObjectStore) -> pa.Table:
+        """What is not set aside as late: an entry per chunk, the same however often the chunk is dealt."""
+        origin = Origin(source=rejects.source_of(self.source, ref), by="deal")
+        door = LateDoor(store, LateRule.of(self.target.config), origin)
+        admit = door.admit_records if self.target.config.kind == "keyed" else door.admit
+        admitted = admit(rows, fitting.written_ms)
+        self._late += door.figures
+        return admitted
+
+    def _set_aside(self, ref: RawChunkRef, rejected: Sequence[RejectedRecord], store: ObjectStore) -> None:
+        rejects.keep(store, self.source, ref, rejected)
         self._rejected = tally(self._rejected, Counter(each.reason for each in rejected))
-        self._parts.append(conform(fitting.records.select(schema.names), schema))
-
-
-def _regions_of(records: pa.Table, target: Target) -> tuple[str, ...]:
-    """The regions that the records belong to: a table has one."""
-    del records
-    return target.regions
-
-
-def _of_region(records: pa.Table, target: Target, region: str) -> pa.Table:
-    """The records that belong to the region, in order: a table has one."""
-    del target, region
-    return records
 
 
 def _of_table(records: pa.Table, name: str) -> pa.Table:

@@ -5,11 +5,15 @@ no name of a raw log.
 
 | Where | Key | Says |
 |---|---|---|
-| table's log | transaction `raw:<writer>` | every row of the chunks up to it is in the table |
+| table's log | transaction `raw:<writer>` | every row of the chunks up to it is in the table, whatever its region |
 | region's manifest | `dealt` | every row of the chunks up to it that belongs to the region is in the region |
 
-The rows of an append table come with their transaction. Those of a keyed table come with the mark of their region; its
-log records only what had no rows for it, so that such chunks are not read again.
+The rows of an append table come with their transaction. Those of a keyed table come with the mark of their region, and
+the log's mark follows when every region that the chunks have rows for has them. So a region has what either mark says:
+one that is not there yet, or had no rows in a chunk, needs no mark of its own.
+
+A row also is in the table when a region of an earlier spec has its chunk: that region was merged whole before the next
+spec became current, perhaps before the log's mark had followed.
 """
 
 from __future__ import annotations
@@ -22,37 +26,55 @@ from storage_core.log.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.dealt import Stretch, positions
-from storage_core.region.manifest import region_of
+from storage_core.region.registry import read_registry
+from storage_core.region.spec import Region, whole_table
+from storage_core.region.tail import side_by_side
+from storage_core.region_fields import WHOLE_TABLE
 
 _APP = "raw:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The marks of one table by writer: those of its log, and those of each region."""
+    """The marks of one table by writer: those of its log, and by id those of each region of its current spec.
+
+    `earlier` are the marks of regions of earlier specs, only those ahead of the log.
+    """
 
     log: Mapping[str, int]
     regions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def after(self) -> dict[str, int]:
-        """Return per writer the chunk up to which nothing is left to deal: by the log, or by every region."""
-        found = dict(self.log)
-        for writer in {writer for marks in self.regions.values() for writer in marks}:
-            least = min(marks.get(writer, 0) for marks in self.regions.values())
-            found[writer] = max(found.get(writer, 0), least)
-        return found
+    earlier: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def read_marks(store: ObjectStore, snapshot: Snapshot) -> Marks:
-    """Return the marks of a table. No request for an append table, about three per region of a keyed one."""
+    """Return the marks of a table.
+
+    No request for an append table. About three per region of a keyed one, those of earlier specs too, and one for the
+    registry of a table that has or had a spec with fields.
+    """
     log = {app.removeprefix(_APP): last for app, last in snapshot.txns.items() if app.startswith(_APP)}
-    regions = {each: positions(store, each) for each in regions_of(snapshot)}
-    return Marks(log=log, regions=regions)
+    regions = _regions_of(store, snapshot)
+    found = side_by_side(lambda each: positions(store, each.id), regions)
+    current = snapshot.config.region_spec.id
+    own: dict[str, Mapping[str, int]] = {}
+    earlier: dict[str, Mapping[str, int]] = {}
+    for region, marks in zip(regions, found, strict=True):
+        if region.spec_id == current:
+            own[region.id] = marks
+        elif ahead := {writer: last for writer, last in marks.items() if last > log.get(writer, 0)}:
+            earlier[region.id] = ahead
+    return Marks(log=log, regions=own, earlier=earlier)
 
 
-def regions_of(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the regions of a keyed table that rows can belong to, none of an append table."""
-    return (region_of(snapshot.table_id),) if snapshot.config.kind == "keyed" else ()
+def _regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """Return the regions that a keyed table has or had; a new one may come at any time."""
+    config = snapshot.config
+    if config.kind != "keyed":
+        return []
+    whole = [whole_table(snapshot.table_id)] if WHOLE_TABLE in config.region_specs else []
+    if config.region_specs == (WHOLE_TABLE,):
+        return whole
+    return [*whole, *(each for _, each in sorted(read_registry(store).regions.items()))]
 
 
 def txns(stretches: Iterable[Stretch], now_ms: int) -> list[Txn]:

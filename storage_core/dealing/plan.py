@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage_core.dealing.marks import Marks, read_marks, regions_of
+from storage_core.dealing.marks import Marks, read_marks
 from storage_core.dealing.work import SortWork, Source, Target
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -83,7 +83,7 @@ def plan_round(
     No request. Raises `Unavailable` where missing chunks are to be given up while a store that may have them does not
     answer.
     """
-    plans = {each.name: left(history, each.marks.after(), terms, now_ms=now_ms) for each in tables}
+    plans = {each.name: left(history, each.marks.log, terms, now_ms=now_ms) for each in tables}
     chosen = _first_of(history, plans.values(), terms.round_bytes)
     numbers = {(each.writer, each.number) for each in chosen}
     targets = {each.name: target for each in tables if (target := _target(each, plans[each.name], numbers)).stretches}
@@ -112,7 +112,7 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
 
 
 def _target(table: DealtTable, plan: DealPlan, chosen: Collection[tuple[str, int]]) -> Target:
-    after = table.marks.after()
+    after = table.marks.log
     own: dict[str, list[int]] = {}
     for ref in plan.chunks:
         own.setdefault(ref.writer, []).append(ref.number)
@@ -127,10 +127,9 @@ def _target(table: DealtTable, plan: DealPlan, chosen: Collection[tuple[str, int
     return Target(
         name=table.name,
         uri=table.log.store.uri,
-        key=table.snapshot.config.primary_key,
-        regions=regions_of(table.snapshot),
         context=context_of(table.snapshot),
         stretches=tuple(stretches),
+        earlier=table.marks.earlier,
     )
 
 

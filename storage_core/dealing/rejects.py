@@ -18,10 +18,15 @@ from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.read import RejectedRecord
 
 
+def source_of(raw_log: str, ref: RawChunkRef) -> str:
+    """Return the name of a chunk as the source of what is set aside."""
+    return f"{raw_log}/{ref.writer}/{ref.number}"
+
+
 def keep(store: ObjectStore, raw_log: str, ref: RawChunkRef, rejected: Sequence[RejectedRecord]) -> None:
     """Keep the rejected records of one chunk; durable when this returns. One PUT, none for none."""
     if rejected:
-        source = f"{raw_log}/{ref.writer}/{ref.number}"
+        source = source_of(raw_log, ref)
         lines = sorted((_line(source, each) for each in rejected), key=lambda each: each.line or 0)
         write_quarantine(store, source, len(lines), lines)
 

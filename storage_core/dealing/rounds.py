@@ -28,6 +28,8 @@ from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.raw_log.history import History
 from storage_core.region import dealt
 from storage_core.region.dealt import Stretch
+from storage_core.region.spec import Region
+from storage_core.rows.late import LateFigures
 
 _logger = logging.getLogger(__name__)
 
@@ -56,13 +58,14 @@ class _Share:
     rows: int = 0
     adds: tuple[Add, ...] = ()
     generations: int = 0
-    regions: Mapping[str, tuple[RawChunkRef, ...]] = field(default_factory=dict)
+    regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateFigures = field(default_factory=LateFigures)
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason.
+    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason, late ones.
 
     `version` is the table's version after it.
     """
@@ -73,6 +76,7 @@ class Tally:
     splits: int = 0
     generations: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateFigures = field(default_factory=LateFigures)
 
     def add(self, share: _Share) -> None:
         """Count what was committed."""
@@ -81,6 +85,7 @@ class Tally:
         self.splits += len(share.adds)
         self.generations += share.generations
         self.rejected = tally(self.rejected, share.rejected)
+        self.late += share.late
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,16 +154,16 @@ class Dealer:
         done.chunks += sum(len(work.chunks) for work in plan.works)
         done.unknown.update(sum((Counter(result.unknown) for result in results), Counter()))
         done.given_up += plan.given_up
-        fillings: dict[str, list[_Filling]] = {}
+        fillings: dict[str, _Fillings] = {}
         targets = _before(plan.targets, damaged)
         for name, target in targets.items():
             with self._settling(name, done):
                 share = _share(name, results)
                 if share.regions:
-                    fillings[name] = self._turns(tables[name], target, share)
+                    fillings[name] = _Fillings(target, share, self._turns(tables[name], target, share))
                 elif self._commit(tables[name], target, share):
                     done.tables[name].add(share)
-        self._fill(fillings, targets, tables, done)
+        self._fill(fillings, tables, done)
         return damaged
 
     def _commit(self, table: DealtTable, target: Target, share: _Share) -> bool:
@@ -171,7 +176,12 @@ class Dealer:
             [*share.adds, *txns(target.stretches, self.clock.now_ms())],
             operation="DEAL",
             requirements=starts(target.stretches, table.snapshot),
-            metrics={"rows_out": share.rows, "splits_out": len(share.adds), "rejected": sum(share.rejected.values())},
+            metrics={
+                "rows_out": share.rows,
+                "splits_out": len(share.adds),
+                "rejected": sum(share.rejected.values()),
+                **share.late.as_mapping(),
+            },
             job_run_id=self.run_id,
         )
         if not result.already_committed:
@@ -181,31 +191,42 @@ class Dealer:
     def _turns(self, table: DealtTable, target: Target, share: _Share) -> list[_Filling]:
         found = []
         for region, chunks in share.regions.items():
-            recorded = table.marks.regions[region]
+            recorded = table.marks.regions.get(region.id, {})
             own = replace(target, stretches=tuple(_above(target.stretches, recorded)))
-            turn = dealt.take_turn(table.log.store, table.snapshot, clock=self.clock, ids=self.ids)
-            work = FillWork(source=self.source, chunks=tuple(filter(own.takes, chunks)), target=own, turn=turn)
-            found.append(_Filling(work, recorded))
+            missing = tuple(filter(own.takes, chunks))
+            if missing:  # else the region has them from a dealer that ended before it was through with the others
+                turn = dealt.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+                work = FillWork(source=self.source, chunks=missing, target=own, turn=turn)
+                found.append(_Filling(work, recorded))
         return found
 
-    def _fill(
-        self,
-        fillings: Mapping[str, Sequence[_Filling]],
-        targets: Mapping[str, Target],
-        tables: Mapping[str, DealtTable],
-        done: Dealt,
-    ) -> None:
-        every = [each for several in fillings.values() for each in several]
+    def _fill(self, fillings: Mapping[str, _Fillings], tables: Mapping[str, DealtTable], done: Dealt) -> None:
+        every = [each for several in fillings.values() for each in several.regions]
         written = iter(self.tasks.fill([each.work for each in every]))
         for name, several in fillings.items():
-            results = list(islice(written, len(several)))
+            results = list(islice(written, len(several.regions)))
             with self._settling(name, done):
-                for each, result in zip(several, results, strict=True):
-                    self._finish(tables[name], each, result)
-                    made = int(result.path is not None)
-                    done.tables[name].add(_Share(rows=result.rows, rejected=result.rejected, generations=made))
-                # The regions without a row move on by the log: nothing of these chunks is theirs.
-                self._commit(tables[name], targets[name], _Share(rows=sum(each.rows for each in results)))
+                rows = self._finish_all(tables[name], several.regions, results, done.tables[name])
+                # The log's mark comes last: it says that every region has its rows of these chunks.
+                share = replace(several.share, rows=rows)
+                if self._commit(tables[name], several.target, share):
+                    done.tables[name].add(several.share)
+
+    def _finish_all(
+        self, table: DealtTable, fillings: Sequence[_Filling], results: Sequence[FillResult], tally: Tally
+    ) -> int:
+        """Finish every region, and return the rows of all; a region that was lost to others stops none behind it."""
+        lost: list[CommitConflict | Fenced] = []
+        for each, result in zip(fillings, results, strict=True):
+            try:
+                self._finish(table, each, result)
+            except (CommitConflict, Fenced) as error:
+                lost.append(error)
+            else:
+                tally.add(_Share(rows=result.rows, generations=int(result.path is not None)))
+        if lost:
+            raise lost[0]
+        return sum(each.rows for each in results)
 
     def _finish(self, table: DealtTable, filling: _Filling, result: FillResult) -> None:
         if result.path is None:
@@ -241,6 +262,15 @@ class Dealer:
 class _Filling:
     work: FillWork
     recorded: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fillings:
+    """What is left of one keyed table in one round: its share of the first tasks, and the regions to fill."""
+
+    target: Target
+    share: _Share
+    regions: Sequence[_Filling]
 
 
 def _was_passed(works: Sequence[SortWork], damaged: Iterable[tuple[str, int]]) -> bool:
@@ -285,7 +315,7 @@ def _share(name: str, results: Iterable[SortResult]) -> _Share:
     for each in found:
         if each.failure is not None:
             raise error_of(*each.failure)
-    regions: dict[str, tuple[RawChunkRef, ...]] = {}
+    regions: dict[Region, tuple[RawChunkRef, ...]] = {}
     for each in found:
         for region, refs in each.regions.items():
             regions[region] = (*regions.get(region, ()), *refs)
@@ -294,4 +324,5 @@ def _share(name: str, results: Iterable[SortResult]) -> _Share:
         adds=tuple(add for each in found for add in each.adds),
         regions=regions,
         rejected=tally(*(each.rejected for each in found)),
+        late=sum((each.late for each in found), LateFigures()),
     )

@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from storage_core.config import TableConfig
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.region.dealt import Stretch, Turn
+from storage_core.region.spec import Region
+from storage_core.rows.late import LateFigures
 from storage_core.split.write import SplitContext
 
 Json = dict[str, Any]
@@ -22,14 +25,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One table as a task sees it: where it is, what its rows are, and the chunks that are to be dealt into it."""
+    """One table as a task sees it: where it is, what its rows are, and the chunks that are to be dealt into it.
+
+    `earlier` are regions of earlier specs that have some of these chunks, with their marks (`marks.Marks`).
+    """
 
     name: str
     uri: str
-    key: tuple[str, ...]
-    regions: tuple[str, ...]
     context: SplitContext
     stretches: tuple[Stretch, ...]
+    earlier: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def config(self) -> TableConfig:
+        """The table's settings, as of the snapshot that the work was planned on."""
+        return TableConfig.from_configuration(self.context.configuration)
 
     def takes(self, ref: RawChunkRef) -> bool:
         """Return whether the chunk is to be dealt into the table."""
@@ -37,14 +47,18 @@ class Target:
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
-        return {**_plain(self, "context"), "context": self.context.to_json()}
+        return {
+            "name": self.name,
+            "uri": self.uri,
+            "context": self.context.to_json(),
+            "stretches": [asdict(each) for each in self.stretches],
+            "earlier": {region: dict(marks) for region, marks in self.earlier.items()},
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Target:
         """Return the target that `to_json` gave."""
         changed = {
-            "key": tuple(found["key"]),
-            "regions": tuple(found["regions"]),
             "context": SplitContext.from_json(found["context"]),
             "stretches": tuple(Stretch(**each) for each in found["stretches"]),
         }
@@ -122,14 +136,15 @@ class Sorted:
     """What became of the records of some chunks for one table.
 
     `adds` are the splits of an append table; `regions` the regions of a keyed one with the chunks that have records for
-    them. `rejected` counts records by reason; they are in quarantine. `failure` is the kind and message of what kept
-    this table from its rows: then nothing here is to be committed.
+    them. `rejected` counts records by reason, `late` those that came too late; what is set aside is in quarantine.
+    `failure` is the kind and message of what kept this table from its rows: then nothing here is to be committed.
     """
 
     rows: int = 0
     adds: tuple[Add, ...] = ()
-    regions: Mapping[str, tuple[RawChunkRef, ...]] = field(default_factory=dict)
+    regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
+    late: LateFigures = field(default_factory=LateFigures)
     failure: tuple[str, str] | None = None
 
     def to_json(self) -> Json:
@@ -137,8 +152,9 @@ class Sorted:
         return {
             "rows": self.rows,
             "adds": write_actions(self.adds),
-            "regions": {name: _refs(refs) for name, refs in self.regions.items()},
+            "regions": [[asdict(region), _refs(refs)] for region, refs in self.regions.items()],
             "rejected": dict(self.rejected),
+            "late": asdict(self.late),
             "failure": self.failure,
         }
 
@@ -148,8 +164,9 @@ class Sorted:
         return Sorted(
             rows=found["rows"],
             adds=read_actions(found["adds"], Add, "dealt rows"),
-            regions={name: _read_refs(refs) for name, refs in found["regions"].items()},
+            regions={_region(region): _read_refs(refs) for region, refs in found["regions"]},
             rejected=found["rejected"],
+            late=LateFigures(**found["late"]),
             failure=tuple(found["failure"]) if found["failure"] else None,
         )
 
@@ -191,15 +208,14 @@ class SortResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillResult:
-    """What a `FillWork` wrote: the directory of the generation, None where every record was rejected."""
+    """What a `FillWork` wrote: the directory of the generation, None where it had no record for the region."""
 
     path: str | None
     rows: int
-    rejected: Mapping[str, int]
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
-        return {"path": self.path, "rows": self.rows, "rejected": dict(self.rejected)}
+        return {"path": self.path, "rows": self.rows}
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> FillResult:
@@ -207,10 +223,9 @@ class FillResult:
         return FillResult(**found)
 
 
-def _plain(record: Target, but: str) -> Json:
-    names = [name for name in Target.__slots__ if name != but]
-    found = {name: getattr(record, name) for name in names}
-    return {**found, "stretches": [asdict(each) for each in record.stretches]}
+def _region(found: Mapping[str, Any]) -> Region:
+    values = found["values"]
+    return Region(**{**found, "values": None if values is None else tuple(values)})
 
 
 def _refs(refs: Sequence[RawChunkRef]) -> list[Json]:

@@ -22,7 +22,7 @@ from storage_core.raw_log.deal import table_of
 from storage_core.raw_log.history import History
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
-from storage_core.rows.fold import FIELDS, OPERATION, Operation, record_schema
+from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging, record_schema
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _MOMENT = re.compile(
@@ -46,14 +46,20 @@ class RejectedRecord:
 
 @dataclass(frozen=True, slots=True)
 class TypedRecords:
-    """Records that fit, with the columns of `rows.fold.record_schema`, the id of each, and those that do not fit."""
+    """Records that fit, with the columns of `rows.fold.record_schema`, and those that do not fit.
+
+    `ids` and `written_ms`, when it was written, are those of each record that fits.
+    """
 
     records: pa.Table
     ids: pa.StringArray
+    written_ms: pa.Int64Array
     rejected: tuple[RejectedRecord, ...]
 
 
-def read_table(history: History, table: str, schema: pa.Schema, *, key: Sequence[str] = ()) -> Iterator[TypedRecords]:
+def read_table(
+    history: History, table: str, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
+) -> Iterator[TypedRecords]:
     """Yield the records of one table, a batch per chunk that has any, in the order of the history; see `typed`.
 
     What is missing is left out here: `History.read` and `History.verify` report it. Costs and raises what `read` does.
@@ -63,16 +69,19 @@ def read_table(history: History, table: str, schema: pa.Schema, *, key: Sequence
             records = table_of(each)
             mine = records.filter(pc.equal(records.column("table"), table))
             if mine.num_rows:
-                yield typed(mine, schema, key=key)
+                yield typed(mine, schema, key=key, merged_maps=merged_maps)
 
 
-def typed(records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = ()) -> TypedRecords:
+def typed(
+    records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
+) -> TypedRecords:
     """Return records (`deal.RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
 
     Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
     for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
     not those of the raw log, when it names a column that the schema lacks, when a value does not fit, when it lacks a
-    column of `key`, and when anything but a delete lacks a required column.
+    column of `key`, and when anything but a delete lacks a required column. The entries that a patch gives for a column
+    of `merged_maps` are laid over those that are there (`rows.fold.merging`); given as null it becomes null.
     """
     given = records.to_pylist()
     rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
@@ -85,7 +94,8 @@ def typed(records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = ()) -> T
         if isinstance(row, str)
     ]
     ids = pa.array([one["record_id"] for one, _ in fitting], pa.string())
-    return TypedRecords(_records(fitting, schema), ids, tuple(rejected))
+    written_ms = pa.array([one["timestamp_ms"] for one, _ in fitting], pa.int64())
+    return TypedRecords(_records(fitting, schema, merged_maps), ids, written_ms, tuple(rejected))
 
 
 def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> dict[str, Any] | str:
@@ -141,17 +151,24 @@ def _problem(values: Sequence[Any], field: pa.Field) -> str | None:
     return None if outside is None else f"column {field.name!r}: a value is {BEYOND}"
 
 
-def _records(fitting: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], schema: pa.Schema) -> pa.Table:
+def _records(
+    fitting: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], schema: pa.Schema, merged_maps: Sequence[str]
+) -> pa.Table:
     target = record_schema(schema)
     rows = [row for _, row in fitting]
     columns = [
         pa.array([_CODES[one["operation"]] for one, _ in fitting], target.field(OPERATION).type),
-        pa.array([_given(*each, schema) for each in fitting], target.field(FIELDS).type),
+        pa.array([_given(*each, schema, merged_maps) for each in fitting], target.field(FIELDS).type),
         *(exact_array([row.get(field.name) for row in rows], field.type) for field in schema),
     ]
     return pa.Table.from_arrays(columns, schema=target)
 
 
-def _given(record: Mapping[str, Any], row: Mapping[str, Any], schema: pa.Schema) -> list[str] | None:
+def _given(
+    record: Mapping[str, Any], row: Mapping[str, Any], schema: pa.Schema, merged_maps: Sequence[str]
+) -> list[str] | None:
     """What a patch gives; the others stand for the whole row."""
-    return [name for name in schema.names if name in row] if record["operation"] == "patch" else None
+    if record["operation"] != "patch":
+        return None
+    given = [name for name in schema.names if name in row]
+    return [merging(name) if name in merged_maps and row[name] is not None else name for name in given]

@@ -22,6 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.generation import Generation, write_records
 from storage_core.region.manifest import check_epoch, commit, read_latest
+from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
 
 _logger = logging.getLogger(__name__)
@@ -51,12 +52,12 @@ def positions(store: ObjectStore, region: str) -> Mapping[str, int]:
     return {} if manifest is None else manifest.dealt
 
 
-def take_turn(store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids) -> Turn:
-    """Claim the region, and flush what its last writer acknowledged and did not flush.
+def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: Clock, ids: Ids) -> Turn:
+    """Claim the region, registering it when it is new, and flush what its last writer acknowledged and did not flush.
 
     Requests of a claim, of a flush where there is something, and about three more. Raises what these raise.
     """
-    with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
+    with RegionWriter.open(store, snapshot, clock=clock, ids=ids, region=region) as writer:
         writer.flush()
         manifest = check_epoch(store, writer.region_id, writer.epoch)
         return Turn(region=writer.region_id, epoch=writer.epoch, generation=manifest.current_generation)

@@ -75,11 +75,11 @@ class Board:
     seed: int = 1
     clock: ManualClock = field(default_factory=lambda: ManualClock(LATER_MS))
 
-    def create(self, **keys: str | None) -> Board:
-        """Create every table: an append table of `EVENTS`, or a keyed one where a key column is given."""
+    def create(self, **given: str | TableConfig | None) -> Board:
+        """Create every table, of `EVENTS`: append tables, keyed ones where a key column is given, or as configured."""
         for name, store in self.tables.items():
-            key = keys.get(name)
-            config = TableConfig(primary_key=(key,)) if key else TableConfig()
+            found = given.get(name)
+            config = found if isinstance(found, TableConfig) else TableConfig(primary_key=(found,) if found else ())
             KeyedTable(store, ids=SeededIds(len(name) + self.seed)).create(EVENTS, config)
         return self
 

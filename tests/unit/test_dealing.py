@@ -110,7 +110,7 @@ def test_a_table_that_comes_later_gets_the_whole_history_and_an_idle_one_is_not_
         log.append_many(puts("a", [1, 2]))
     given.deal()
     snapshot = TransactionLog(given.tables["idle"]).snapshot()
-    assert read_marks(given.tables["idle"], snapshot).after() == {log.writer_id: 1}
+    assert read_marks(given.tables["idle"], snapshot).log == {log.writer_id: 1}
     late = Board(given.stores, {"a": MemoryStore("late")}, seed=5).create()
     assert late.deal().tables["a"].rows == 2
 

@@ -17,9 +17,10 @@ from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import dealt, generation
-from storage_core.region.dealt import Stretch
+from storage_core.region.dealt import Stretch, Turn
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
+from storage_core.region.spec import whole_table
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
@@ -33,8 +34,13 @@ def puts(**seats: int) -> pa.Table:
     return BUILDER.puts([{"tailnum": name, "seats": value} for name, value in seats.items()])
 
 
+def take_turn(table: KeyedTable) -> Turn:
+    region = whole_table(table.snapshot.table_id)
+    return dealt.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+
+
 def deal(table: KeyedTable, records: pa.Table, after: int, last: int) -> None:
-    turn = dealt.take_turn(table.store, table.snapshot, clock=table.clock, ids=table.ids)
+    turn = take_turn(table)
     written = dealt.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
     dealt.finish(
         table.store,
@@ -85,7 +91,7 @@ def test_what_a_direct_writer_left_comes_before_the_dealt_rows_and_it_is_fenced(
 
 def test_of_two_dealers_with_one_plan_the_later_one_conflicts_and_the_fenced_one_stops() -> None:
     table = KeyedTable(MemoryStore("planes")).create()
-    early = dealt.take_turn(table.store, table.snapshot, clock=table.clock, ids=table.ids)
+    early = take_turn(table)
     deal(table, puts(a=1), 0, 2)
     with pytest.raises(CommitConflict, match="up to 2 are dealt, this plan begins after 0"):
         deal(table, puts(a=1), 0, 3)

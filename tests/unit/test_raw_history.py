@@ -341,12 +341,12 @@ SCHEMA = pa.schema(
 MOMENT = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 
 
-def _typed(*given: RawRecord, key: tuple[str, ...] = ("id",)) -> Any:
+def _typed(*given: RawRecord, key: tuple[str, ...] = ("id",), merged_maps: tuple[str, ...] = ()) -> Any:
     store = MemoryStore("typed")
     RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many(given)
     (chunk,) = union([store]).read()
     assert isinstance(chunk, RawChunk)
-    return typed(table_of(chunk), SCHEMA, key=key)
+    return typed(table_of(chunk), SCHEMA, key=key, merged_maps=merged_maps)
 
 
 def test_records_become_records_of_the_table() -> None:
@@ -448,3 +448,13 @@ def test_the_records_of_one_table_are_read_apart_from_the_others() -> None:
 def test_a_schema_that_no_table_could_have_is_the_callers_fault() -> None:
     with pytest.raises(InvalidInput):
         typed(RECORD_COLUMNS.empty_table(), pa.schema([pa.field(OPERATION, pa.int8())]))
+
+
+def test_a_patch_lays_the_entries_of_a_merged_map_over_those_that_are_there() -> None:
+    patches: list[dict[str, Any]] = [{"id": 1, "tags": {"x": 1}}, {"id": 1, "tags": None}, {"id": 1, "name": "a"}]
+    given = [RawRecord(table="t", fields=each, operation="patch") for each in patches]
+    given.append(RawRecord(table="t", fields={"id": 1, "tags": {"x": 1}}))
+    found = _typed(*given, merged_maps=("tags",))
+    assert found.records.column(FIELDS).to_pylist() == [["id", "merge:tags"], ["id", "tags"], ["id", "name"], None]
+    assert _typed(*given).records.column(FIELDS).to_pylist()[0] == ["id", "tags"]
+    assert found.written_ms.to_pylist() == [START_MS] * 4
