@@ -19,6 +19,7 @@ from pipelines.cli import build
 from storage_core.config import PREFIX, IndexDefinition, LateData, TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
+from storage_core.log.renumbered import RENUMBERED_UP_TO
 from storage_core.region_fields import RegionSpec
 from storage_core.table import LANDING
 
