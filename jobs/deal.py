@@ -9,27 +9,32 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from jobs import tasks
 from jobs.command import command
 from jobs.deal_request import DealRequest, parse, parser
+from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
-from storage_core.dealing.marks import read_marks
+from storage_core.dealing.marks import log_marks
 from storage_core.dealing.plan import Held, Terms, by_gap, left
 from storage_core.dealing.rounds import Dealer, Dealt
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
 from storage_core.declaration import TableDeclaration, load
 from storage_core.declaration_parts import below
 from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.heartbeat import Heartbeat
 from storage_core.ids import SystemIds
+from storage_core.lease import Lease, acquire
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
+from storage_core.raw_log.deal import DealPlan
 from storage_core.raw_log.history import History, union
 from storage_core.rows.late import LateFigures
 from storage_core.table import Table, exists
@@ -44,7 +49,8 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
 
     The declared tables are made where they do not exist. What is missing of a writer holds back what it wrote later,
     and is in the report as `held`; records that no table takes go to quarantine. A table that cannot take its rows
-    stops no other: when all are through, its error is raised. A dry run changes nothing.
+    stops no other: when all are through, its error is raised. So is `Held` of a table into which
+    another run deals this raw log. A dry run changes nothing.
     """
     started, spark_before = time.perf_counter(), spark.seconds
     job = _Job.open(request)
@@ -156,27 +162,58 @@ class _OnSpark:
 
 def _deal(job: _Job, work: _OnSpark, terms: Terms, run_id: str | None) -> Dealt:
     tables = job.tables(declaring=True)
-    dealer = Dealer(
-        source=job.source,
-        history=job.history,
-        logs={name: each.log for name, each in tables.items()},
-        tasks=work,
-        clock=SystemClock(),
-        ids=SystemIds(),
-        run_id=run_id,
-    )
-    done = dealer.deal(terms)
+    with _leased(job, tables, terms, run_id) as leases:
+        dealer = Dealer(
+            source=job.source,
+            history=job.history,
+            logs={name: each.log for name, each in tables.items() if name not in job.failures},
+            tasks=work,
+            clock=SystemClock(),
+            ids=SystemIds(),
+            run_id=run_id,
+            guards={name: lease.requirement for name, lease in leases.items()},
+        )
+        done = dealer.deal(terms)
     done.failures |= job.failures
     return done
 
 
+@contextmanager
+def _leased(job: _Job, tables: Mapping[str, Table], terms: Terms, run_id: str | None) -> Iterator[Mapping[str, Lease]]:
+    """Hold, for the block, dealing of this raw log into each table for which there is something.
+
+    The commits carry no fence, since one lease is for all rounds: marks keep two runs apart, a lease only saves one of
+    them the work. A table whose lease is not to be had joins the failures.
+    """
+    leases: dict[str, Lease] = {}
+    with ExitStack() as held:
+        for name, plan in sorted(_left(job, tables, terms).items()):
+            table = tables[name]
+            if plan.positions == log_marks(table.snapshot):
+                continue
+            try:
+                lease = acquire(table.log, table.snapshot, f"deal.{job.raw.name}", holder_of(run_id), is_gone=is_gone)
+            except TidemarkError as error:
+                LOG.warning("table %s: %s", name, error)
+                job.failures[name] = error
+            else:
+                held.callback(lease.release)
+                leases[name] = lease
+        held.enter_context(Heartbeat(list(leases.values())))
+        yield leases
+
+
+def _left(job: _Job, tables: Mapping[str, Table], terms: Terms) -> dict[str, DealPlan]:
+    now = SystemClock().now_ms()
+    return {name: left(job.history, log_marks(each.snapshot), terms, now_ms=now) for name, each in tables.items()}
+
+
 def _planned(job: _Job, terms: Terms) -> JobReport:
     """What a run would read, and what is in its way; a table that does not exist yet would get everything."""
-    tables, now = job.tables(declaring=False), SystemClock().now_ms()
+    tables = job.tables(declaring=False)
     new = sorted(set(job.declared) - set(tables) - set(job.failures))
-    after = {name: read_marks(each.store, each.snapshot).log for name, each in tables.items()}
-    after |= {name: {} for name in new}
-    plans = {name: left(job.history, marks, terms, now_ms=now) for name, marks in after.items()}
+    now = SystemClock().now_ms()
+    plans = _left(job, tables, terms) | {name: left(job.history, {}, terms, now_ms=now) for name in new}
     held = by_gap({name: each.held for name, each in plans.items()})
     given_up = by_gap({name: each.given_up for name, each in plans.items()})
     details = {

@@ -46,13 +46,18 @@ class Marks:
     earlier: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+def log_marks(snapshot: Snapshot) -> dict[str, int]:
+    """Return the marks in the table's log by writer: up to them nothing is left to deal. No request."""
+    return {app.removeprefix(_APP): last for app, last in snapshot.txns.items() if app.startswith(_APP)}
+
+
 def read_marks(store: ObjectStore, snapshot: Snapshot) -> Marks:
     """Return the marks of a table.
 
     No request for an append table. About three per region of a keyed one, those of earlier specs too, and one for the
     registry of a table that has or had a spec with fields.
     """
-    log = {app.removeprefix(_APP): last for app, last in snapshot.txns.items() if app.startswith(_APP)}
+    log = log_marks(snapshot)
     regions = _regions_of(store, snapshot)
     found = side_by_side(lambda each: positions(store, each.id), regions)
     current = snapshot.config.region_spec.id

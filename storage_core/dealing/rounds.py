@@ -24,6 +24,7 @@ from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import TokenUnused
 from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.raw_log.history import History
 from storage_core.region import dealt
@@ -108,7 +109,10 @@ class Dealt:
 
 @dataclass(slots=True, kw_only=True)
 class Dealer:
-    """Deals one raw log into the tables whose logs are given by name. `run_id` is recorded in the commits."""
+    """Deals one raw log into the tables whose logs are given by name. `run_id` is recorded in the commits.
+
+    `guards` are what the commits to a table demand beside its marks, by name: they say that nobody broke a lease.
+    """
 
     source: Source
     history: History
@@ -117,6 +121,7 @@ class Dealer:
     clock: Clock
     ids: Ids
     run_id: str | None = None
+    guards: Mapping[str, TokenUnused] = field(default_factory=dict)
     _lost: Counter[str] = field(default_factory=Counter)
 
     def deal(self, terms: Terms) -> Dealt:
@@ -175,7 +180,7 @@ class Dealer:
             table.snapshot,
             [*share.adds, *txns(target.stretches, self.clock.now_ms())],
             operation="DEAL",
-            requirements=starts(target.stretches, table.snapshot),
+            requirements=[*starts(target.stretches, table.snapshot), *self._guards(table.name)],
             metrics={
                 "rows_out": share.rows,
                 "splits_out": len(share.adds),
@@ -187,6 +192,9 @@ class Dealer:
         if not result.already_committed:
             _logger.info("dealt %d rows into table %s, version %d", share.rows, table.name, result.version)
         return not result.already_committed
+
+    def _guards(self, table: str) -> list[TokenUnused]:
+        return [self.guards[table]] if table in self.guards else []
 
     def _turns(self, table: DealtTable, target: Target, share: _Share) -> list[_Filling]:
         found = []

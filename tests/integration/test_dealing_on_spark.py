@@ -20,8 +20,10 @@ from jobs.deal_request import DealRequest, parse, parser, to_argv
 from jobs.spark import ROOT, Spark
 from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs
-from storage_core.errors import InvalidInput
+from storage_core.declaration import load
+from storage_core.errors import Held, InvalidInput
 from storage_core.ingest.quarantine import read_quarantine
+from storage_core.lease import acquire
 from storage_core.objectstore.local import LocalStore
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
@@ -141,6 +143,23 @@ def test_two_dealers_at_once_and_one_that_is_killed_deal_once(tmp_path: Path, sp
     for name in KEYED[:2]:
         assert numbers(tmp_path, name) == list(range(PER_TABLE))
         assert records_in_regions(tmp_path, name) == 2 * PER_TABLE
+
+
+def test_a_table_that_another_run_deals_into_is_held_and_the_others_get_their_rows(
+    tmp_path: Path, spark: Spark
+) -> None:
+    request = declare(tmp_path, APPEND[:2])
+    produce(tmp_path, APPEND[:2])
+    table = Table.declare(load(request.tables[0]).below(tmp_path))
+    lease = acquire(table.log, table.snapshot, "deal.all", "somebody@elsewhere")
+    with pytest.raises(Held, match=r"deal\.all of .* is held by somebody") as held:
+        deal.run(request, spark)
+    assert held.value.exit_code == 3
+    assert (numbers(tmp_path, APPEND[0]), numbers(tmp_path, APPEND[1])) == ([], list(range(PER_TABLE)))
+    lease.release()
+    assert deal.run(request, spark).rows_out == PER_TABLE
+    assert numbers(tmp_path, APPEND[0]) == list(range(PER_TABLE))
+    assert deal.run(request, spark).status == "nothing_to_do"
 
 
 def test_one_store_is_lost_half_way_and_nothing_is_missing(tmp_path: Path, spark: Spark) -> None:

@@ -12,8 +12,9 @@ from storage_core.dealing.marks import read_marks
 from storage_core.dealing.plan import Held, Terms
 from storage_core.dealing.rounds import Tasks
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork
-from storage_core.errors import CommitConflict, Unavailable
+from storage_core.errors import CommitConflict, Fenced, Unavailable
 from storage_core.ingest.quarantine import read_quarantine
+from storage_core.lease import acquire, break_lease
 from storage_core.log.actions import Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TxnProgress
@@ -358,3 +359,16 @@ def _records_in_generations(store: ObjectStore) -> int:
 
 def _content(store: ObjectStore) -> Iterable[tuple[str, bytes]]:
     return ((info.key, store.get(info.key).data) for info in store.list(""))
+
+
+def test_a_dealer_whose_lease_was_broken_commits_nothing() -> None:
+    given, _ = racing()
+    log = given.dealer().logs["a"]
+    lease = acquire(log, log.snapshot(), "deal.events", "one")
+    late = given.dealer()
+    late.guards = {"a": lease.requirement}
+    late.tasks = _Meanwhile(late.tasks, lambda: break_lease(log, "deal.events", "two"))
+    assert isinstance(late.deal(Terms()).failures["a"], Fenced)
+    assert given.numbers("a") == []
+    given.deal()
+    assert given.numbers("a") == [1]
