@@ -62,7 +62,7 @@ def _merge_everything(log: TransactionLog) -> None:
     while works := merge.plan(log.store, snapshot):
         now_ms = log.clock.now_ms()
         results = [merge.execute(log.store, work, ids=log.ids, now_ms=now_ms) for work in works]
-        actions = [action for result in results for action in result.actions]
+        actions = merge.actions_of(log.store, results, ids=log.ids, now_ms=now_ms)
         requirements = [each for work in works for each in work.requirements]
         snapshot = log.commit(snapshot, actions, operation="MERGE", requirements=requirements).snapshot
 

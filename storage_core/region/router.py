@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateFigures
+
+T = TypeVar("T")
 
 
 class RoutingWriter:
@@ -99,13 +101,12 @@ class RoutingWriter:
         self._each(records, lambda writer, chosen: writer.delete(table.take(chosen), durable=durable))
 
     def sync(self) -> None:
-        """Return when everything that was given to any region is durable."""
-        for each in self._claimed():
-            each.sync()
+        """Return when everything that was given to any region is durable. Raises as `close` does."""
+        self._every(RegionWriter.sync)
 
     def flush(self) -> dict[str, int]:
         """Make a generation per claimed region of what was written to it, and return their numbers by region id."""
-        numbers = {each.region_id: each.flush() for each in self._claimed()}
+        numbers = self._every(RegionWriter.flush)
         return {region: number for region, number in numbers.items() if number is not None}
 
     def unflushed(self) -> pa.Table:
@@ -114,11 +115,13 @@ class RoutingWriter:
         return pa.concat_tables([empty, *(each.unflushed() for each in self._claimed())])
 
     def close(self) -> None:
-        """Close the writer of every claimed region."""
+        """Close the writer of every claimed region, also behind one that fails.
+
+        Raises the first failure; `lost_rows` of its context counts the rows of all regions, `failed` the regions.
+        """
         with self._lock:
             self._closed = True
-        for each in self._claimed():
-            each.close()
+        self._every(RegionWriter.close)
 
     def __enter__(self) -> Self:
         """Return the writer itself."""
@@ -129,6 +132,21 @@ class RoutingWriter:
     ) -> None:
         """Close the writer."""
         self.close()
+
+    def _every(self, act: Callable[[RegionWriter], T]) -> dict[str, T]:
+        """What every claimed region makes of it; one that fails keeps none of the others from it."""
+        done: dict[str, T] = {}
+        failures: list[TidemarkError] = []
+        for each in self._claimed():
+            try:
+                done[each.region_id] = act(each)
+            except TidemarkError as error:
+                failures.append(error)
+        if failures:
+            lost = sum(int(str(error.context.get("lost_rows", 0))) for error in failures)
+            failures[0].context |= {"failed": len(failures), "lost_rows": lost}
+            raise failures[0]
+        return done
 
     def _each(self, records: pa.Table, write: Callable[[RegionWriter, pa.Array], None]) -> None:
         """Call `write` per region with the positions of its rows."""

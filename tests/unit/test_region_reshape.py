@@ -189,3 +189,16 @@ def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(moment: int)
     while table.merge() is not None:
         pass
     assert seats(table) == expected | dict.fromkeys(NAMES[:3], 4)
+
+
+def test_regions_whose_rows_hide_others_in_one_split_are_merged_and_the_change_ends() -> None:
+    table = make(MemoryStore("planes"))
+    with table.routing_writer() as writer:
+        writer.put(rows(1))
+    change(table, buckets(4))
+    assert len(table.snapshot.splits) == 1
+    with table.routing_writer() as writer:
+        writer.put(rows(2))
+    change(table, buckets(2), seed=6)
+    assert seats(table) == dict.fromkeys(NAMES, 2)
+    assert table.snapshot.rows == len(NAMES)

@@ -20,12 +20,15 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.merge_work import MergeWork
+from storage_core.region.options import WriterOptions
 from storage_core.region.registry import read_registry, register
+from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import first_specs, region_of_row, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 from storage_core.testkit.meanwhile import Meanwhile
 
@@ -269,3 +272,19 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
     assert all(found[name] in (1, 2) for name in acknowledged)
     if head.version > before.version:  # the merge is in the head, so nothing older may lie over it
         assert all(found[name] == 2 for name in acknowledged)
+
+
+@pytest.mark.parametrize("end", ["sync", "flush", "close"])
+def test_a_region_that_fails_keeps_the_rows_of_no_other_region_from_being_written(end: str) -> None:
+    table = make()
+    options = WriterOptions(durable=False, linger_ms=60_000)
+    writer = RoutingWriter(table.store, table.snapshot, clock=table.clock, ids=SeededIds(9), options=options)
+    writer.put([plane(name, 7) for name in NAMES])
+    lost, *_ = [of_bucket(table, number) for number in range(3)]
+    with table.routing_writer() as rival:
+        rival.put(plane(lost[0], 1))
+    with pytest.raises(WriterFenced) as failure:
+        getattr(writer, end)()
+    assert failure.value.context["lost_rows"] == len(lost)
+    seats = {name: row["seats"] for name, row in table.rows().items()}
+    assert seats == {lost[0]: 1} | {name: 7 for name in NAMES if name not in lost}
