@@ -180,16 +180,27 @@ def test_reading_the_declarations_loads_no_dagster(place: Path) -> None:
     assert ended.stdout.splitlines()[-1] == "False"
 
 
-def test_help_takes_less_than_half_a_second_of_the_processor(tmp_path: Path) -> None:
-    def seconds(*arguments: str) -> float:
-        """Processor time, not time on the clock: the machine may be busy with other tests."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert start(*arguments, cwd=tmp_path).code == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def test_help_costs_little_more_than_loading_the_library_that_prints_it(tmp_path: Path) -> None:
+    def seconds(run: Callable[[], object]) -> float:
+        """Processor time, not time on the clock, and of three tries the best: the machine may be busy."""
 
+        def once() -> float:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            run()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+        return min(once() for _ in range(3))
+
+    # What the library itself loads to read the options of a command.
+    bare = [sys.executable, "-c", "import typer, pydantic; pydantic.TypeAdapter(int)"]
+    library = seconds(lambda: subprocess.run(bare, check=True))
     for arguments in (("--help",), ("compact", "--help")):
-        assert min(seconds(*arguments) for _ in range(3)) < 0.5
+
+        def explained(given: tuple[str, ...] = arguments) -> None:
+            assert start(*given, cwd=tmp_path).code == 0
+
+        assert seconds(explained) < 1.8 * library
 
 
 # --- tables
