@@ -19,6 +19,7 @@ from storage_core.errors import Fenced, Held, NotFound, TidemarkError
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import RELEASED_MS, LeaseRecord
 from storage_core.log.actions import Fence
+from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TokenUnused
 from storage_core.log.snapshot import Snapshot
@@ -142,7 +143,7 @@ def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, 
 
     `head` tells which token the log has recorded. A lease that has run out by this clock, or whose holder `is_gone`, is
     taken over. Raises `Held` when a live holder has it, `Corrupt` when the object is no lease, `CommitUnknown` when
-    the store did not say: if it was acquired after all, it runs out by itself.
+    the store did not say: if it was acquired after all, it runs out by itself; `Unsupported` for a log of others.
     """
 
     def free(record: LeaseRecord) -> bool:
@@ -179,6 +180,7 @@ def _acquire(
     free: Callable[[LeaseRecord], bool],
     heal: bool = False,
 ) -> Lease:
+    require_writable(head)  # a log of others gets no object of ours
     key, acquisition = lock_key(resource), log.ids.uuid()
     for attempt in range(_ATTEMPTS):
         current = read_lease(log.store, key, strict=not heal)
