@@ -51,19 +51,17 @@ def deal_plan(
     *,
     now_ms: int,
     closed_after_ms: int = CLOSED_AFTER_MS,
-    pass_gaps: bool = False,
     pass_up_to: Mapping[str, int] = MappingProxyType({}),
     damaged: Collection[tuple[str, int]] = (),
 ) -> DealPlan:
     """Return the chunks behind the positions `after` (0 for unknown writers) that lie in closed segments. No request.
 
     A writer's chunks are never planned across a missing one, for an older record must not come after a newer one; with
-    `pass_gaps` what is missing is given up, with `pass_up_to` what is missing of a writer up to that number. Missing
-    are, too, the `damaged` chunks (writer, number): those that `read_chunk` found to be `Corrupt`. Raises `Unavailable`
-    for giving up while a store does not answer: it may have what is missing. A store that is lost for good is taken off
-    the list.
+    `pass_up_to` what is missing of a writer up to that number is given up. Missing are, too, the `damaged` chunks
+    (writer, number): those that `read_chunk` found to be `Corrupt`. Raises `Unavailable` for giving up while a store
+    does not answer: it may have what is missing. A store that is lost for good is taken off the list.
     """
-    if (pass_gaps or pass_up_to) and history.unreachable:
+    if pass_up_to and history.unreachable:
         raise Unavailable(f"{', '.join(history.unreachable)} may have what is missing, and does not answer; try later")
     closed = {(each.writer, each.segment_ms) for each in history.closed_segments(now_ms, closed_after_ms)}
     positions = dict(after)
@@ -81,7 +79,7 @@ def deal_plan(
             if ref.number > position + 1 or not is_sound:
                 last = ref.number - is_sound
                 missing = MissingChunks(writer=writer, first=position + 1, last=last)
-                passes = pass_gaps or last <= pass_up_to.get(writer, 0)
+                passes = last <= pass_up_to.get(writer, 0)
                 (given_up if passes else held).append(missing)
                 if not passes:
                     break

@@ -257,7 +257,7 @@ def test_dealing_waits_before_a_missing_chunk_until_it_is_given_up() -> None:
     assert ([each.number for each in held.chunks], held.held, held.given_up) == ([1], (missing,), ())
     healed = deal_plan(union([store, backup]), held.positions, now_ms=late)
     assert [each.number for each in healed.chunks] == [2, 3, 4, 5, 6]
-    passed = deal_plan(union([store]), held.positions, now_ms=late, pass_gaps=True)
+    passed = deal_plan(union([store]), held.positions, now_ms=late, pass_up_to={writer_id: 3})
     assert ([each.number for each in passed.chunks], passed.held, passed.given_up) == ([4, 5, 6], (), (missing,))
     assert deal_plan(union([store, backup]), passed.positions, now_ms=late).chunks == ()
 
@@ -272,17 +272,17 @@ def test_a_chunk_that_is_damaged_everywhere_counts_as_missing_once_a_task_found_
     found = {(writer_id, 3)}
     held = deal_plan(union([store]), {}, now_ms=late, damaged=found)
     assert ([each.number for each in held.chunks], held.positions) == ([1, 2], {writer_id: 2})
-    passed = deal_plan(union([store]), {}, now_ms=late, damaged=found, pass_gaps=True)
+    passed = deal_plan(union([store]), {}, now_ms=late, damaged=found, pass_up_to={writer_id: 3})
     assert [each.number for each in passed.chunks] == [1, 2, 4, 5, 6]
     assert passed.given_up == (MissingChunks(writer=writer_id, first=3, last=3),)
 
 
 def test_nothing_is_given_up_while_a_store_does_not_answer() -> None:
-    store, _ = filled(6)
+    store, writer_id = filled(6)
     silent = FaultStore(copy_of(store, "silent"))
     silent.on("list", "", ListFault.REFUSED)
     with pytest.raises(Unavailable, match="memory://silent"):
-        deal_plan(union([store, silent]), {}, now_ms=START_MS, pass_gaps=True)
+        deal_plan(union([store, silent]), {}, now_ms=START_MS, pass_up_to={writer_id: 3})
 
 
 def test_a_task_reads_a_chunk_from_uris_and_json() -> None:
