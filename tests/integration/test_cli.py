@@ -200,7 +200,7 @@ def test_help_costs_little_more_than_loading_the_library_that_prints_it(tmp_path
         def explained(given: tuple[str, ...] = arguments) -> None:
             assert start(*given, cwd=tmp_path).code == 0
 
-        assert seconds(explained) < 1.8 * library
+        assert seconds(explained) < 1.6 * library
 
 
 # --- tables
