@@ -10,6 +10,9 @@ SEEDS ?= 100000
 VENV := .venv/bin
 CODE := storage_core jobs assets pipelines examples benchmarks scripts tests
 
+# Test files are dealt to at most four processes; those of one file stay together, for they share Spark and servers.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+
 # The Dagster instance of the demo and the UI. The tests make their own and never see this one.
 WITH_DAGSTER := DAGSTER_HOME="$(CURDIR)/.dagster"
 
@@ -34,7 +37,7 @@ demo: setup .dagster/dagster.yaml ## Run the whole pipeline on real data through
 	@$(WITH_JAVA) $(WITH_DAGSTER) $(VENV)/python -m examples.demo
 
 test: setup ## Run all tests but those that need a browser
-	@$(WITH_JAVA) $(VENV)/python -m pytest -m "not browser" $(PYTEST_ARGS)
+	@$(WITH_JAVA) $(VENV)/python -m pytest -m "not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
