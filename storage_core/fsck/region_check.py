@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage_core.formats import keys
+from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, Generation
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.inventory import Inventory
@@ -15,7 +16,6 @@ from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.data_file import RECORDS_FILE
-from storage_core.region.generation import MANIFEST_FILE, Generation
 from storage_core.region.manifest import read_latest, read_version
 from storage_core.region.registry import decode
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -151,7 +151,7 @@ class _Region:
             self._entry(number, flushed.generation, entry)
         if found.data is not None:
             self._data(found, damaged)
-        where = keys.generation_file_key(self.region, flushed.path, generation.BLOOM_FILE)
+        where = keys.generation_file_key(self.region, flushed.path, BLOOM_FILE)
         try:
             generation.read_filter(self.store, found)
         except DAMAGE as error:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict
 from storage_core.formats import keys, wal_entry
+from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.wal_entry import WalEntry
@@ -22,8 +23,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import generation
-from storage_core.region.generation import Generation
+from storage_core.region import generation, generation_write
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -153,14 +153,14 @@ class _Writing:
         for each in entries:
             written = self._entry(each, number)
             memtable.add(self.last, written.records)
-        flushed = generation.write(
+        flushed = generation_write.write(
             self._target, memtable, region=self.region, generation=number, clock=self.clock, ids=self.ids
         )
         return FlushedGeneration(generation=number, path=flushed.path)
 
     def dealt(self, found: Generation, number: int) -> FlushedGeneration:
         records = pa.concat_tables(generation.read_records(self._source, found))
-        written = generation.write_records(
+        written = generation_write.write_records(
             self._target,
             records,
             self.key,
@@ -227,7 +227,7 @@ def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: se
     complete: set[int] = set()
     wanting: set[int] = set()
     for parsed in inventory.of(KeyKind.GENERATION_FILE):
-        if parsed.region != region or parsed.name != generation.MANIFEST_FILE:
+        if parsed.region != region or parsed.name != MANIFEST_FILE:
             continue
         number, directory = parsed.generation or 0, parsed.directory or ""
         try:

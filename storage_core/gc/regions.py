@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storage_core.formats import keys
+from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.gc.retention import Retained
 from storage_core.objectstore.contract import ObjectStore
@@ -64,4 +65,4 @@ def _entries(store: ObjectStore, region: str, flushed: Iterable[FlushedGeneratio
 
 def _exists(store: ObjectStore, region: str, flushed: FlushedGeneration) -> bool:
     # The sweep deletes a generation's manifest last, so one that is gone has no entries left to collect.
-    return exists(store, keys.generation_file_key(region, flushed.path, generation.MANIFEST_FILE))
+    return exists(store, keys.generation_file_key(region, flushed.path, MANIFEST_FILE))

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, Corrupt
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
@@ -23,7 +24,6 @@ from storage_core.log.file_columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
-from storage_core.region.generation import Generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
-from storage_core.region.generation import Generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import read_registry
 from storage_core.region.spec import Region, only_region

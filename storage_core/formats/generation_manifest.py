@@ -1,0 +1,102 @@
+"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote (design page 03, "Memtable and
+generations"). Pure: records to bytes and back, no I/O.
+
+One JSON object with sorted keys and the xxh3-64 of all other fields under `xxh3`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats import keys
+
+FORMAT_VERSION = 1
+DATA_FORMAT_VERSION = 2
+"""With a data file: releases that look for records in WAL entries only must not take the generation for empty."""
+
+MANIFEST_FILE = "_manifest.json"
+BLOOM_FILE = "bloom_filter.bin"
+INDEX_FILE = "key_index.arrow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
+
+    `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
+    `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
+    another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
+    index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
+    """
+
+    region: str
+    generation: int
+    path: str
+    entries: tuple[int, ...]
+    records: int
+    min_key: Mapping[str, str]
+    max_key: Mapping[str, str]
+    bloom: str | None = None
+    key_index: str | None = None
+    data: str | None = None
+
+
+def file_key(generation: Generation, name: str) -> str:
+    """Return the key of a file of the generation."""
+    return keys.generation_file_key(generation.region, generation.path, name)
+
+
+def encode(generation: Generation) -> bytes:
+    """Return the bytes, the checksum among them; equal generations give equal bytes."""
+    body = {
+        "format": FORMAT_VERSION if generation.data is None else DATA_FORMAT_VERSION,
+        "region": generation.region,
+        "generation": generation.generation,
+        "path": generation.path,
+        "entries": list(generation.entries),
+        "records": generation.records,
+        "minKey": dict(generation.min_key),
+        "maxKey": dict(generation.max_key),
+    }
+    digests = {"bloom": generation.bloom, "keyIndex": generation.key_index, "data": generation.data}
+    body |= {name: digest for name, digest in digests.items() if digest is not None}
+    return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
+
+
+def decode(data: bytes, where: str) -> Generation:
+    """Return the generation in `data`; `where` is its key, for the error. Raises `Corrupt`, `Unsupported`."""
+    try:
+        body: dict[str, Any] = json.loads(data)
+        digest = body.pop("xxh3")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
+    if digest != _digest(body):
+        raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
+    if body["format"] not in (FORMAT_VERSION, DATA_FORMAT_VERSION):
+        raise Unsupported(
+            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} and "
+            f"{DATA_FORMAT_VERSION}; upgrade",
+            key=where,
+        )
+    return Generation(
+        region=body["region"],
+        generation=body["generation"],
+        path=body["path"],
+        entries=tuple(body["entries"]),
+        records=body["records"],
+        min_key=body["minKey"],
+        max_key=body["maxKey"],
+        bloom=body.get("bloom"),
+        key_index=body.get("keyIndex"),
+        data=body.get("data"),
+    )
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
