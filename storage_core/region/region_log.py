@@ -91,7 +91,7 @@ class RegionLog:
             clock=self._clock,
             ids=self._ids,
         )
-        self._commit_flush(FlushedGeneration(generation=self._generation, path=written.path))
+        self._commit_flush(written.flushed)
         _logger.info(
             "region %s: flushed generation %d, %d records of %d WAL entries",
             self.region,

@@ -54,9 +54,8 @@ class CapturedRegion:
         if self.manifest is None:
             return
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
-        for each in self.manifest.flushed_generations:
-            if each.generation > merged:
-                yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
+        for each in generation.unmerged(self.store, self.manifest, merged):
+            yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
         for logged in self.entries:
             if logged.entry.generation > merged:
                 yield logged.entry.records
