@@ -73,7 +73,7 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
 
     `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
     of the key index, and one of each entry that it names. Both only save work: one that is missing or damaged, and a
-    generation without an index, cost reading all of its records. Ask `admits` before for a single key.
+    generation without an index, cost reading all of its records. Ask `overlap.admitted` before.
     Raises `Corrupt` like `read_records`.
     """
     key = wanted.column_names
@@ -100,19 +100,6 @@ def _data(store: ObjectStore, generation: Generation, expected: str) -> pa.Table
         raise Corrupt(
             f"{where}: generation {generation.generation} of region {generation.region} lost its records", key=where
         ) from error
-
-
-def admits(generation: Generation, key: pa.Table) -> bool:
-    """Return False when the bounds of the generation exclude the key, a table of one row. No request."""
-    for name in key.column_names:
-        value, kind = key[name][0].as_py(), key[name].type
-        low, high = generation.min_key.get(name), generation.max_key.get(name)
-        # Only a comparison that holds excludes the key: with NaN, the greatest value, none does.
-        if low is not None and value < statistics.decode(low, kind):
-            return False
-        if high is not None and value > statistics.decode(high, kind):
-            return False
-    return True
 
 
 def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: Sequence[str]) -> list[bool]:

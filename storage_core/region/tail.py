@@ -16,6 +16,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
+from storage_core.region.overlap import admitted
 from storage_core.region.registry import read_registry
 from storage_core.region.spec import Region, only_region
 from storage_core.region.wal import Logged
@@ -65,9 +66,9 @@ class CapturedRegion:
         if wanted is None:
             yield from generation.read_records(self.store, found)
             return
-        admitted = [at for at in range(wanted.num_rows) if generation.admits(found, wanted.slice(at, 1))]
-        if admitted:
-            yield from generation.find(self.store, found, wanted.take(admitted))
+        kept = wanted.filter(pa.array(admitted(found, wanted)))
+        if kept.num_rows:
+            yield from generation.find(self.store, found, kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
