@@ -26,6 +26,21 @@ INDEX_FILE = "key_index.arrow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSegment:
+    """An index segment in the directory of a generation, `<index>.seg`: a bundle of this size, footer and xxh3-64.
+
+    `definition` is the fingerprint of what it was built under, `rows` the number of rows it covers.
+    """
+
+    index: str
+    definition: str
+    rows: int
+    size: int
+    footer_offset: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
 
@@ -33,6 +48,7 @@ class Generation:
     `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
     another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
     index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
+    `segments` are those of the table's indexes, none of an index that came later.
     """
 
     region: str
@@ -45,11 +61,17 @@ class Generation:
     bloom: str | None = None
     key_index: str | None = None
     data: str | None = None
+    segments: tuple[GenerationSegment, ...] = ()
 
 
 def file_key(generation: Generation, name: str) -> str:
     """Return the key of a file of the generation."""
     return keys.generation_file_key(generation.region, generation.path, name)
+
+
+def segment_key(generation: Generation, index: str) -> str:
+    """Return the key of the generation's segment of an index."""
+    return keys.generation_file_key(generation.region, generation.path, f"{index}.seg")
 
 
 def encode(generation: Generation) -> bytes:
@@ -66,6 +88,8 @@ def encode(generation: Generation) -> bytes:
     }
     digests = {"bloom": generation.bloom, "keyIndex": generation.key_index, "data": generation.data}
     body |= {name: digest for name, digest in digests.items() if digest is not None}
+    if generation.segments:
+        body["segments"] = [_segment_object(each) for each in generation.segments]
     return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
 
 
@@ -95,6 +119,29 @@ def decode(data: bytes, where: str) -> Generation:
         bloom=body.get("bloom"),
         key_index=body.get("keyIndex"),
         data=body.get("data"),
+        segments=tuple(map(_read_segment, body.get("segments", ()))),
+    )
+
+
+def _segment_object(segment: GenerationSegment) -> dict[str, object]:
+    return {
+        "index": segment.index,
+        "definition": segment.definition,
+        "rows": segment.rows,
+        "size": segment.size,
+        "footerOffset": segment.footer_offset,
+        "xxh3": segment.xxh3,
+    }
+
+
+def _read_segment(found: Mapping[str, Any]) -> GenerationSegment:
+    return GenerationSegment(
+        index=found["index"],
+        definition=found["definition"],
+        rows=found["rows"],
+        size=found["size"],
+        footer_offset=found["footerOffset"],
+        xxh3=found["xxh3"],
     )
 
 

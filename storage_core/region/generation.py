@@ -30,7 +30,6 @@ from storage_core.region import bloom, data_file, key_index, wal
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import matching
-from storage_core.rows import statistics
 
 _logger = logging.getLogger(__name__)
 

@@ -29,6 +29,19 @@ def may_overlap(
     return pa.array(np.concatenate([np.empty(0, dtype=bool), *masks]))
 
 
+def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
+    """Tell per row of a table of splits (`FILES_SCHEMA`) whether its split may hold one of these keys.
+
+    False only when the bounds of the split and those of the keys, column by column, leave no room for a common value.
+    No request is made. `wanted` has the key columns and at least one row.
+    """
+    ends = {name: pc.min_max(sortable(wanted[name].combine_chunks())) for name in wanted.column_names}
+    bounds = {name: (pa.array([each["min"]]), pa.array([each["max"]])) for name, each in ends.items()}
+    types = {each.name: each.type for each in wanted.schema}
+    masks = [_overlaps(batch, [bounds], types) for batch in files.select(["minValues", "maxValues"]).to_batches()]
+    return pa.array(np.concatenate([np.empty(0, dtype=bool), *masks]))
+
+
 def admitted(generation: Generation, wanted: pa.Table) -> Mask:
     """Tell per row of a table of keys False when the generation's bounds exclude the key. No request.
 

@@ -40,6 +40,14 @@ class RegionState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unmerged:
+    """Records of one generation in the order of their acknowledgement, or of a region's log behind its generations."""
+
+    generation: Generation | None
+    records: tuple[pa.Table, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedRegion:
     """A moment of one region: its manifest, None before the first claim, and the durable entries behind it."""
 
@@ -47,7 +55,7 @@ class CapturedRegion:
     manifest: RegionManifest | None
     entries: tuple[Logged, ...]
 
-    def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[pa.Table]:
+    def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[Unmerged]:
         """Yield the records that the snapshot has not merged, in the order of their acknowledgement.
 
         With `wanted`, a table of keys, of the generations only the records of those are read, see `generation.find`.
@@ -57,10 +65,10 @@ class CapturedRegion:
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
         for each in self.manifest.flushed_generations:
             if each.generation > merged:
-                yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
-        for logged in self.entries:
-            if logged.entry.generation > merged:
-                yield logged.entry.records
+                found = generation.read(self.store, self.manifest.region_id, each)
+                yield Unmerged(generation=found, records=tuple(self._flushed(found, wanted)))
+        behind = (each.entry for each in self.entries if each.entry.generation > merged)
+        yield Unmerged(generation=None, records=tuple(each.records for each in behind))
 
     def _flushed(self, found: Generation, wanted: pa.Table | None) -> Iterator[pa.Table]:
         if wanted is None:
@@ -92,8 +100,14 @@ class Captured:
         A generation up to the snapshot's merged one is left out, also where only its WAL entries were captured: the
         base may hold newer rows of its keys (lesson 22). One GET per generation and per WAL entry of it that is read.
         """
-        parts = side_by_side(lambda each: list(each.above(snapshot, keys)), self.regions)
-        return pa.concat_tables([record_schema(snapshot.schema).empty_table(), *chain.from_iterable(parts)])
+        parts = self.parts(snapshot, keys=keys)
+        records = chain.from_iterable(each.records for each in parts)
+        return pa.concat_tables([record_schema(snapshot.schema).empty_table(), *records])
+
+    def parts(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> list[Unmerged]:
+        """Return the same records, generation by generation, those of one region oldest first."""
+        found = side_by_side(lambda each: list(each.above(snapshot, keys)), self.regions)
+        return list(chain.from_iterable(found))
 
 
 def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
