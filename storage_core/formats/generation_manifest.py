@@ -69,9 +69,9 @@ def file_key(generation: Generation, name: str) -> str:
     return keys.generation_file_key(generation.region, generation.path, name)
 
 
-def segment_key(generation: Generation, index: str) -> str:
-    """Return the key of the generation's segment of an index."""
-    return keys.generation_file_key(generation.region, generation.path, f"{index}.seg")
+def segment_file(index: str) -> str:
+    """Return the name of the file with a generation's segment of an index."""
+    return f"{index}.seg"
 
 
 def encode(generation: Generation) -> bytes:

@@ -56,7 +56,7 @@ class Overlay:
         Requests: one GET for a vector that is stored; of a touched split ranged GETs of the footer and the key columns.
         """
         if split.path in self.touched:
-            found, _ = _find(store, snapshot, split, self.deletes)
+            found = _find(store, snapshot, split, self.deletes)
             if found is not None:
                 return found.gone
         return rows_gone(store, split)
@@ -101,16 +101,12 @@ def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table) -> pa.Table:
     patches = words.filter(pc.equal(words.column(fold.OPERATION), int(fold.Operation.PATCH)))
     base = [snapshot.schema.empty_table()]
     for split in _holding(snapshot, patches):
-        found, patches = _find(store, snapshot, split, patches)
+        found = _find(store, snapshot, split, patches)
         base += [] if found is None else [found.read]
-        if not patches.num_rows:
-            break
     return fold.apply(pa.concat_tables(base), words, snapshot.config.primary_key)
 
 
-def _find(
-    store: ObjectStore, snapshot: Snapshot, split: Add, records: pa.Table
-) -> tuple[superseded.Superseded | None, pa.Table]:
+def _find(store: ObjectStore, snapshot: Snapshot, split: Add, records: pa.Table) -> superseded.Superseded | None:
     return superseded.find(store, split, records, key=snapshot.config.primary_key, schema=snapshot.schema)
 
 

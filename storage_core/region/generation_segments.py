@@ -9,7 +9,8 @@ it has the records, and builds the same from them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from storage_core.config import IndexDefinition
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle
 from storage_core.formats.bundle import Bundle
-from storage_core.formats.generation_manifest import Generation, GenerationSegment, segment_key
+from storage_core.formats.generation_manifest import Generation, GenerationSegment, file_key, segment_file
 from storage_core.index import segments
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
@@ -26,8 +27,6 @@ from storage_core.rows.keys import Mask
 from storage_core.rows.schema import conform
 
 _logger = logging.getLogger(__name__)
-
-Packed = Sequence[tuple[GenerationSegment, bytes]]
 
 
 def gives_whole_rows(folded: pa.Table) -> Mask:
@@ -43,20 +42,26 @@ def whole_rows(folded: pa.Table, schema: pa.Schema) -> pa.Table:
     return conform(rows.drop_columns([fold.OPERATION, fold.FIELDS]), schema)
 
 
-def pack(folded: pa.Table, definitions: Iterable[IndexDefinition], *, path: str) -> Packed:
-    """Return a segment per index with its bytes, for the generation in directory `path`. No request.
+def with_segments(
+    generation: Generation, records: pa.Table, key: Sequence[str], indexes: Sequence[IndexDefinition]
+) -> tuple[Generation, dict[str, bytes]]:
+    """Return the generation with a segment per index, and their files by name. No request; none for no index.
 
-    An index that cannot be built, for want of room for its scratch files or a column, is left out with a warning:
-    a flush must not fail for what only saves work.
+    `records` are those of the generation in order. An index that cannot be built, for want of a column or of room for
+    scratch files, is left out with a warning: what only saves work must not fail a flush.
     """
+    if not indexes:
+        return generation, {}
+    folded = fold.fold(records, key)
     rows = folded.filter(pa.array(gives_whole_rows(folded)))
-    found: list[tuple[GenerationSegment, bytes]] = []
-    for definition in definitions if rows.num_rows else ():
+    found: list[GenerationSegment] = []
+    files: dict[str, bytes] = {}
+    for definition in indexes if rows.num_rows else ():
         try:
             segments.validate(definition, rows.schema)
-            packed = _packed(segments.build_rows(rows.select(definition.columns), definition), definition, path)
+            packed = _packed(segments.build_rows(rows.select(definition.columns), definition), definition, generation)
         except (InvalidInput, OSError, ValueError) as error:  # tantivy raises the last for whatever happens to it
-            _logger.warning("generation %s gets no segment of index %s: %s", path, definition.name, error)
+            _logger.warning("generation %s gets no segment of index %s: %s", generation.path, definition.name, error)
             continue
         segment = GenerationSegment(
             index=definition.name,
@@ -66,8 +71,9 @@ def pack(folded: pa.Table, definitions: Iterable[IndexDefinition], *, path: str)
             footer_offset=packed.footer_offset,
             xxh3=packed.xxh3,
         )
-        found.append((segment, packed.data))
-    return found
+        found.append(segment)
+        files[segment_file(definition.name)] = packed.data
+    return replace(generation, segments=tuple(found)), files
 
 
 def usable(generation: Generation, definition: IndexDefinition, rows: int) -> GenerationSegment | None:
@@ -94,7 +100,7 @@ def load(store: ObjectStore, generation: Generation, segment: GenerationSegment)
 
     Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
     """
-    where = segment_key(generation, segment.index)
+    where = file_key(generation, segment_file(segment.index))
     expected = bundle.Expected(
         where=where,
         identity=generation.path,
@@ -105,7 +111,7 @@ def load(store: ObjectStore, generation: Generation, segment: GenerationSegment)
     return bundle.unpack(store.get(where).data, expected)
 
 
-def _packed(parts: Mapping[str, bytes], definition: IndexDefinition, path: str) -> Bundle:
+def _packed(parts: Mapping[str, bytes], definition: IndexDefinition, generation: Generation) -> Bundle:
     fingerprint = segments.fingerprint_of(definition)
-    properties = {"index": definition.name, segments.DEFINITION: fingerprint, "generation": path}
-    return bundle.pack(parts, identity=path, properties=properties)
+    properties = {"index": definition.name, segments.DEFINITION: fingerprint}
+    return bundle.pack(parts, identity=generation.path, properties=properties)
