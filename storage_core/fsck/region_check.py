@@ -128,17 +128,27 @@ class _Region:
                 self._add(Kind.WAL_ENTRY_MISSING, key, f"entries up to {last}", "nothing")
 
     def _generations(self, manifest: RegionManifest) -> None:
-        waiting = sorted(each.generation for each in manifest.flushed_generations if each.generation > self.merged)
-        wanted = list(range(self.merged + 1, manifest.current_generation))
         key = self._manifest_key(manifest.version)
+        waiting = self._waiting(manifest)
+        if waiting is None:
+            return
+        held = [number for each in waiting for number in range(each.first, each.generation + 1)]
+        wanted = list(range(self.merged + 1, manifest.current_generation))
         if manifest.current_generation <= self.merged:
             found = str(manifest.current_generation)
             self._add(Kind.REGION_MANIFEST_DAMAGED, key, f"a generation above {self.merged}, which is merged", found)
-        elif waiting != wanted:
-            self._add(Kind.GENERATION_GAP, key, f"the unmerged generations {wanted}", f"{waiting}")
-        for flushed in manifest.flushed_generations:
-            if flushed.generation > self.merged:
-                self._generation(flushed, Kind.GENERATION_DAMAGED, Kind.BLOOM_DAMAGED, Kind.WAL_ENTRY_DAMAGED)
+        elif held != wanted:
+            self._add(Kind.GENERATION_GAP, key, f"the unmerged generations {wanted}", f"{held}")
+        for flushed in waiting:
+            self._generation(flushed, Kind.GENERATION_DAMAGED, Kind.BLOOM_DAMAGED, Kind.WAL_ENTRY_DAMAGED)
+
+    def _waiting(self, manifest: RegionManifest) -> list[FlushedGeneration] | None:
+        try:
+            return generation.unmerged(self.store, manifest, self.merged)
+        except DAMAGE as error:  # a sorted one, merged in part, that no longer says what it was made of
+            where = self._manifest_key(manifest.version)
+            self.findings.append(damage_of(Kind.GENERATION_DAMAGED, error, where, "what a generation replaced"))
+            return None
 
     def _generation(self, flushed: FlushedGeneration, damaged: Kind, bloom: Kind, entry: Kind) -> None:
         where = keys.generation_file_key(self.region, flushed.path, MANIFEST_FILE)

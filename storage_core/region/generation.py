@@ -3,13 +3,15 @@
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
 region's manifest names it; every flush attempt makes a new one. A dealt generation (`region.dealt`) was never in the
-WAL: it has its records in a file of its own, `records.arrow`, and no key index.
+WAL: it has its records in a file of its own, `records.arrow`, and no key index. So has a sorted one (`region.sorting`),
+which stands for several and has its records in key order.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import xxhash
@@ -24,9 +26,9 @@ from storage_core.formats.generation_manifest import (
     decode,
     file_key,
 )
-from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import bloom, data_file, key_index, wal
+from storage_core.region import bloom, data_file, key_index, sorted_file, wal
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import matching
@@ -47,13 +49,36 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generat
             f"{key}: generation {flushed.generation} of region {region} lost its manifest", key=key
         ) from error
     found = decode(data, key)
-    if (found.region, found.generation, found.path) != (region, flushed.generation, flushed.path):
+    if (found.region, found.flushed) != (region, flushed):
         raise Corrupt(
-            f"{key}: expected generation {flushed.generation} of region {region} in {flushed.path}, "
-            f"found generation {found.generation} of region {found.region} in {found.path}",
+            f"{key}: expected generation {flushed.generation} of region {region} in {flushed.path}{_range(flushed)}, "
+            f"found generation {found.generation} of region {found.region} in {found.path}{_range(found.flushed)}",
             key=key,
         )
     return found
+
+
+def _range(flushed: FlushedGeneration) -> str:
+    return f", sorted from {flushed.sorted_from}" if flushed.sorted_from else ""
+
+
+def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[FlushedGeneration]:
+    """Return the generations above the merged one, in order and each record once.
+
+    A sorted one of which the base has a part is given as the generations that it was made of, above the merged one:
+    what the base has is not for anybody to lay over it again (decision 0054). One GET for it; there is at most one.
+    Raises as `read` does.
+    """
+    found: list[FlushedGeneration] = []
+    for each in manifest.flushed_generations:
+        if each.generation <= merged:
+            continue
+        if each.first > merged:
+            found.append(each)
+        else:
+            parts = read(store, manifest.region_id, each).replaces
+            found += [part for part in parts if part.generation > merged]
+    return sorted(found, key=lambda each: each.generation)
 
 
 def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
@@ -62,7 +87,7 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
     Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
     """
     if generation.data is not None:
-        yield _data(store, generation, generation.data)
+        yield _data(store, generation)
     for entry in generation.entries:
         yield _entry(store, generation, entry)
 
@@ -71,15 +96,17 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
     """Yield every record of the wanted keys, in the order of their acknowledgement, one table per WAL entry with any.
 
     `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
-    of the key index, and one of each entry that it names. Both only save work: one that is missing or damaged, and a
-    generation without an index, cost reading all of its records. Ask `overlap.admitted` before.
+    of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
+    may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
+    cost reading all of its records. Ask `overlap.admitted` before.
     Raises `Corrupt` like `read_records`.
     """
     key = wanted.column_names
     if not _admitted(store, generation, wanted):
         return
     if generation.data is not None:
-        yield matching(_data(store, generation, generation.data), wanted, key)
+        parts = _chunks(store, generation, wanted) if generation.chunks else [_data(store, generation)]
+        yield from (matching(each, wanted, key) for each in parts)
         return
     places = _places(store, generation, wanted)
     for entry in generation.entries:
@@ -91,10 +118,25 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
             yield found
 
 
-def _data(store: ObjectStore, generation: Generation, expected: str) -> pa.Table:
+def _data(store: ObjectStore, generation: Generation) -> pa.Table:
     where = file_key(generation, RECORDS_FILE)
+    with _there(generation, where):
+        data = store.get(where).data
+    if generation.chunks:
+        return sorted_file.decode(data, generation.chunks, where)
+    return data_file.decode(data, generation.data or "", where)
+
+
+def _chunks(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterator[pa.Table]:
+    where = file_key(generation, RECORDS_FILE)
+    with _there(generation, where):
+        yield from sorted_file.find(store, where, generation.chunks, wanted)
+
+
+@contextmanager
+def _there(generation: Generation, where: str) -> Iterator[None]:
     try:
-        return data_file.decode(store.get(where).data, expected, where)
+        yield
     except NotFound as error:
         raise Corrupt(
             f"{where}: generation {generation.generation} of region {generation.region} lost its records", key=where

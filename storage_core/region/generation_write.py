@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import xxhash
@@ -14,10 +15,10 @@ from storage_core.formats.generation_manifest import BLOOM_FILE, INDEX_FILE, MAN
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import bloom, data_file, key_index
+from storage_core.region import bloom, data_file, key_index, sorted_file
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.generation_segments import with_segments
-from storage_core.region.key_hash import Hashes, key_hashes
+from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
 
@@ -40,15 +41,14 @@ def write(
     records = memtable.records()
     hashes = key_hashes(records, memtable.key)
     places = key_index.build(hashes, memtable.entries, [part.num_rows for part in memtable.parts()])
-    planned = _Planned(records.select(memtable.key), hashes, memtable.entries)
-    written = planned.described(region, generation, ids, key_index=xxhash.xxh3_64_hexdigest(places))
+    guard = bloom.build(hashes).to_bytes()
+    written = replace(
+        _described(records, memtable.key, guard, region=region, generation=generation, ids=ids),
+        entries=memtable.entries,
+        key_index=xxhash.xxh3_64_hexdigest(places),
+    )
     written, segments = with_segments(written, records, memtable.key, indexes)
-    _create(store, file_key(written, BLOOM_FILE), planned.guard, clock)
-    _create(store, file_key(written, INDEX_FILE), places, clock)
-    for name, content in segments.items():
-        _create(store, file_key(written, name), content, clock)
-    _create(store, file_key(written, MANIFEST_FILE), encode(written), clock)
-    return written
+    return _stored(store, written, {BLOOM_FILE: guard, INDEX_FILE: places, **segments}, clock)
 
 
 def write_records(
@@ -67,41 +67,65 @@ def write_records(
     The records lie in a file of their own, and no key index beside it.
     """
     data = data_file.encode(records)
-    planned = _Planned(records.select(key), key_hashes(records, key), ())
-    written = planned.described(region, generation, ids, data=data_file.checksum(data))
+    guard = bloom.build(key_hashes(records, key)).to_bytes()
+    written = replace(
+        _described(records, key, guard, region=region, generation=generation, ids=ids), data=data_file.checksum(data)
+    )
     written, segments = with_segments(written, records, key, indexes)
-    _create(store, file_key(written, RECORDS_FILE), data, clock)
-    _create(store, file_key(written, BLOOM_FILE), planned.guard, clock)
-    for name, content in segments.items():
-        _create(store, file_key(written, name), content, clock)
+    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard, **segments}, clock)
+
+
+def write_sorted(
+    store: ObjectStore,
+    folded: pa.Table,
+    key: Sequence[str],
+    *,
+    replaces: Sequence[Generation],
+    clock: Clock,
+    ids: Ids,
+    indexes: Sequence[IndexDefinition] = (),
+) -> Generation:
+    """Write the fold of consecutive generations, one record per key ascending by it, into a fresh directory.
+
+    It takes the number of the last one. Requests and errors: those of `write`.
+    """
+    chunks, data = sorted_file.encode(folded, key)
+    guard = bloom.build(key_hashes(folded, key)).to_bytes()
+    last = replaces[-1]
+    written = replace(
+        _described(folded, key, guard, region=last.region, generation=last.generation, ids=ids),
+        data=data_file.checksum(data),
+        sorted_from=replaces[0].generation,
+        chunks=chunks,
+        replaces=tuple(each.flushed for each in replaces),
+    )
+    written, segments = with_segments(written, folded, key, indexes)
+    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard, **segments}, clock)
+
+
+def _described(
+    records: pa.Table, key: Sequence[str], guard: bytes, *, region: str, generation: int, ids: Ids
+) -> Generation:
+    """What is known of records and their keys before they are written, in no entries yet."""
+    bounds = statistics.compute(records.select(key))
+    return Generation(
+        region=region,
+        generation=generation,
+        path=f"{ids.uuid()[:8]}_gen_{generation}",
+        entries=(),
+        records=records.num_rows,
+        min_key=bounds.min_values,
+        max_key=bounds.max_values,
+        bloom=xxhash.xxh3_64_hexdigest(guard),
+        size_bytes=records.nbytes,
+    )
+
+
+def _stored(store: ObjectStore, written: Generation, files: Mapping[str, bytes], clock: Clock) -> Generation:
+    for name, data in files.items():
+        _create(store, file_key(written, name), data, clock)
     _create(store, file_key(written, MANIFEST_FILE), encode(written), clock)
     return written
-
-
-class _Planned:
-    """What is known of a generation's keys before it is written."""
-
-    def __init__(self, keys_of_records: pa.Table, hashes: Hashes, entries: tuple[int, ...]) -> None:
-        self.guard = bloom.build(hashes).to_bytes()
-        self._records = keys_of_records.num_rows
-        self._bounds = statistics.compute(keys_of_records)
-        self._entries = entries
-
-    def described(
-        self, region: str, generation: int, ids: Ids, *, key_index: str | None = None, data: str | None = None
-    ) -> Generation:
-        return Generation(
-            region=region,
-            generation=generation,
-            path=f"{ids.uuid()[:8]}_gen_{generation}",
-            entries=self._entries,
-            records=self._records,
-            min_key=self._bounds.min_values,
-            max_key=self._bounds.max_values,
-            bloom=xxhash.xxh3_64_hexdigest(self.guard),
-            key_index=key_index,
-            data=data,
-        )
 
 
 def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:

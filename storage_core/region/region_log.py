@@ -102,7 +102,7 @@ class RegionLog:
             ids=self._ids,
             indexes=self._indexes if flushed.rows >= self._options.segment_rows else (),
         )
-        self._commit_flush(FlushedGeneration(generation=self._generation, path=written.path))
+        self._commit_flush(written.flushed)
         _logger.info(
             "region %s: flushed generation %d, %d records of %d WAL entries",
             self.region,

@@ -63,10 +63,9 @@ class CapturedRegion:
         if self.manifest is None:
             return
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
-        for each in self.manifest.flushed_generations:
-            if each.generation > merged:
-                found = generation.read(self.store, self.manifest.region_id, each)
-                yield Unmerged(generation=found, records=tuple(self._flushed(found, wanted)))
+        for each in generation.unmerged(self.store, self.manifest, merged):
+            found = generation.read(self.store, self.manifest.region_id, each)
+            yield Unmerged(generation=found, records=tuple(self._flushed(found, wanted)))
         behind = (each.entry for each in self.entries if each.entry.generation > merged)
         yield Unmerged(generation=None, records=tuple(each.records for each in behind))
 
