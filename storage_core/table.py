@@ -367,16 +367,27 @@ class Table:
         return lookup.get_many(self._store, snapshot, wanted, records=records)
 
     def search(
-        self, query: object, *, index: str, limit: int = 10, at: At | None = None, cache_dir: Path | None = None
+        self,
+        query: object,
+        *,
+        index: str,
+        limit: int = 10,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        cache_dir: Path | None = None,
     ) -> pa.Table:
         """Return the best `limit` rows for a query on an index, with a `score` column, best first.
 
-        The answer is exact for the snapshot however far the index lags: what no segment covers is read and indexed on
-        the fly. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to; None keeps them for this
-        call only. Raises `NotFound` for an unknown index, `InvalidInput` for a query it cannot read.
+        The answer is exact however far index and merge lag: what no segment covers is read and indexed on the fly.
+        `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to;
+        None keeps them for this call only. Raises `NotFound` for an unknown index, `InvalidInput` for a query it cannot
+        read.
         """
-        snapshot, _ = self._view(at, Consistency.SNAPSHOT)
-        return run_search(self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir)
+        snapshot, captured = self._captured(at, consistency)
+        unmerged = () if captured is None else captured.parts(snapshot)
+        return run_search(
+            self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir, unmerged=unmerged
+        )
 
     def explain(self, query: str) -> Pruned:
         """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
@@ -462,6 +473,16 @@ class Table:
         keys: pa.Table | None = None,
     ) -> tuple[Snapshot, pa.Table | None]:
         """The snapshot to read, and the records over it of the regions that the caller asks for."""
+        snapshot, captured = self._captured(at, consistency, regions)
+        return snapshot, None if captured is None else captured.above(snapshot, keys=keys)
+
+    def _captured(
+        self,
+        at: At | None,
+        consistency: str,
+        regions: Callable[[Snapshot], Sequence[Region] | None] = every_region,
+    ) -> tuple[Snapshot, tail.Captured | None]:
+        """The snapshot to read, and what was captured of these regions before it."""
         if consistency not in set(Consistency):
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
         if at is not None:
@@ -479,7 +500,7 @@ class Table:
             captured = tail.capture(self._store, before, include_wal=include_wal, regions=regions(before))
             snapshot = self.refresh().snapshot
             if snapshot.config.region_spec.id == captured.spec_id:
-                return snapshot, captured.above(snapshot, keys=keys)
+                return snapshot, captured
             # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
 
     def _require_writable(self) -> None:

@@ -39,13 +39,16 @@ def search(
     index: Index,
     limit: Limit = 10,
     at: At = None,
+    consistency: Consistency = None,
     as_json: Json = False,
 ) -> None:
     """Find the best rows for a query on an index.
 
     The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
     """
-    answer = open_table(uri).search(query, index=index, limit=limit, at=at, cache_dir=_cache_dir())
+    answer = open_table(uri).search(
+        query, index=index, limit=limit, at=at, consistency=consistency or "snapshot", cache_dir=_cache_dir()
+    )
     output.rows(answer, as_json=as_json)
 
 

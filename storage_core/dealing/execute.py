@@ -73,8 +73,8 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
 def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
     """Write the records of one region, in the order of the chunks, as the generation of the dealer's turn.
 
-    What does not fit or is late was set aside by `sort`. A GET per chunk and three PUTs. Memory: all of these records.
-    Raises `Corrupt` when a chunk that was sound is damaged by now, and what `dealt.write` raises.
+    What does not fit or is late was set aside by `sort`. A GET per chunk and the PUTs of `dealt.write`. Memory:
+    all of these records. Raises `Corrupt` when a chunk that was sound is damaged by now, and what `dealt.write` raises.
     """
     target = work.target
     parts = [record_schema(target.context.schema).empty_table()]
@@ -87,7 +87,8 @@ def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, cloc
     records = pa.concat_tables(parts)
     if not records.num_rows:
         return FillResult(path=None, rows=0)
-    written = dealt.write(store, records, target.config.primary_key, turn=work.turn, clock=clock, ids=ids)
+    key, indexes = target.config.primary_key, target.config.indexes
+    written = dealt.write(store, records, key, turn=work.turn, clock=clock, ids=ids, indexes=indexes)
     return FillResult(path=written.path, rows=written.records)
 
 

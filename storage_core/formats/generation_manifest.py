@@ -31,6 +31,21 @@ INDEX_FILE = "key_index.arrow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSegment:
+    """An index segment in the directory of a generation, `<index>.seg`: a bundle of this size, footer and xxh3-64.
+
+    `definition` is the fingerprint of what it was built under, `rows` the number of rows it covers.
+    """
+
+    index: str
+    definition: str
+    rows: int
+    size: int
+    footer_offset: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A stretch of the records of a sorted generation: where it begins in the data file, how long it is, in bytes.
 
@@ -56,6 +71,7 @@ class Generation:
 
     A sorted generation has one record per key, ascending by key, in `chunks`. It stands for the generations from
     `sorted_from` on, which `replaces` names in order; 0 and empty where it is not sorted.
+    `segments` are those of the table's indexes, none of an index that came later.
     """
 
     region: str
@@ -72,6 +88,7 @@ class Generation:
     sorted_from: int = 0
     chunks: tuple[Chunk, ...] = ()
     replaces: tuple[FlushedGeneration, ...] = ()
+    segments: tuple[GenerationSegment, ...] = ()
 
     @property
     def flushed(self) -> FlushedGeneration:
@@ -82,6 +99,11 @@ class Generation:
 def file_key(generation: Generation, name: str) -> str:
     """Return the key of a file of the generation."""
     return keys.generation_file_key(generation.region, generation.path, name)
+
+
+def segment_file(index: str) -> str:
+    """Return the name of the file with a generation's segment of an index."""
+    return f"{index}.seg"
 
 
 def encode(generation: Generation) -> bytes:
@@ -107,6 +129,8 @@ def encode(generation: Generation) -> bytes:
         body["sortedFrom"] = generation.sorted_from
         body["chunks"] = [_chunk_body(each) for each in generation.chunks]
         body["replaces"] = [{"generation": each.generation, "path": each.path} for each in generation.replaces]
+    if generation.segments:
+        body["segments"] = [_segment_object(each) for each in generation.segments]
     return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
 
 
@@ -142,6 +166,29 @@ def decode(data: bytes, where: str) -> Generation:
         replaces=tuple(
             FlushedGeneration(generation=each["generation"], path=each["path"]) for each in body.get("replaces", ())
         ),
+        segments=tuple(map(_read_segment, body.get("segments", ()))),
+    )
+
+
+def _segment_object(segment: GenerationSegment) -> dict[str, object]:
+    return {
+        "index": segment.index,
+        "definition": segment.definition,
+        "rows": segment.rows,
+        "size": segment.size,
+        "footerOffset": segment.footer_offset,
+        "xxh3": segment.xxh3,
+    }
+
+
+def _read_segment(found: Mapping[str, Any]) -> GenerationSegment:
+    return GenerationSegment(
+        index=found["index"],
+        definition=found["definition"],
+        rows=found["rows"],
+        size=found["size"],
+        footer_offset=found["footerOffset"],
+        xxh3=found["xxh3"],
     )
 
 

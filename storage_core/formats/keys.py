@@ -17,6 +17,7 @@ from storage_core.formats.bit_reversal import number_of, reversed_name
 from storage_core.formats.key_segments import require_encoded, short_segment
 
 GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow", "records.arrow")
+_SEGMENT_SUFFIX = ".seg"
 
 LOG_PREFIX = "_transaction_log/"
 VERSIONS_PREFIX = f"{LOG_PREFIX}0"
@@ -190,11 +191,21 @@ def wal_entry_key(region: str, entry: int) -> str:
 
 
 def generation_file_key(region: str, directory: str, name: str) -> str:
-    """Return the key of one file of a flushed generation; `directory` is `<8 hex>_gen_<number>`."""
+    """Return the key of one file of a flushed generation; `directory` is `<8 hex>_gen_<number>`.
+
+    `name` is one of `GENERATION_FILES`, or `<index>.seg`.
+    """
     _matching(_GENERATION, directory, "a generation directory (<8 hex>_gen_<number>)")
-    if name not in GENERATION_FILES:
-        raise InvalidInput(f"expected one of {', '.join(GENERATION_FILES)}, found {name!r}", name=name)
+    if name not in GENERATION_FILES and not _is_segment_name(name):
+        raise InvalidInput(
+            f"expected one of {', '.join(GENERATION_FILES)} or <index>{_SEGMENT_SUFFIX}, found {name!r}", name=name
+        )
     return f"_mem_wal/{_uuid(region)}/{directory}/{name}"
+
+
+def _is_segment_name(name: str) -> bool:
+    stem = name.removesuffix(_SEGMENT_SUFFIX)
+    return stem != name and _INDEX_NAME.fullmatch(stem) is not None
 
 
 def gc_candidates_key() -> str:

@@ -27,7 +27,8 @@ from storage_core.errors import Corrupt, Unsupported
 _TRAILER = struct.Struct("<QQ8s")
 _MAGIC = b"TMWAL\x00\x00"
 _FORMAT_VERSION = 1
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+# Without threads: of columns of some kilobytes each, starting the threads costs more than compressing.
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

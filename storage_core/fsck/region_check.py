@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage_core.formats import keys
-from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, Generation
+from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, Generation, file_key, segment_file
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import generation, wal
+from storage_core.region import generation, generation_segments, wal
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.manifest import read_latest, read_version
 from storage_core.region.registry import decode
@@ -24,8 +24,8 @@ from storage_core.region_fields import WHOLE_TABLE_SPEC
 def check_regions(store: ObjectStore, inventory: Inventory, merged: dict[str, int], *, deep: bool) -> Iterator[Finding]:
     """Yield what is wrong with the regions; `merged` is their merge progress in the base.
 
-    One GET for the newest manifest and the hint of a region, one per unmerged WAL entry and two per unmerged
-    generation; deep: one per object of the region.
+    One GET for the newest manifest and the hint of a region, one per unmerged WAL entry, two and one per index
+    segment per unmerged generation; deep: one per object of the region.
     """
     found = {each.region for each in inventory.parsed.values() if each.region is not None}
     for region in sorted(found):
@@ -166,6 +166,15 @@ class _Region:
             generation.read_filter(self.store, found)
         except DAMAGE as error:
             self.findings.append(damage_of(bloom, error, where, "the filter of the generation"))
+        self._segments(found, Kind.GENERATION_SEGMENT_DAMAGED if bloom is Kind.BLOOM_DAMAGED else bloom)
+
+    def _segments(self, found: Generation, kind: Kind) -> None:
+        for segment in found.segments:
+            try:
+                generation_segments.load(self.store, found, segment)
+            except DAMAGE as error:
+                where = file_key(found, segment_file(segment.index))
+                self.findings.append(damage_of(kind, error, where, f"the segment of index {segment.index}"))
 
     def _data(self, found: Generation, kind: Kind) -> None:
         try:

@@ -72,6 +72,7 @@ class Kind(StrEnum):
     UNREFERENCED = "unreferenced"
     VECTOR_MISSING = "vector_missing"
     VECTOR_DAMAGED = "vector_damaged"
+    GENERATION_SEGMENT_DAMAGED = "generation_segment_damaged"
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -126,6 +127,10 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.UNREFERENCED: (_N, "no version needs it; the collector takes it: tidemark gc"),
     Kind.VECTOR_MISSING: (_E, f"its split cannot be read: {REPAIR}"),
     Kind.VECTOR_DAMAGED: (_E, f"its split cannot be read: {REPAIR}"),
+    Kind.GENERATION_SEGMENT_DAMAGED: (
+        _W,
+        _NOTHING_LOST + "a search indexes the generation; it goes with the next merge",
+    ),
 }
 
 

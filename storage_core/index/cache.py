@@ -51,6 +51,18 @@ class SegmentCache:
         name = f"gap-{PurePosixPath(add.path).stem}-{built_as}"
         return self._entry(name, lambda: segments.build(store, add, definition, schema))
 
+    def built(self, name: str, source: str, files: Callable[[], Mapping[str, bytes | memoryview]]) -> Path:
+        """Return the directory with these files, which are made once: `source` is text that fixes what is in them."""
+        return self._entry(f"{name}-{checksum(source.encode())}", files)
+
+    @contextmanager
+    def passing(self, files: Mapping[str, bytes | memoryview]) -> Iterator[Path]:
+        """A directory with these files, on the cache's file system, that is gone at the end."""
+        with tempfile.TemporaryDirectory(prefix="tmp-", dir=self._root) as temporary:
+            filled = Path(temporary) / "filled"
+            _fill(filled, files)
+            yield filled
+
     def _entry(self, name: str, files: Callable[[], Mapping[str, bytes | memoryview]]) -> Path:
         target = self._root / name
         if _intact(target):

@@ -104,12 +104,16 @@ def build(store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.
     """
     # The whole file is read even for few columns: a segment must not preserve damage that only a checksum shows.
     rows = read_split(store, add.as_written, verify=True)
-    indexed = conform_split(rows, pa.schema([schema.field(each) for each in definition.columns]))
+    return build_rows(conform_split(rows, pa.schema([schema.field(each) for each in definition.columns])), definition)
+
+
+def build_rows(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
+    """Return the files of a segment over rows in memory, which have at least the indexed columns. No request."""
     match definition.kind:
         case "fulltext":
-            return fulltext.build(indexed, definition)
+            return fulltext.build(rows, definition)
         case "bitmap":
-            return bitmap.build(indexed, definition)
+            return bitmap.build(rows, definition)
         case _:
             assert_never(definition.kind)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from storage_core.clock import Clock
+from storage_core.config import IndexDefinition
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
@@ -23,6 +24,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.generation_write import write_records
 from storage_core.region.manifest import check_epoch, commit, read_latest
+from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
 
@@ -65,13 +67,30 @@ def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: 
 
 
 def write(
-    store: ObjectStore, records: pa.Table, key: Sequence[str], *, turn: Turn, clock: Clock, ids: Ids
+    store: ObjectStore,
+    records: pa.Table,
+    key: Sequence[str],
+    *,
+    turn: Turn,
+    clock: Clock,
+    ids: Ids,
+    indexes: Sequence[IndexDefinition] = (),
 ) -> Generation:
     """Write records, in order, as the generation of the turn; durable when this returns, and known to nobody.
 
-    `records` has the columns of `rows.fold.record_schema`. Three PUTs. Raises `CommitUnknown`.
+    `records` has the columns of `rows.fold.record_schema`. Three PUTs; from `SEGMENT_ROWS` records on one more for each
+    of the table's `indexes`. Raises `CommitUnknown`.
     """
-    return write_records(store, records, key, region=turn.region, generation=turn.generation, clock=clock, ids=ids)
+    return write_records(
+        store,
+        records,
+        key,
+        region=turn.region,
+        generation=turn.generation,
+        clock=clock,
+        ids=ids,
+        indexes=indexes if records.num_rows >= SEGMENT_ROWS else (),
+    )
 
 
 def finish(

@@ -32,7 +32,6 @@ from storage_core.region import bloom, data_file, key_index, sorted_file, wal
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import matching
-from storage_core.rows import statistics
 
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
     `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
     of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
     may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
-    cost reading all of its records. Ask `admits` before for a single key.
+    cost reading all of its records. Ask `overlap.admitted` before.
     Raises `Corrupt` like `read_records`.
     """
     key = wanted.column_names
@@ -142,19 +141,6 @@ def _there(generation: Generation, where: str) -> Iterator[None]:
         raise Corrupt(
             f"{where}: generation {generation.generation} of region {generation.region} lost its records", key=where
         ) from error
-
-
-def admits(generation: Generation, key: pa.Table) -> bool:
-    """Return False when the bounds of the generation exclude the key, a table of one row. No request."""
-    for name in key.column_names:
-        value, kind = key[name][0].as_py(), key[name].type
-        low, high = generation.min_key.get(name), generation.max_key.get(name)
-        # Only a comparison that holds excludes the key: with NaN, the greatest value, none does.
-        if low is not None and value < statistics.decode(low, kind):
-            return False
-        if high is not None and value > statistics.decode(high, kind):
-            return False
-    return True
 
 
 def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: Sequence[str]) -> list[bool]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.clock import Clock
+from storage_core.config import IndexDefinition
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import BLOOM_FILE, INDEX_FILE, MANIFEST_FILE, Generation, encode, file_key
 from storage_core.ids import Ids
@@ -16,16 +17,25 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import bloom, data_file, key_index, sorted_file
 from storage_core.region.data_file import RECORDS_FILE
+from storage_core.region.generation_segments import with_segments
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
 
 
 def write(
-    store: ObjectStore, memtable: Memtable, *, region: str, generation: int, clock: Clock, ids: Ids
+    store: ObjectStore,
+    memtable: Memtable,
+    *,
+    region: str,
+    generation: int,
+    clock: Clock,
+    ids: Ids,
+    indexes: Sequence[IndexDefinition] = (),
 ) -> Generation:
     """Write the memtable as a generation into a fresh directory, durable when this returns. Three PUTs.
 
+    One PUT more per index, for its segment; an index that cannot be built gets none (`with_segments`).
     Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
     """
     records = memtable.records()
@@ -37,7 +47,8 @@ def write(
         entries=memtable.entries,
         key_index=xxhash.xxh3_64_hexdigest(places),
     )
-    return _stored(store, written, {BLOOM_FILE: guard, INDEX_FILE: places}, clock)
+    written, segments = with_segments(written, records, memtable.key, indexes)
+    return _stored(store, written, {BLOOM_FILE: guard, INDEX_FILE: places, **segments}, clock)
 
 
 def write_records(
@@ -49,14 +60,19 @@ def write_records(
     generation: int,
     clock: Clock,
     ids: Ids,
+    indexes: Sequence[IndexDefinition] = (),
 ) -> Generation:
-    """Write records that are in no WAL as a generation into a fresh directory. Three PUTs. Raises as `write` does."""
+    """Write records that are in no WAL as a generation into a fresh directory. Requests and errors: those of `write`.
+
+    The records lie in a file of their own, and no key index beside it.
+    """
     data = data_file.encode(records)
     guard = bloom.build(key_hashes(records, key)).to_bytes()
     written = replace(
         _described(records, key, guard, region=region, generation=generation, ids=ids), data=data_file.checksum(data)
     )
-    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard}, clock)
+    written, segments = with_segments(written, records, key, indexes)
+    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard, **segments}, clock)
 
 
 def write_sorted(
@@ -67,10 +83,11 @@ def write_sorted(
     replaces: Sequence[Generation],
     clock: Clock,
     ids: Ids,
+    indexes: Sequence[IndexDefinition] = (),
 ) -> Generation:
     """Write the fold of consecutive generations, one record per key ascending by it, into a fresh directory.
 
-    It takes the number of the last one. Three PUTs. Raises as `write` does.
+    It takes the number of the last one. Requests and errors: those of `write`.
     """
     chunks, data = sorted_file.encode(folded, key)
     guard = bloom.build(key_hashes(folded, key)).to_bytes()
@@ -82,7 +99,8 @@ def write_sorted(
         chunks=chunks,
         replaces=tuple(each.flushed for each in replaces),
     )
-    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard}, clock)
+    written, segments = with_segments(written, folded, key, indexes)
+    return _stored(store, written, {RECORDS_FILE: data, BLOOM_FILE: guard, **segments}, clock)
 
 
 def _described(

@@ -82,13 +82,10 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
     """
     key, schema = work.primary_key, work.context.schema
     records = pa.concat_tables(list(_records(store, work)))
-    pending = fold.fold(records, key)
-    found: list[Superseded] = []
-    for split in work.base:
-        hit, pending = find(store, split, pending, key=key, schema=schema)
-        found += [] if hit is None else [hit]
+    folded = fold.fold(records, key)
+    looked = [find(store, split, folded, key=key, schema=schema) for split in work.base]
+    found = [each for each in looked if each is not None]
     read = pa.concat_tables([schema.empty_table(), *(each.read for each in found)])
-    folded = pa.concat_tables([pending, *(each.records for each in found)])
     entries = [each.entry(store, ids=ids, now_ms=now_ms) for each in found]
     marks = tuple(each for each in entries if isinstance(each, Add))
     removes = tuple(each for each in entries if isinstance(each, Remove))
@@ -118,7 +115,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         work.after + 1,
         merged.generation,
         result.rows_in,
-        sum(each.records.num_rows for each in found),
+        sum(each.hit for each in found),
         len(found),
         len(adds),
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from storage_core.errors import InvalidInput
 
 MB = 2**20
+SEGMENT_ROWS = 10_000
+"""Indexing fewer rows takes a reader about as long as a segment of them, and a flush would wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +20,14 @@ class WriterOptions:
       A WAL entry takes several calls up to `entry_bytes`; a larger call is an entry of its own.
     - `flush_rows`, `flush_bytes`, `flush_age_ms`: a memtable with so many records or bytes, or whose oldest record is
       so old, is flushed before the next entry; one that is too old also without a call. None: no age is too old.
+    - `segment_rows`: a generation of so many records gets a segment of each index of the table, fewer are indexed by
+      who searches them.
     - `wait_rows`, `wait_bytes`: while so much is given but not durable, further calls wait, for `wait_ms` at most.
     - `refuse_rows`, `refuse_bytes`: so much given and waiting is never exceeded: the next call raises `Overloaded`.
 
     One call is always taken by a writer that holds nothing else, however large it is. So a writer holds at most
-    `refuse_bytes`, `flush_bytes` and one entry in memory, and while it flushes the key index of the memtable.
+    `refuse_bytes`, `flush_bytes` and one entry in memory, and while it flushes the key index of the memtable; of a
+    table with indexes also a folded copy of the memtable, and what the indexes make of its rows.
     """
 
     durable: bool = True
@@ -31,6 +36,7 @@ class WriterOptions:
     flush_rows: int = 100_000
     flush_bytes: int = 256 * MB
     flush_age_ms: int | None = None
+    segment_rows: int = SEGMENT_ROWS
     wait_rows: int = 200_000
     wait_bytes: int = 64 * MB
     wait_ms: int = 30_000

@@ -1,4 +1,4 @@
-"""Which base splits may hold a key of a generation, by bounds alone: on columns of the state, never split by split."""
+"""What the bounds of a generation rule out: splits of the base, and wanted keys. On columns, never one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from storage_core.formats.generation_manifest import Generation
 from storage_core.log.map_columns import map_column
-from storage_core.rows.sortable import Mask, bound_keys, unless_false
+from storage_core.rows.sortable import Mask, bound_keys, sortable, unless_false
 
 Bounds = Mapping[str, tuple[pa.Array, pa.Array]]
 
@@ -27,6 +27,32 @@ def may_overlap(
     touched = [_bounds_of(each, types) for each in generations]
     masks = [_overlaps(batch, touched, types) for batch in files.select(["minValues", "maxValues"]).to_batches()]
     return pa.array(np.concatenate([np.empty(0, dtype=bool), *masks]))
+
+
+def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
+    """Tell per row of a table of splits (`FILES_SCHEMA`) whether its split may hold one of these keys.
+
+    False only when the bounds of the split and those of the keys, column by column, leave no room for a common value.
+    No request is made. `wanted` has the key columns and at least one row.
+    """
+    ends = {name: pc.min_max(sortable(wanted[name].combine_chunks())) for name in wanted.column_names}
+    bounds = {name: (pa.array([each["min"]]), pa.array([each["max"]])) for name, each in ends.items()}
+    types = {each.name: each.type for each in wanted.schema}
+    masks = [_overlaps(batch, [bounds], types) for batch in files.select(["minValues", "maxValues"]).to_batches()]
+    return pa.array(np.concatenate([np.empty(0, dtype=bool), *masks]))
+
+
+def admitted(generation: Generation, wanted: pa.Table) -> Mask:
+    """Tell per row of a table of keys False when the generation's bounds exclude the key. No request.
+
+    One comparison per key column and bound, however many the keys; NaN, the greatest value, is one value, and a bound
+    that is missing or is no value of its column excludes nothing.
+    """
+    mask = np.ones(wanted.num_rows, dtype=bool)
+    for name, (least, greatest) in _bounds_of(generation, {each.name: each.type for each in wanted.schema}).items():
+        keys = sortable(wanted[name].combine_chunks())
+        mask &= unless_false(pc.greater_equal(keys, least[0])) & unless_false(pc.less_equal(keys, greatest[0]))
+    return mask
 
 
 def _bounds_of(generation: Generation, types: Mapping[str, pa.DataType]) -> Bounds:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
 
+from storage_core.config import IndexDefinition
 from storage_core.errors import CommitUnknown, TidemarkError, WriterFenced
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
@@ -28,8 +29,16 @@ class RegionLog:
     one when a generation holds its records: whoever has taken hold of it may go on reading.
     """
 
-    def __init__(self, claimed: Claim, memtable: Memtable, *, options: WriterOptions, ids: Ids) -> None:
-        """Take over what a claim found; `memtable` is empty."""
+    def __init__(
+        self,
+        claimed: Claim,
+        memtable: Memtable,
+        *,
+        options: WriterOptions,
+        ids: Ids,
+        indexes: Sequence[IndexDefinition] = (),
+    ) -> None:
+        """Take over what a claim found; `memtable` is empty, `indexes` are those of the table."""
         self.memtable = memtable
         self.stopped: TidemarkError | None = None
         self._appender = claimed.appender
@@ -37,6 +46,7 @@ class RegionLog:
         self._clock = claimed.appender.clock
         self._ids = ids
         self._options = options
+        self._indexes = indexes
         self._generation = claimed.manifest.current_generation
         self._oldest_ms = self._clock.now_ms()
         for each in claimed.unflushed:
@@ -90,6 +100,7 @@ class RegionLog:
             generation=self._generation,
             clock=self._clock,
             ids=self._ids,
+            indexes=self._indexes if flushed.rows >= self._options.segment_rows else (),
         )
         self._commit_flush(written.flushed)
         _logger.info(

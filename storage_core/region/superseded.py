@@ -1,7 +1,7 @@
 """The rows of a split that records supersede: found by the key columns, read only where a patch needs their values.
 
 The base never holds two live rows of one key (design page 03, "Merge"), so a record supersedes at most one row of all
-splits together, and what one split has taken need not be looked for in the next.
+splits together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from storage_core.ids import Ids
@@ -31,14 +30,14 @@ Places = npt.NDArray[np.int64]
 class Superseded:
     """What folded records do to one split.
 
-    `gone` are its rows, by their place in the file, that are not live after it, `rows` how many the file has. `records`
-    are those of keys that were live in the split; `read` are the rows that patches among them lay their fields over.
+    `gone` are its rows, by their place in the file, that are not live after it, `rows` how many the file has, `hit` how
+    many of them the records end; `read` are the rows that patches among them lay their fields over.
     """
 
     split: Add
     rows: int
     gone: BitMap
-    records: pa.Table
+    hit: int
     read: pa.Table
 
     def entry(self, store: ObjectStore, *, ids: Ids, now_ms: int) -> Add | Remove:
@@ -51,8 +50,8 @@ class Superseded:
 
 def find(
     store: ObjectStore, split: Add, records: pa.Table, *, key: Sequence[str], schema: pa.Schema
-) -> tuple[Superseded | None, pa.Table]:
-    """Return what the records do to the split, None for nothing, and the records of all other keys in their order.
+) -> Superseded | None:
+    """Return what the records do to the split, None for nothing.
 
     `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
     hold its row; one GET more for a vector that is stored. Raises what `open_split` raises.
@@ -64,17 +63,15 @@ def find(
     live[positions(gone)] = False
     places = np.flatnonzero(live & np.isin(held, wanted))
     if not len(places):
-        return None, records
-    hit = np.isin(wanted, held[places])
-    patched = wanted[hit & (records.column(fold.OPERATION).to_numpy() == fold.Operation.PATCH)]
-    found = Superseded(
+        return None
+    patched = wanted[records.column(fold.OPERATION).to_numpy() == fold.Operation.PATCH]
+    return Superseded(
         split=split,
         rows=len(held),
         gone=gone | BitMap(places.astype(np.uint32)),
-        records=records.filter(pa.array(hit)),
+        hit=len(places),
         read=_rows(opened, places[np.isin(held[places], patched)], schema),
     )
-    return found, records.filter(pc.invert(pa.array(hit)))
 
 
 def removal(split: Add, now_ms: int) -> Remove:

@@ -16,6 +16,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
+from storage_core.region.overlap import admitted
 from storage_core.region.registry import read_registry
 from storage_core.region.spec import Region, only_region
 from storage_core.region.wal import Logged
@@ -39,6 +40,14 @@ class RegionState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unmerged:
+    """Records of one generation in the order of their acknowledgement, or of a region's log behind its generations."""
+
+    generation: Generation | None
+    records: tuple[pa.Table, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedRegion:
     """A moment of one region: its manifest, None before the first claim, and the durable entries behind it."""
 
@@ -46,7 +55,7 @@ class CapturedRegion:
     manifest: RegionManifest | None
     entries: tuple[Logged, ...]
 
-    def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[pa.Table]:
+    def above(self, snapshot: Snapshot, wanted: pa.Table | None) -> Iterator[Unmerged]:
         """Yield the records that the snapshot has not merged, in the order of their acknowledgement.
 
         With `wanted`, a table of keys, of the generations only the records of those are read, see `generation.find`.
@@ -55,18 +64,18 @@ class CapturedRegion:
             return
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
         for each in generation.unmerged(self.store, self.manifest, merged):
-            yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
-        for logged in self.entries:
-            if logged.entry.generation > merged:
-                yield logged.entry.records
+            found = generation.read(self.store, self.manifest.region_id, each)
+            yield Unmerged(generation=found, records=tuple(self._flushed(found, wanted)))
+        behind = (each.entry for each in self.entries if each.entry.generation > merged)
+        yield Unmerged(generation=None, records=tuple(each.records for each in behind))
 
     def _flushed(self, found: Generation, wanted: pa.Table | None) -> Iterator[pa.Table]:
         if wanted is None:
             yield from generation.read_records(self.store, found)
             return
-        admitted = [at for at in range(wanted.num_rows) if generation.admits(found, wanted.slice(at, 1))]
-        if admitted:
-            yield from generation.find(self.store, found, wanted.take(admitted))
+        kept = wanted.filter(pa.array(admitted(found, wanted)))
+        if kept.num_rows:
+            yield from generation.find(self.store, found, kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +99,14 @@ class Captured:
         A generation up to the snapshot's merged one is left out, also where only its WAL entries were captured: the
         base may hold newer rows of its keys (lesson 22). One GET per generation and per WAL entry of it that is read.
         """
-        parts = side_by_side(lambda each: list(each.above(snapshot, keys)), self.regions)
-        return pa.concat_tables([record_schema(snapshot.schema).empty_table(), *chain.from_iterable(parts)])
+        parts = self.parts(snapshot, keys=keys)
+        records = chain.from_iterable(each.records for each in parts)
+        return pa.concat_tables([record_schema(snapshot.schema).empty_table(), *records])
+
+    def parts(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> list[Unmerged]:
+        """Return the same records, generation by generation, those of one region oldest first."""
+        found = side_by_side(lambda each: list(each.above(snapshot, keys)), self.regions)
+        return list(chain.from_iterable(found))
 
 
 def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:

@@ -14,6 +14,7 @@ from typing import Self
 import pyarrow as pa
 
 from storage_core.clock import Clock
+from storage_core.config import IndexDefinition
 from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
@@ -46,7 +47,14 @@ class RegionWriter:
     """
 
     def __init__(
-        self, claimed: Claim, *, builder: RecordBuilder, ids: Ids, options: WriterOptions, late: LateRule | None = None
+        self,
+        claimed: Claim,
+        *,
+        builder: RecordBuilder,
+        ids: Ids,
+        options: WriterOptions,
+        late: LateRule | None = None,
+        indexes: Sequence[IndexDefinition] = (),
     ) -> None:
         """Take over what a claim found; `open` makes the claim."""
         self._builder = builder
@@ -55,7 +63,7 @@ class RegionWriter:
         self._at_the_door = threading.Lock()
         self._durable = options.durable
         memtable = Memtable(record_schema(builder.schema), builder.key)
-        self._log = RegionLog(claimed, memtable, options=options, ids=ids)
+        self._log = RegionLog(claimed, memtable, options=options, ids=ids, indexes=indexes)
         self._group = GroupCommit(self._log, options=options, clock=self._clock)
 
     @classmethod
@@ -91,8 +99,8 @@ class RegionWriter:
                 region=target.id,
             )
         builder = RecordBuilder(snapshot.schema, key, merged_maps=snapshot.config.merged_maps)
-        late = LateRule.of(snapshot.config)
-        return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late)
+        late, indexes = LateRule.of(snapshot.config), snapshot.config.indexes
+        return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late, indexes=indexes)
 
     @property
     def region_id(self) -> str:
@@ -146,7 +154,8 @@ class RegionWriter:
     def flush(self) -> int | None:
         """Make a generation of everything written so far and return its number; None when there is nothing.
 
-        Four PUTs and the hint, and before them what `sync` does. A flush makes rows mergeable. One that fails loses
+        Four PUTs and the hint, and before them what `sync` does; with `segment_rows` records one PUT more per index of
+        the table as it was when the writer was opened. A flush makes rows mergeable. One that fails loses
         nothing and is tried again by the next one: generations have no gaps (lesson 20). Calls of other threads wait
         meanwhile. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
         """

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.keys import Mask, key_codes
+from storage_core.rows.keys import Mask, key_order
 from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
 
@@ -75,30 +75,34 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     an unknown operation or field, a missing record column, and a null in a key column.
     """
     _check_record_columns(records)
-    groups = _groups(records, key)
-    rows = records.take(pa.array(groups.order))
-    operations = _operations(rows)
-    columns = [name for name in records.column_names if name not in (OPERATION, FIELDS)]
-    given = _Given(rows, columns, operations)
+    order, begins = key_order(records, key)
+    groups = _Groups(np.flatnonzero(begins), len(order))
+    operations = _operations(records)[order]
+    columns = [each for each in records.schema if each.name not in (OPERATION, FIELDS)]
+    given = _Given(records.column(FIELDS).take(pa.array(order)), columns, operations)
     folded_operations = _fold_operations(operations, groups)
     patches = np.flatnonzero(folded_operations == Operation.PATCH)
     arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
     named: list[tuple[str, Mask]] = []
-    for name in columns:
+    for name in (each.name for each in columns):
+        # Values are taken once, at the end: through `order` from where they arrived.
+        column = records.column(name)
         if name in key:
-            arrays[name] = rows.column(name).take(pa.array(groups.starts))
+            arrays[name] = column.take(pa.array(order[groups.starts]))
             continue
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
-        column = rows.column(name)
+        places = order[source]
         merges = given.merges(name)
         if merges is not None:
             merged = groups.newest(merges) > newest
             named.append((merging(name), (merged & (newest == _NONE))[patches]))
-            column = _with_unions(column, groups.since(newest, given.valued(name), merged), merged)
-            source[merged] = len(rows) + np.arange(np.count_nonzero(merged))
-        arrays[name] = column.take(pa.array(source, mask=source == _NONE))
+            ordered = column.take(pa.array(order))
+            column = _with_unions(column, ordered, groups.since(newest, given.valued(name), merged), merged)
+            places[merged] = len(order) + np.arange(np.count_nonzero(merged))
+            source[merged] = places[merged]
+        arrays[name] = column.take(pa.array(places, mask=source == _NONE))
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
     arrays[FIELDS] = _field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
     return pa.Table.from_arrays([arrays[name] for name in records.column_names], schema=records.schema)
@@ -107,32 +111,44 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
 def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the base rows with the records applied, ascending by key, under the schema of the base.
 
-    A patch without a base row is a put of the given fields; a delete without one does nothing. Two base rows of one
-    key become the later one. Raises `InvalidInput` when the records have other columns than the base, and when a
-    record leaves a required column without a value (naming the column).
+    `folded` is what `fold` returned. A patch without a base row is a put of the given fields; a delete without one
+    does nothing. Two base rows of one key become the later one. Raises `InvalidInput` when the records have other
+    columns than the base, and when a record leaves a required column without a value (naming the column).
     """
     records = record_schema(base.schema)
-    puts = {
-        OPERATION: pa.array(np.zeros(base.num_rows, np.int8)),
-        FIELDS: pa.nulls(base.num_rows, records.field(FIELDS).type),
-    }
-    as_records = pa.Table.from_arrays([*puts.values(), *base.columns], names=[*puts, *base.column_names])
-    merged = fold(pa.concat_tables([conform(as_records, records), conform(folded, records)]), key)
-    kept = merged.filter(pc.not_equal(merged.column(OPERATION), int(Operation.DELETE)))
+    given = conform(folded, records)
+    if base.num_rows:
+        given = fold(pa.concat_tables([_as_puts(base), given]), key)
+    kept = given.filter(pc.not_equal(given.column(OPERATION), int(Operation.DELETE)))
     return conform(kept.drop_columns([OPERATION, FIELDS]), base.schema)
+
+
+def _as_puts(rows: pa.Table) -> pa.Table:
+    records = record_schema(rows.schema)
+    puts = {
+        OPERATION: pa.array(np.zeros(rows.num_rows, np.int8)),
+        FIELDS: pa.nulls(rows.num_rows, records.field(FIELDS).type),
+    }
+    as_records = pa.Table.from_arrays([*puts.values(), *rows.columns], names=[*puts, *rows.column_names])
+    return conform(as_records, records)
 
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Rows ordered by key, arrival order within a key: `order` sorts them, `starts` are where the groups begin."""
+    """Rows ordered by key, arrival order within a key: `starts` are where the groups of `rows` rows begin."""
 
-    order: Positions
     starts: Positions
+    rows: int
+
+    @property
+    def lasts(self) -> Positions:
+        """The last row of each group."""
+        return np.append(self.starts, self.rows)[1:] - 1
 
     def newest(self, chosen: Mask) -> Positions:
         """The last chosen row of each group, -1 where there is none."""
-        if not len(self.starts):
-            return self.starts
+        if chosen.all():
+            return self.lasts
         positions = np.where(chosen, np.arange(len(chosen)), _NONE)
         return np.maximum.reduceat(positions, self.starts)
 
@@ -144,23 +160,24 @@ class _Groups:
 
     def any(self, chosen: Mask) -> Mask:
         """Whether each group has a chosen row."""
-        return np.logical_or.reduceat(chosen, self.starts) if len(self.starts) else np.zeros(0, np.bool_)
+        return np.logical_or.reduceat(chosen, self.starts) if chosen.any() else np.zeros(len(self.starts), np.bool_)
 
 
 class _Given:
     """Which rows give which columns a value, read from `_fields` once."""
 
-    def __init__(self, rows: pa.Table, columns: list[str], operations: npt.NDArray[np.int8]) -> None:
-        lists = rows.column(FIELDS).combine_chunks()
+    def __init__(self, fields: pa.ChunkedArray, columns: list[pa.Field], operations: npt.NDArray[np.int8]) -> None:
+        lists = fields.combine_chunks()
         self._all: Mask = lists.is_null().to_numpy(zero_copy_only=False)
         self._operations = operations
         self._parents: Positions = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
         names = pc.list_flatten(lists)
-        maps = [name for name in columns if pa.types.is_map(rows.column(name).type) and merging(name) not in columns]
-        known = pa.array([*columns, *map(merging, maps)], pa.string())
+        own = [each.name for each in columns]
+        maps = [each.name for each in columns if pa.types.is_map(each.type) and merging(each.name) not in own]
+        known = pa.array([*own, *map(merging, maps)], pa.string())
         unknown = pc.unique(names.filter(pc.invert(pc.is_in(names, known)))).to_pylist()
         if unknown:
-            raise InvalidInput(f"records name the fields {unknown}; the table has {columns}", fields=unknown)
+            raise InvalidInput(f"records name the fields {unknown}; the table has {own}", fields=unknown)
         self._columns = {name: code for code, name in enumerate(known.to_pylist())}
         self._codes: Positions = pc.index_in(names, known).to_numpy(zero_copy_only=False)
         self._merging = {name for name in maps if self._names(merging(name)).any()}
@@ -195,17 +212,8 @@ def _check_record_columns(records: pa.Table) -> None:
         raise InvalidInput(f"records need the columns {sorted(missing)}; found {records.column_names}")
 
 
-def _groups(records: pa.Table, key: Sequence[str]) -> _Groups:
-    (codes,) = key_codes([records], key)
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    begins = np.ones(len(ordered), np.bool_)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    return _Groups(order, np.flatnonzero(begins))
-
-
-def _operations(rows: pa.Table) -> npt.NDArray[np.int8]:
-    column = rows.column(OPERATION)
+def _operations(records: pa.Table) -> npt.NDArray[np.int8]:
+    column = records.column(OPERATION)
     known = pc.is_in(column, pa.array([int(op) for op in Operation], column.type))
     if not pc.all(known, min_count=0).as_py():
         unknown = pc.unique(column.filter(pc.invert(known))).to_pylist()
@@ -215,18 +223,18 @@ def _operations(rows: pa.Table) -> npt.NDArray[np.int8]:
     return operations
 
 
-def _with_unions(column: pa.ChunkedArray, groups: Positions, merged: Mask) -> pa.ChunkedArray:
-    """The column, and behind it one map for each merged group: the union of the values of its rows in `groups`."""
+def _with_unions(column: pa.ChunkedArray, ordered: pa.ChunkedArray, groups: Positions, merged: Mask) -> pa.ChunkedArray:
+    """The column, and behind it one map for each merged group: the union of its values, which `groups` says."""
     taking = np.flatnonzero(groups != _NONE)
     numbers = (np.cumsum(merged) - 1)[groups[taking]]
-    unions = union(column.take(pa.array(taking)), numbers, int(np.count_nonzero(merged)))
+    unions = union(ordered.take(pa.array(taking)), numbers, int(np.count_nonzero(merged)))
     return pa.chunked_array([*column.chunks, unions], column.type)
 
 
 def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.NDArray[np.int8]:
     """The operation of each group, by its last record that is not a patch and by whether anything was deleted."""
     last_whole = groups.newest(operations != Operation.PATCH)
-    last = np.append(groups.starts, len(operations))[1:] - 1
+    last = groups.lasts
     emptied = groups.any((operations == Operation.DELETE) | (operations == Operation.RESET))
     folded = np.where(emptied, Operation.RESET, Operation.PUT)
     # A delete that patches follow has content again: that is a reset, not a delete.

@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.keys import Codes, Unsigned, codes, dense_ranks, pack, sorted_order
+from storage_core.rows.keys import Unsigned, codes, dense_ranks, pack, sorted_order
 from storage_core.rows.sort_order import SortOrder
-
-_DENSE_FACTOR = 4
 
 
 def sort_indices(table: pa.Table, order: SortOrder) -> npt.NDArray[np.int64]:
@@ -41,17 +39,8 @@ def ranks(column: pa.ChunkedArray, descending: bool = False) -> npt.NDArray[np.i
 
     Ranks compare like the values in the total order, reversed except for nulls when `descending`.
     """
-    coded = codes(column, descending=descending)
-    if coded.null_code < _DENSE_FACTOR * len(coded.values) + 2:
-        return _dense_by_counting(coded)
-    return dense_ranks([coded.values])
+    return dense_ranks([codes(column, descending=descending).values])
 
 
 def _keys(table: pa.Table, order: SortOrder) -> list[Unsigned]:
     return pack([codes(table.column(each.name), descending=each.descending) for each in order.columns], table.num_rows)
-
-
-def _dense_by_counting(coded: Codes) -> npt.NDArray[np.int64]:
-    taken = np.zeros(coded.null_code + 1, np.bool_)
-    taken[coded.values] = True
-    return (np.cumsum(taken) - 1)[coded.values].astype(np.int64, copy=False)

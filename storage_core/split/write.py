@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -128,8 +129,7 @@ def sort_and_write(
     """
     adds: list[Add] = []
     for window, part in _by_window(rows, context):
-        ordered = part.take(pa.array(sort_indices(part, present_order(context.order, part.column_names))))
-        for piece in cut(ordered, context.order, context.target_bytes):
+        for piece in cut(_ordered(part, context.order), context.order, context.target_bytes):
             split_id = ids.uuid()
             adds.append(
                 write_split(
@@ -202,6 +202,13 @@ def _by_window(rows: pa.Table, context: SplitContext) -> list[tuple[int | None, 
     if context.window_seconds is None or context.time_column is None:
         return [(None, rows)]
     return split_by_window(rows, context.time_column, context.window_seconds)
+
+
+def _ordered(rows: pa.Table, order: SortOrder) -> pa.Table:
+    indices = sort_indices(rows, present_order(order, rows.column_names))
+    if not np.any(indices[1:] < indices[:-1]):
+        return rows  # as a merge hands them over: to take every row would copy them all
+    return rows.take(pa.array(indices))
 
 
 def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -> None:

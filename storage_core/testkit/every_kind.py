@@ -22,6 +22,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.region.options import WriterOptions
 from storage_core.region.registry import register
 from storage_core.region.spec import Region
 from storage_core.table import Table
@@ -107,6 +108,7 @@ def questions(older: int) -> Mapping[str, Ask]:
             table.get(key) for key in ("old-0-0", "old-3-1", "new-1-0", "flushed-1-1", "tail-0", "no")
         ],
         "search": lambda table: _rows(table.search("1", index=INDEX.name, limit=100)),
+        "search latest": lambda table: _rows(table.search("1", index=INDEX.name, limit=100, consistency="latest")),
         "older": lambda table: _rows(table.scan(at=older).to_arrow()),
         "tag": lambda table: _rows(table.scan(at="before").to_arrow()),
     }
@@ -129,7 +131,7 @@ def _rows(table: pa.Table) -> list[tuple[object, ...]]:
 
 def _write(table: KeyedTable, name: str) -> None:
     """Two WAL entries and a flush: an insert of three rows, and a change of one row that every batch changes."""
-    with table.writer() as writer:
+    with table.writer(WriterOptions(segment_rows=1)) as writer:
         writer.put([{"id": f"{name}-{each}", "status": each, "text": name} for each in range(3)])
         writer.put([{"id": "shared", "status": 1, "text": name}])
         writer.flush()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
@@ -351,6 +352,17 @@ def test_sql_for_people_shows_data_and_never_control_codes(events: str, place: P
     shown = run("sql", events, "select path from t where status is null").out
     assert "\\x1b[31mred [bold]" in shown
     assert "1 rows" in shown
+
+
+def test_search_sees_what_is_acknowledged_where_it_is_asked_to(place: Path, run: Run) -> None:
+    people = str(place / "people")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    index = {"name": "names", "kind": "bitmap", "columns": ["name"]}
+    with Table.create(people, schema, primary_key="id", indexes=[index]).writer() as writer:
+        writer.put({"id": 1, "name": "ann"})
+    search = ("search", people, "ann", "--index", "names", "--json")
+    assert run(*search).lines == []
+    assert run(*search, "--consistency", "latest").one == {"id": 1, "name": "ann", "score": 1.0}
 
 
 def test_search_adds_the_score_and_keeps_the_limit(events: str, run: Run) -> None:

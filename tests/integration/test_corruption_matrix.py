@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from storage_core.errors import TidemarkError
-from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE
+from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, segment_file
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.fsck.check import fsck
 from storage_core.fsck.repair import repair
@@ -25,7 +25,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.damage import Damage, damage
-from storage_core.testkit.every_kind import EveryKind, answers, every_kind
+from storage_core.testkit.every_kind import INDEX, EveryKind, answers, every_kind
 from storage_core.testkit.ids import SeededIds
 
 RESERVED = "nothing reads it in this release"
@@ -66,7 +66,7 @@ UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
 }
 # Answers that a repair cannot give back, by what was damaged; everything else is the same again.
 UNRECOVERABLE: Mapping[str, frozenset[str]] = {
-    "live split": frozenset({"scan", "latest", "search", "get"}),
+    "live split": frozenset({"scan", "latest", "search", "search latest", "get"}),
     "split of older versions": frozenset({"older", "tag"}),
     "vector": frozenset({"scan", "latest"}),  # which rows of its split are live, nothing else tells
     "newest version": frozenset({"scan", "search"}),  # what it merged is merged again, later
@@ -135,6 +135,7 @@ def victims() -> dict[str, str]:
         "older region manifest": manifests[min(manifests)],
         "generation": flushed[newest, MANIFEST_FILE],
         "bloom filter": flushed[newest, BLOOM_FILE],
+        "generation segment": flushed[newest, segment_file(INDEX.name)],
         "merged generation": flushed[merged, MANIFEST_FILE],
         "last WAL entry": entries[last],
         "tail WAL entry": entries[last - 1],

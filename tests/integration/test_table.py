@@ -332,6 +332,30 @@ def test_describe_counts_only_the_splits_that_the_present_definition_covers(tmp_
     assert described == [{"name": "users", "kind": "bitmap", "watermark": 0, "segments": 1, "covered_splits": 0}]
 
 
+def test_each_level_of_consistency_searches_what_it_sees(tmp_path: Path) -> None:
+    indexes = [
+        {"name": "text", "kind": "fulltext", "columns": ["word"]},
+        {"name": "tags", "kind": "bitmap", "columns": ["tag"]},
+    ]
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("word", pa.string()), ("tag", pa.string())])
+    table = Table.create(str(tmp_path / "words"), schema, primary_key="id", indexes=indexes)
+    with table.writer() as writer:
+        writer.put([{"id": 1, "word": "ebb", "tag": "x"}, {"id": 2, "word": "ebb", "tag": "x"}])
+        writer.flush()
+        writer.delete(1)
+        writer.patch({"id": 2, "tag": "y"})
+
+    def ids(query: str, index: str, level: str) -> list[int]:
+        return sorted(table.search(query, index=index, consistency=level).column("id").to_pylist())
+
+    levels = ("snapshot", "committed", "latest")
+    assert [ids("ebb", "text", level) for level in levels] == [[], [1, 2], [2]]
+    assert [ids("x", "tags", level) for level in levels] == [[], [1, 2], []]
+    assert [ids("y", "tags", level) for level in levels] == [[], [], [2]]
+    with pytest.raises(InvalidInput, match="sees the base table only"):
+        table.search("ebb", index="text", at=0, consistency="latest")
+
+
 def test_a_search_without_a_cache_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

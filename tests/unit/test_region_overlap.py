@@ -1,9 +1,10 @@
-"""Splits that may hold a key of a generation: bounds rule out only what certainly has nothing in common."""
+"""What a generation's bounds rule out, of splits and of wanted keys: only what certainly has nothing in common."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import table_of
-from storage_core.region.overlap import may_overlap
-from storage_core.rows.statistics import compute
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import tail
+from storage_core.region.overlap import admitted, may_overlap
+from storage_core.rows.statistics import compute, decode
+from storage_core.testkit.keyed_table import KeyedTable
 
 SCHEMA = pa.schema({"n": pa.int64(), "s": pa.string(), "f": pa.float64(), "d": pa.decimal128(9, 2)})
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -95,3 +99,65 @@ def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
 def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
     """Equal for equal keys: NaN is one value, and so is zero."""
     return tuple(str(row[name] + 0.0) if name == "f" else str(row[name]) for name in key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(KEYS, KEYS, st.permutations(SCHEMA.names), st.sets(st.sampled_from(SCHEMA.names)))
+def test_a_key_is_admitted_exactly_when_each_of_its_columns_lies_within_the_bounds(
+    held: list[dict[str, Any]], asked: list[dict[str, Any]], order: list[str], unbounded: set[str]
+) -> None:
+    key = order[:2]
+    figures = compute(pa.Table.from_pylist(held, schema=SCHEMA))
+    low = {name: text for name, text in figures.min_values.items() if name not in unbounded}
+    wanted = pa.Table.from_pylist([*asked, *held], schema=SCHEMA).select(key)
+    found = admitted(generation(low, figures.max_values), wanted)
+    assert found.tolist() == [within(row, low, figures.max_values) for row in wanted.to_pylist()]
+    assert found[len(asked) :].all(), "what is in the generation"
+
+
+def within(row: dict[str, Any], low: dict[str, str], high: dict[str, str]) -> bool:
+    """One value after the other, as Python compares them; NaN above all others."""
+    return all(
+        (name not in low or rank(decode(low[name], SCHEMA.field(name).type)) <= rank(value))
+        and (name not in high or rank(value) <= rank(decode(high[name], SCHEMA.field(name).type)))
+        for name, value in row.items()
+    )
+
+
+def rank(value: Any) -> tuple[bool, Any]:
+    """NaN above all others, text by its UTF-8 bytes."""
+    nan = isinstance(value, float) and math.isnan(value)
+    return nan, 0 if nan else value.encode() if isinstance(value, str) else value
+
+
+def test_many_keys_are_asked_of_many_generations_without_a_step_per_key() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        for number in range(10):
+            writer.put([{"tailnum": f"N{number}{row:04}", "seats": number} for row in range(100)])
+            writer.flush()
+    captured = tail.capture(table.store, table.snapshot, include_wal=True)
+
+    def find(count: int) -> pa.Table:
+        names = [f"N{row % 10}{row // 10:04}" for row in range(count)]
+        return captured.above(table.snapshot, keys=pa.Table.from_arrays([pa.array(names)], ["tailnum"]))
+
+    assert [find(count).num_rows for count in (50, 1000)] == [50, 1000]
+    assert python_calls(lambda: find(1000)) <= python_calls(lambda: find(50)) + 10
+
+
+def python_calls(work: Callable[[], object]) -> int:
+    """How many Python functions the work enters."""
+    entered = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal entered
+        entered += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return entered

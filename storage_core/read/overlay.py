@@ -1,0 +1,127 @@
+"""What is not merged into a snapshot, taken apart for a search (design pages 05 and 07; decision 0056).
+
+Of every key only the newest word counts. Where that is a whole row of a generation, the row is an answer from the
+generation, whose index segments know it by its place. All else, rows of the log and rows that patches make, is folded
+over the base into rows of its own. Base rows of a key with any record are hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from storage_core.formats.generation_manifest import Generation
+from storage_core.log.actions import Add
+from storage_core.log.file_columns import adds_of
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import overlap, superseded
+from storage_core.region.generation_segments import gives_whole_rows, whole_rows
+from storage_core.region.tail import Unmerged
+from storage_core.rows import fold
+from storage_core.rows.keys import Mask, key_codes
+from storage_core.split.vectors import rows_gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRows:
+    """The rows that a generation gives whole, ascending by key; `gone` are those with newer records elsewhere."""
+
+    generation: Generation
+    rows: pa.Table
+    gone: BitMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """The live rows of all that is not merged: those of generations that are not gone, and `rest`, ascending by key.
+
+    `deletes` are records that hide every base row of which there is newer word, `touched` the paths of the splits whose
+    bounds leave room for one.
+    """
+
+    generations: tuple[WholeRows, ...]
+    rest: pa.Table
+    deletes: pa.Table
+    touched: frozenset[str]
+
+    def gone(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
+        """Return the rows of a base split that are no answer: deleted, or superseded by what is not merged.
+
+        Requests: one GET for a vector that is stored; of a touched split ranged GETs of the footer and the key columns.
+        """
+        if split.path in self.touched:
+            found = _find(store, snapshot, split, self.deletes)
+            if found is not None:
+                return found.gone
+        return rows_gone(store, split)
+
+
+def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged]) -> Overlay:
+    """Return what the records, of one region in the order of their acknowledgement, do to the snapshot.
+
+    Requests: for patches ranged GETs of the splits whose bounds leave room for their keys, as a merge makes them.
+    Raises `InvalidInput` when a row lacks the value of a required column, `Corrupt` for a damaged split.
+    """
+    key, schema = snapshot.config.primary_key, snapshot.schema
+    empty = fold.record_schema(schema).empty_table() if unmerged else schema.empty_table()
+    folded = [fold.fold(pa.concat_tables([empty, *each.records]), key) for each in unmerged]
+    words = fold.fold(pa.concat_tables([empty, *folded]), key) if unmerged else empty
+    if not words.num_rows:
+        return Overlay(generations=(), rest=schema.empty_table(), deletes=words, touched=frozenset())
+    # Codes are dense and ascend with the keys, so that of a key is its row in `words`, which has every key once.
+    *codes, _ = key_codes([*folded, words], key)
+    newest = np.zeros(words.num_rows, np.int64)
+    for number, each in enumerate(codes):
+        newest[each] = number
+    generations: list[WholeRows] = []
+    settled = np.zeros(words.num_rows, np.bool_)
+    for number, part in enumerate(unmerged):
+        if part.generation is not None:
+            whole, last = gives_whole_rows(folded[number]), newest[codes[number]] == number
+            settled[codes[number][whole & last]] = True
+            rows = whole_rows(folded[number], schema)
+            generations.append(WholeRows(generation=part.generation, rows=rows, gone=_places(~last[whole])))
+    deletes = _deletes(words, key)
+    return Overlay(
+        generations=tuple(each for each in generations if each.rows.num_rows),
+        rest=_rows(store, snapshot, words.filter(pa.array(~settled))),
+        deletes=deletes,
+        touched=frozenset(each.path for each in _holding(snapshot, deletes)),
+    )
+
+
+def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table) -> pa.Table:
+    """The rows that these folded records make of the base."""
+    patches = words.filter(pc.equal(words.column(fold.OPERATION), int(fold.Operation.PATCH)))
+    base = [snapshot.schema.empty_table()]
+    for split in _holding(snapshot, patches):
+        found = _find(store, snapshot, split, patches)
+        base += [] if found is None else [found.read]
+    return fold.apply(pa.concat_tables(base), words, snapshot.config.primary_key)
+
+
+def _find(store: ObjectStore, snapshot: Snapshot, split: Add, records: pa.Table) -> superseded.Superseded | None:
+    return superseded.find(store, split, records, key=snapshot.config.primary_key, schema=snapshot.schema)
+
+
+def _holding(snapshot: Snapshot, records: pa.Table) -> tuple[Add, ...]:
+    """The splits of the base that may hold a key of the records."""
+    if not records.num_rows:
+        return ()
+    files = snapshot.splits.table()
+    return adds_of(files.filter(overlap.may_hold(files, records.select(snapshot.config.primary_key))))
+
+
+def _deletes(words: pa.Table, key: Sequence[str]) -> pa.Table:
+    operations = np.full(words.num_rows, int(fold.Operation.DELETE), np.int8)
+    return words.select(key).append_column(fold.OPERATION, pa.array(operations))
+
+
+def _places(mask: Mask) -> BitMap:
+    return BitMap(np.flatnonzero(mask).astype(np.uint32))

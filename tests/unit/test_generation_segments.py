@@ -1,0 +1,276 @@
+"""Index segments of generations: written by flushes and dealers, used by searches, and never needed (decision 0056)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage_core.config import HOUR_MS, IndexDefinition, TableConfig
+from storage_core.formats import keys
+from storage_core.formats.generation_manifest import Generation
+from storage_core.formats.keys import KeyKind
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.index import fulltext
+from storage_core.log.actions import Metadata
+from storage_core.objectstore.contract import Overwrite
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.read.search import search
+from storage_core.region import dealt, generation, tail
+from storage_core.region.manifest import read_latest
+from storage_core.region.options import SEGMENT_ROWS, WriterOptions
+from storage_core.region.records import RecordBuilder
+from storage_core.region.spec import whole_table
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.damage import Damage, damage
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.keyed_table import KeyedTable
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("tag", pa.string())])
+WORDS = IndexDefinition("words", "fulltext", ("text",))
+TAGS = IndexDefinition("tags", "bitmap", ("tag",))
+EVERY_GENERATION = WriterOptions(segment_rows=1)
+
+_names = itertools.count()
+
+
+def new_table(*indexes: IndexDefinition) -> KeyedTable:
+    config = TableConfig(
+        primary_key=("id",),
+        indexes=indexes,
+        checkpoint_interval=0,
+        version_retention_ms=HOUR_MS,
+        gc_horizon_ms=HOUR_MS,
+    )
+    clock = ManualClock(step_ms=1)
+    store = FaultStore(MemoryStore(f"segments-{next(_names)}", clock=clock))
+    return KeyedTable(store, clock=clock).create(SCHEMA, config)
+
+
+def row(number: int, text: str | None, tag: str | None = None) -> dict[str, object]:
+    return {"id": number, "text": text, "tag": tag}
+
+
+def found(table: KeyedTable, query: str, index: str, cache: Path | None = None) -> list[dict[str, Any]]:
+    snapshot = table.snapshot
+    unmerged = tail.capture(table.store, snapshot, include_wal=True).parts(snapshot)
+    rows: list[dict[str, Any]] = search(
+        table.store, snapshot, query, index=index, limit=100, unmerged=unmerged, cache_dir=cache
+    ).to_pylist()
+    return rows
+
+
+def generations(table: KeyedTable) -> list[Generation]:
+    (state,) = tail.list_regions(table.store, table.snapshot)
+    manifest = read_latest(table.store, state.region_id)
+    assert manifest is not None
+    return [generation.read(table.store, state.region_id, each) for each in manifest.flushed_generations]
+
+
+def segment_keys(table: KeyedTable) -> list[str]:
+    return [info.key for info in table.store.list("") if "_gen_" in info.key and info.key.endswith(".seg")]
+
+
+def define(table: KeyedTable, *indexes: IndexDefinition) -> None:
+    snapshot = table.snapshot
+    config = replace(snapshot.config, indexes=indexes)
+    metadata: Metadata = replace(snapshot.metadata, configuration=config.to_configuration())
+    table.log.commit(snapshot, [metadata], operation="CONFIGURE")
+
+
+def two_generations(table: KeyedTable) -> KeyedTable:
+    """A base row, and above it a generation whose rows the next one and the log change in part."""
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put([row(1, "ebb ebb"), row(2, "flood")])
+        writer.flush()
+        table.merge()
+        writer.put([row(2, "ebb", "x"), row(3, "ebb tide", "x"), row(4, "ebb", "x"), row(5, "neap tide", "y")])
+        writer.flush()
+        writer.delete(3)
+        writer.patch({"id": 4, "text": "spring tide"})
+        writer.flush()
+        writer.put(row(6, "ebb", "y"))
+    return table
+
+
+def test_a_flush_writes_one_segment_per_index_before_the_manifest_that_names_them() -> None:
+    table = new_table(WORDS, TAGS)
+    assert isinstance(table.store, FaultStore)
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put(row(1, "ebb", "x"))
+        before = len(table.store.trace)
+        writer.flush()
+        requests = [each.request for each in table.store.trace[before:] if each.request.kind == "put"]
+    names = [each.key.rpartition("/")[2] for each in requests if "_gen_" in each.key]
+    assert names == ["bloom_filter.bin", "key_index.arrow", "words.seg", "tags.seg", "_manifest.json"]
+    assert len(requests) == len(names) + 2  # the region's manifest and its hint
+    assert [(each.index, each.rows) for each in generations(table)[0].segments] == [("words", 1), ("tags", 1)]
+
+
+def test_a_small_generation_and_one_without_a_whole_row_get_no_segment() -> None:
+    table = new_table(WORDS, TAGS)
+    with table.writer() as writer:
+        writer.put(row(1, "ebb"))
+        writer.flush()
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.patch({"id": 1, "tag": "x"})
+        writer.delete(2)
+        writer.flush()
+    assert [each.segments for each in generations(table)] == [(), ()]
+    assert segment_keys(table) == []
+    assert [each["id"] for each in found(table, "ebb", "words")] == [1]
+
+
+def test_a_search_answers_from_segments_and_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(WORDS)
+    with table.writer(EVERY_GENERATION) as writer:
+        for number in range(3):
+            writer.put([row(number, "ebb"), row(10 + number, "flood")])
+            writer.flush()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert [each["id"] for each in found(table, "ebb", "words", tmp_path / "cache")] == [0, 1, 2]
+    for key in segment_keys(table):
+        table.store.delete([key])
+    assert [each["id"] for each in found(table, "ebb", "words", tmp_path / "cache")] == [0, 1, 2]
+    with pytest.raises(FileNotFoundError):  # without a segment and without a copy of one it has to build
+        found(table, "ebb", "words", tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", [Damage.MISSING, Damage.TRUNCATION, Damage.BIT_FLIP], ids=lambda each: each.name)
+def test_a_segment_that_is_lost_or_damaged_costs_time_and_no_answer(
+    kind: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = two_generations(new_table(WORDS, TAGS))
+    questions = [("ebb", "words"), ("tide OR flood", "words"), ("NOT tide", "words"), ("x", "tags"), ("y", "tags")]
+    sound = [found(table, *each) for each in questions]
+    assert [[row["id"] for row in rows] for rows in sound] == [[1, 2, 6], [5, 4], [1, 2, 6], [2, 4], [5, 6]]
+    assert len(segment_keys(table)) == 4
+    for key in segment_keys(table):
+        damage(table.store, key, kind, seed=3)
+    with caplog.at_level(logging.WARNING):
+        assert [found(table, *each) for each in questions] == sound
+    assert "is not usable, indexing it" in caplog.text
+
+
+def test_scores_are_those_of_one_index_over_all_rows_of_the_base_of_generations_and_of_the_rest(tmp_path: Path) -> None:
+    table = two_generations(new_table(WORDS))
+    base, first = ["ebb ebb", "flood"], ["ebb", "ebb tide", "ebb", "neap tide"]
+    rest = ["spring tide", "ebb"]  # row 4 as the patch makes it, and the log
+    corpus = pa.table({"text": pa.array([*base, *first, *rest])})
+    (tmp_path / "one").mkdir()
+    for name, data in fulltext.build(corpus, WORDS).items():
+        (tmp_path / "one" / name).write_bytes(data)
+    hits = fulltext.parse("ebb", WORDS).hits([tmp_path / "one"], 100, tmp_path)
+    scores = {hit.row: hit.score for hit in hits}
+    assert {each["id"]: each["score"] for each in found(table, "ebb", "words")} == {
+        1: scores[0],
+        2: scores[2],
+        6: scores[7],
+    }
+
+
+def test_a_merge_of_rows_that_supersede_none_changes_no_score() -> None:
+    table = new_table(WORDS)
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put([row(1, "ebb"), row(2, "ebb flood")])
+        writer.flush()
+        writer.put([row(3, "ebb ebb ebb")])
+        writer.patch({"id": 4, "text": "neap"})
+        before = found(table, "ebb", "words")
+        writer.flush()
+    table.merge()
+    assert found(table, "ebb", "words") == before
+    assert len({each["score"] for each in before}) == 3
+
+
+def test_an_index_that_is_added_or_changed_between_generations_answers_for_all_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stemmed = IndexDefinition("words", "fulltext", ("text",), {"tokenizer": "en_stem"})
+    table = new_table(WORDS)
+    for number, indexes in enumerate([(WORDS,), (WORDS, TAGS), (stemmed, TAGS)]):
+        define(table, *indexes) if number else None
+        with table.writer(EVERY_GENERATION) as writer:
+            writer.put(row(number, "ebb tides", "x"))
+            writer.flush()
+    assert [[each.index for each in one.segments] for one in generations(table)] == [
+        ["words"],
+        ["words", "tags"],
+        ["words", "tags"],
+    ]
+    with caplog.at_level(logging.WARNING):
+        assert [each["id"] for each in found(table, "x", "tags")] == [0, 1, 2]
+        assert [each["id"] for each in found(table, "tide", "words")] == [0, 1, 2]  # `tides` without stemming
+    assert caplog.text == ""
+
+
+def test_an_index_that_cannot_be_built_costs_the_generation_its_segment_and_not_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = new_table(WORDS, TAGS)
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put(row(1, "ebb", "x"))
+        with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+            patched.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+            assert writer.flush() == 1
+    assert [each.index for each in generations(table)[0].segments] == ["tags"]
+    assert "gets no segment of index words" in caplog.text
+    assert [each["id"] for each in found(table, "ebb", "words")] == [1]
+
+
+def test_a_dealt_generation_of_many_rows_has_segments_too(tmp_path: Path) -> None:
+    table = new_table(TAGS)
+    builder = RecordBuilder(SCHEMA, ("id",))
+    for size in (SEGMENT_ROWS - 1, SEGMENT_ROWS):
+        records = builder.puts(
+            pa.table([pa.array(range(size)), pa.nulls(size, pa.string()), pa.array(["x"] * size)], schema=SCHEMA)
+        )
+        region = whole_table(table.snapshot.table_id)
+        turn = dealt.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = dealt.write(
+            table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, indexes=(TAGS,)
+        )
+        dealt.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
+    assert [[each.index for each in one.segments] for one in generations(table)] == [[], ["tags"]]
+    assert len(found(table, "x", "tags", tmp_path)) == 100
+
+
+def test_segments_are_collected_with_their_generation() -> None:
+    table = two_generations(new_table(WORDS, TAGS))
+    waiting = set(segment_keys(table))
+    collect(table.store, table.log, clock=table.clock, horizon_ms=0)
+    assert set(segment_keys(table)) == waiting
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.flush()
+    table.merge()
+    table.log.checkpoint(table.snapshot)
+    for _ in range(4):
+        table.clock.sleep_ms(2 * HOUR_MS)
+        collect(table.store, table.log, clock=table.clock)
+    assert segment_keys(table) == []
+
+
+def test_fsck_names_a_damaged_segment_of_a_generation() -> None:
+    table = two_generations(new_table(TAGS))
+    assert fsck(table.store, clock=table.clock).clean
+    (key,) = [each for each in segment_keys(table) if "_gen_2/" in each]
+    table.store.put(key, b"TIDEMKB1", Overwrite())
+    findings = [each for each in fsck(table.store, clock=table.clock).findings if each.key == key]
+    assert [each.kind for each in findings] == [Kind.GENERATION_SEGMENT_DAMAGED]
+
+
+@pytest.mark.parametrize("name", [".seg", "a.b.seg", "words.segment", "words.seg.seg"])
+def test_only_names_of_indexes_name_segments_of_generations(name: str) -> None:
+    region, directory = "5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11", "0123abcd_gen_7"
+    parsed = keys.parse(keys.generation_file_key(region, directory, "words.seg"))
+    assert parsed is not None
+    assert (parsed.kind, parsed.generation, parsed.name) == (KeyKind.GENERATION_FILE, 7, "words.seg")
+    assert keys.parse(f"_mem_wal/{region}/{directory}/{name}") is None
