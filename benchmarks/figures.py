@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -75,3 +77,12 @@ def seconds(work: Callable[[], object]) -> float:
 def median(values: Sequence[float]) -> float:
     """Return the median, the figure to quote on a machine that is not quiet."""
     return statistics.median(values)
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has had; `getrusage` also counts what it was forked from."""
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction, RemoveAction
 
-from benchmarks.figures import Figure, command, median, seconds
+from benchmarks.figures import Figure, command, median, peak_mib, seconds
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.checkpoint import write_checkpoint
@@ -237,16 +236,7 @@ def _apart(work: Timed, root: Path, repeats: int) -> tuple[float, float]:
 def _measured(work: Timed, root: Path) -> tuple[float, float]:
     work(root.parent / f"tiny-{root.name}")  # imports and starts whatever the step needs
     taken = work(root)
-    return taken, _peak_mib()
-
-
-def _peak_mib() -> float:
-    """The process's own peak; `getrusage` also counts what it was forked from."""
-    status = Path("/proc/self/status")
-    if not status.exists():  # not Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    return taken, peak_mib()
 
 
 def _open_only(root: Path) -> float:

@@ -6,7 +6,8 @@ a type promotion keeps every filter usable. Different keys may collide, which a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 Hashes = npt.NDArray[np.uint64]
 
+_PIECE_BYTES = 2**20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
@@ -51,8 +53,15 @@ def _column_hashes(column: pa.ChunkedArray) -> Hashes:
 
 
 def _text_hashes(column: pa.ChunkedArray) -> Hashes:
-    parts = [_byte_hashes(chunk.cast(pa.large_binary())) for chunk in column.chunks if len(chunk)]
+    parts = [_byte_hashes(piece.cast(pa.large_binary())) for chunk in column.chunks for piece in _pieces(chunk)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+
+
+def _pieces(texts: pa.Array) -> Iterator[pa.Array]:
+    """The texts in pieces of about a mebibyte: hashing needs some forty times the memory of the piece."""
+    count = texts.nbytes // _PIECE_BYTES + 1
+    bounds = [len(texts) * number // count for number in range(count + 1)]
+    yield from (texts.slice(start, end - start) for start, end in pairwise(bounds) if end > start)
 
 
 def _byte_hashes(texts: pa.Array) -> Hashes:

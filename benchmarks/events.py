@@ -1,0 +1,42 @@
+"""The rows that the benchmarks of ingestion write: events with a whole-number key, about 32 bytes each when encoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+KEY = "id"
+SCHEMA = pa.schema(
+    [
+        pa.field(KEY, pa.int64(), nullable=False),
+        ("time", pa.timestamp("us", "UTC")),
+        ("service", pa.string()),
+        ("message", pa.string()),
+        ("latency", pa.float64()),
+    ]
+)
+SQL_COLUMNS = "id bigint, time timestamp, service string, message string, latency double"
+
+_SERVICES = pa.array([f"service-{number}" for number in range(20)])
+
+Keys = npt.NDArray[np.int64]
+
+
+def events(keys: Keys, seed: int) -> pa.Table:
+    """Return one row per key; other seeds give other values."""
+    texts = pc.cast(pa.array((keys * 7_919 + seed) % 100_003), pa.string())
+    columns = [
+        pa.array(keys),
+        pa.array(1_700_000_000_000_000 + keys).cast(pa.timestamp("us", "UTC")),
+        _SERVICES.take(pa.array(keys % len(_SERVICES))),
+        pc.binary_join_element_wise("GET /items/", texts, " took long", ""),
+        pa.array(np.random.default_rng(seed).random(len(keys))),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def batch(number: int, rows: int = 1_000) -> pa.Table:
+    """Return the rows of one append, with keys that no other number has."""
+    return events(np.arange(number * rows, (number + 1) * rows), number)

@@ -1,0 +1,22 @@
+"""Ingestion: durable appends, their memory, dealing and merging, and reads of what is not merged yet.
+
+What is timed and against what is said on top of each part: `durable_appends`, `writer_memory`, `merging`, `unmerged`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from benchmarks import durable_appends, unmerged, writer_memory
+from benchmarks.figures import Figure, command
+
+
+def measure(*, small: bool) -> Iterator[Figure]:
+    """Yield the figures of one part after the other."""
+    for part in (durable_appends, writer_memory, unmerged):
+        yield from part.measure(small=small)
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__))

@@ -1,0 +1,69 @@
+"""Systems that are measured against and do not fit into `.venv/`: each is brought along once, into a folder of its own.
+
+DuckLake needs an older DuckDB than the project has, Delta Lake on Spark needs JARs. Where one cannot be had, the
+figure against it says why and counts as missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
+
+DUCKLAKE = ROOT / ".ducklake"
+DELTA = ROOT / ".delta"
+_JARS = Path(__file__).with_name("delta_jars.xml")
+_GROUPS = "io.delta,io.unitycatalog"
+
+
+class NotMeasuredError(Exception):
+    """A peer cannot be had on this machine; the message says why."""
+
+
+def ducklake_python(*, make: bool) -> Path:
+    """Return the Python that has DuckLake; without `make` only one that is there already."""
+    python = DUCKLAKE / "bin" / "python"
+    lock = REQUIREMENTS / "ducklake.lock"
+
+    def build() -> None:
+        make_environment(DUCKLAKE, find_uv())
+        install(python, "--require-hashes", "-r", str(lock))
+
+    _bring(DUCKLAKE, lock, build if make else None)
+    return python
+
+
+def delta_jars(*, make: bool) -> list[Path]:
+    """Return the JARs of Delta Lake; without `make` only those that are there already."""
+
+    def build() -> None:
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise NotMeasuredError("the JARs of Delta Lake are fetched by Maven, and there is no mvn on PATH")
+        shutil.rmtree(DELTA, ignore_errors=True)
+        chosen = [f"-DincludeGroupIds={_GROUPS}", "-DincludeScope=runtime", f"-DoutputDirectory={DELTA}"]
+        command = [maven, "-q", "-B", "-f", str(_JARS), "dependency:copy-dependencies", *chosen]
+        finished = subprocess.run(command, check=False, capture_output=True, text=True)
+        if finished.returncode != 0:
+            raise NotMeasuredError("Maven could not fetch the JARs of Delta Lake")
+
+    _bring(DELTA, _JARS, build if make else None)
+    return sorted(DELTA.glob("*.jar"))
+
+
+def _bring(folder: Path, described_by: Path, build: Callable[[], None] | None) -> None:
+    """Have what the file describes in the folder; a stamp in it tells whether that is so."""
+    stamp, wanted = folder / ".stamp", hashlib.sha256(described_by.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    if build is None:
+        raise NotMeasuredError("not brought along yet; the full benchmark does that")
+    try:
+        build()
+    except CannotInstallError as error:
+        raise NotMeasuredError(str(error)) from error
+    stamp.write_text(wanted)

@@ -1,0 +1,93 @@
+"""The memory of a region writer whose callers are faster than its store, against the bounds that its options state.
+
+Sixteen threads append without waiting to a store whose puts take 20 ms, in a process of their own. "Held" is the most
+that Arrow had allocated at one time, the batches in the hands of the callers included. The process grows by more than
+that: by what a flush computes, and by what the allocators of so many threads keep back.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.events import KEY, SCHEMA, batch
+from benchmarks.figures import Figure, peak_mib
+from storage_core import Table
+from storage_core.clock import SystemClock
+from storage_core.errors import Overloaded
+from storage_core.ids import SystemIds
+from storage_core.objectstore.contract import PutMode, PutResult
+from storage_core.objectstore.local import LocalStore
+from storage_core.region.options import MB, WriterOptions
+from storage_core.region.writer import RegionWriter
+
+_THREADS = 16
+_OPTIONS = WriterOptions(
+    durable=False,
+    entry_bytes=4 * MB,
+    flush_bytes=64 * MB,
+    flush_rows=10**9,
+    wait_bytes=32 * MB,
+    refuse_bytes=64 * MB,
+    wait_rows=10**9,
+    refuse_rows=10**9,
+)
+BOUND_MIB = (_OPTIONS.refuse_bytes + _OPTIONS.flush_bytes + _OPTIONS.entry_bytes) / MB
+
+
+def measure(*, small: bool) -> Iterator[Figure]:
+    """Yield by how many MiB the process grew, against the stated bounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            held, grown, mb = pool.submit(_grown_mib, folder, 20 if small else 400).result()
+        name, against = f"writer that {_THREADS} threads gave {mb:,.0f} MB", f"its bounds, {BOUND_MIB:.0f} MiB"
+        yield Figure(name=f"{name}, held", value=held, unit="MiB", against=against, ratio=BOUND_MIB / held, aim=1)
+        name = f"{name}, growth of the process"
+        yield Figure(name=name, value=grown, unit="MiB", against=against, ratio=BOUND_MIB / grown)
+
+
+class _SlowStore(LocalStore):
+    """A local store whose puts take longer."""
+
+    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+        """Put after 20 ms."""
+        time.sleep(0.02)
+        return super().put(key, data, mode)
+
+
+def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
+    """MiB that Arrow held at most and that the process grew by, while the writer was given so many MB; and how many."""
+    root = Path(folder) / "table"
+    snapshot = Table.create(str(root), SCHEMA, primary_key=[KEY]).snapshot
+    writer = RegionWriter.open(_SlowStore(root), snapshot, clock=SystemClock(), ids=SystemIds(), options=_OPTIONS)
+    writer.put(batch(0))
+    writer.flush()
+    before = peak_mib()
+    given = [0] * _THREADS
+
+    def append(thread: int) -> None:
+        number = thread + 1
+        while sum(given) < megabytes * 10**6:
+            rows = batch(number, 10_000)
+            try:
+                writer.put(rows)
+            except Overloaded:
+                continue  # as a caller does who comes back later
+            given[thread] += rows.nbytes
+            number += _THREADS
+
+    running = [threading.Thread(target=append, args=(thread,)) for thread in range(_THREADS)]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join()
+    writer.close()
+    held = pa.default_memory_pool().max_memory() / MB
+    return held, max(peak_mib() - before, 0.1), sum(given) / 10**6
