@@ -22,8 +22,6 @@ from pathlib import Path
 from random import Random
 
 from storage_core.clock import SystemClock
-from storage_core.compaction import planner
-from storage_core.compaction.execute import execute
 from storage_core.errors import CommitConflict, TidemarkError
 from storage_core.gc.collect import collect
 from storage_core.ids import SystemIds
@@ -141,13 +139,8 @@ def merged(table: KeyedTable) -> bool:
 
 
 def compacted(table: KeyedTable) -> bool:
-    """Compact what there is to compact, in one commit."""
-    snapshot = table.snapshot
-    operations = planner.plan(snapshot)
-    results = [execute(table.store, each, ids=table.ids, now_ms=table.clock.now_ms()) for each in operations]
-    if results:
-        table.log.commit(snapshot, [action for each in results for action in each.actions], operation="COMPACT")
-    return bool(results)
+    """Compact what there is to compact."""
+    return table.compact() is not None
 
 
 def collected(table: KeyedTable) -> bool:
