@@ -6,6 +6,8 @@ LOCK ?= dev
 PORT ?= 3000
 PYTEST_ARGS ?=
 SEEDS ?= 100000
+KILLS ?= 200
+S3_KILLS ?= 50
 
 VENV := .venv/bin
 CODE := storage_core jobs assets pipelines examples benchmarks scripts tests
@@ -22,7 +24,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser simulate check lint format types bench ui lock clean
+.PHONY: help setup demo test test-browser simulate soak check lint format types bench ui lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -45,6 +47,11 @@ test-browser: setup ## Install Chromium where it is missing and run the tests of
 
 simulate: setup ## Run the seeded simulations for longer: SEEDS=100000 of them, or one with TIDEMARK_SEED=1234
 	@TIDEMARK_SEEDS="$(SEEDS)" $(VENV)/python -m pytest --timeout=0 tests/simulation $(PYTEST_ARGS)
+
+soak: SEEDS := 2000
+soak: setup ## Kill writers KILLS=200 times on disk, S3_KILLS=50 times on S3, and run SEEDS=2000 of their simulations
+	@TIDEMARK_KILLS="$(KILLS)" TIDEMARK_S3_KILLS="$(S3_KILLS)" TIDEMARK_SEEDS="$(SEEDS)" $(VENV)/python -m pytest --timeout=0 -rP \
+	  tests/integration/test_killed_writers.py tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
 
 check: lint types test test-browser demo ## Everything that CI runs
 

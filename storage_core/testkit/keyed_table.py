@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from storage_core.compaction import planner
+from storage_core.compaction.execute import execute
 from storage_core.config import TableConfig
 from storage_core.ids import Ids
 from storage_core.log.actions import Metadata
@@ -79,6 +81,14 @@ class KeyedTable:
         for work in merge.plan(self.store, snapshot):
             return self.commit(snapshot, work, self.execute(work))
         return None
+
+    def compact(self) -> CommitResult | None:
+        """Plan, execute and commit what there is to compact; None when there is nothing."""
+        snapshot = self.snapshot
+        operations = planner.plan(snapshot)
+        results = [execute(self.store, each, ids=self.ids, now_ms=self.clock.now_ms()) for each in operations]
+        actions = [action for each in results for action in each.actions]
+        return self.log.commit(snapshot, actions, operation="COMPACT") if actions else None
 
     def base_rows(self, snapshot: Snapshot | None = None) -> list[Row]:
         """Return the rows of the base table, in no particular order."""

@@ -1,9 +1,10 @@
-"""Programs for the test beside this one: writers to be killed, and a merger that runs the whole time.
+"""Programs for the test beside this one: writers to be killed, and maintainers that work beside them the whole time.
 
-`python -m tests.integration.threaded_writer write ROOT` reads names from its input, forks a writer for each, which is
-much faster than starting one, and prints its process id. Each thread of a writer has keys of its own, and a journal in
-which it says what it is going to do and, once that was acknowledged, that it did. `… merge ROOT` merges until there is
-a file `stop` beside the table.
+`python -m tests.integration.threaded_writer write URI FOLDER` reads numbers from its input, forks a writer for each,
+which is much faster than starting one, and prints its process id. Each thread of a writer has keys of its own, and a
+journal in the folder in which it says what it is going to do and, once that was acknowledged, that it did.
+`… maintain URI FOLDER` merges, compacts and collects, each in a thread, until there is a file `stop` in the folder and
+each has done something; then it prints how often. Without leases: what two of them do to each other is tried as well.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from storage_core.clock import SystemClock
 from storage_core.errors import CommitConflict, TidemarkError
+from storage_core.gc.collect import collect
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.resolve import open_store
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.keyed_table import KeyedTable, Row
@@ -30,40 +35,39 @@ from storage_core.testkit.keyed_table import KeyedTable, Row
 THREADS = 3
 KEYS = 6
 OPERATIONS = ("put", "put", "patch", "delete", "reset", "gather")
+CALLS_OF_A_WRITER = 1_000_000
+"""A value is the number of its writer times this, plus the number of its call: per key they only grow."""
+
 PAUSE_S = 0.01
-"""Writers and merger pause so long at most: what counts is where they are interrupted, not how much they do."""
+"""Between two calls of a thread, at most: what counts is where writers are interrupted, not how much they do."""
+
+MAINTAINERS_PAUSE_S = 0.05
 
 
-def store_of(root: str) -> LocalStore:
-    """The store of the table."""
-    return LocalStore(Path(root) / "planes")
-
-
-def journal_of(root: str, name: str, thread: int) -> Path:
+def journal_of(folder: str, writer: int, thread: int) -> Path:
     """Where a thread of a writer says what it does."""
-    return Path(root) / f"{name}.{thread}.journal"
+    return Path(folder) / f"{writer}.{thread}.journal"
 
 
-def write(root: str, name: str) -> None:
+def write(uri: str, folder: str, number: int) -> None:
     """Claim the region and write from several threads until somebody ends this process."""
-    store, clock = store_of(root), SystemClock()
+    store = open_store(uri)
     snapshot = TransactionLog(store).snapshot()
     options = WriterOptions(flush_rows=60)
-    writer = RegionWriter.open(store, snapshot, clock=clock, ids=SystemIds(), options=options)
-    threads = [threading.Thread(target=write_thread, args=(writer, root, name, number)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
+    writer = RegionWriter.open(store, snapshot, clock=SystemClock(), ids=SystemIds(), options=options)
+    for thread in range(THREADS):
+        threading.Thread(target=write_thread, args=(writer, folder, number, thread)).start()
 
 
-def write_thread(writer: RegionWriter, root: str, name: str, thread: int) -> None:
+def write_thread(writer: RegionWriter, folder: str, number: int, thread: int) -> None:
     """Make random calls on keys of this thread, each between two lines of the journal."""
-    random = Random(f"{name}.{thread}")
-    journal = os.open(journal_of(root, name, thread), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number in range(1_000_000):
+    random = Random(f"{number}.{thread}")
+    journal = os.open(journal_of(folder, number, thread), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for value in range(number * CALLS_OF_A_WRITER, (number + 1) * CALLS_OF_A_WRITER):
         operation = random.choice([*OPERATIONS, "flush"])
         keys = [f"{thread}-{random.randrange(KEYS)}" for _ in range(random.randint(1, 3))]
-        os.write(journal, f"{json.dumps([operation, keys, number])}\n".encode())
-        call(writer, operation, [{"tailnum": key, "seats": number} for key in keys])
+        os.write(journal, f"{json.dumps([operation, keys, value])}\n".encode())
+        call(writer, operation, [{"tailnum": key, "seats": value} for key in keys])
         os.write(journal, b"done\n")
         time.sleep(random.uniform(0.0, PAUSE_S))
 
@@ -74,7 +78,7 @@ def call(writer: RegionWriter, operation: str, rows: list[Row]) -> None:
         case "put":
             writer.put(rows)
         case "patch":
-            writer.patch([{"tailnum": row["tailnum"], "seats": row["seats"]} for row in rows])
+            writer.patch(rows)
         case "reset":
             writer.reset(rows)
         case "delete":
@@ -87,8 +91,9 @@ def call(writer: RegionWriter, operation: str, rows: list[Row]) -> None:
             writer.flush()
 
 
-def fork_writers(root: str) -> None:
+def fork_writers(uri: str, folder: str) -> None:
     """Fork a writer for each line of the input, until it ends."""
+    open_store(uri)
     with KeyedTable(MemoryStore("warm")).create().writer() as warm:  # what is loaded late is loaded once, not per fork
         warm.put({"tailnum": "a"})
         warm.flush()
@@ -96,20 +101,52 @@ def fork_writers(root: str) -> None:
         child = os.fork()
         if not child:
             with suppress(TidemarkError):  # it was fenced: the threads end with that
-                write(root, line.strip())
+                write(uri, folder, int(line))
             return
         print(child, flush=True)  # noqa: T201 -- the answer
         os.waitpid(child, 0)
 
 
-def merge(root: str) -> None:
-    """Merge again and again until told to stop."""
-    table = KeyedTable(store_of(root), ids=SystemIds())
-    while not (Path(root) / "stop").exists():
-        with suppress(CommitConflict):
-            table.merge()
-        time.sleep(PAUSE_S)
+def maintain(uri: str, folder: str) -> None:
+    """Merge, compact and collect until told to stop, and print how often each did something."""
+    done = dict.fromkeys(("merged", "compacted", "collected"), 0)
+    acts = dict(zip(done, (merged, compacted, collected), strict=True))
+
+    def work(name: str) -> None:
+        table = KeyedTable(open_store(uri), ids=SystemIds())
+        while not (Path(folder) / "stop").exists() or not all(done.values()):
+            began = time.monotonic()
+            with suppress(CommitConflict):
+                done[name] += acts[name](table)
+            time.sleep(max(MAINTAINERS_PAUSE_S, 2 * (time.monotonic() - began)))  # a slow store is not kept busy by us
+
+    run_all([partial(work, name) for name in done])
+    print(json.dumps(done))  # noqa: T201 -- the answer
+
+
+def run_all(acts: list[Callable[[], None]]) -> None:
+    """Run them side by side; where one fails this program does, at once."""
+    with ThreadPoolExecutor(len(acts)) as pool:
+        for each in [pool.submit(act) for act in acts]:
+            if error := each.exception():
+                print(repr(error), file=sys.stderr, flush=True)  # noqa: T201 -- what the test shows
+                os._exit(1)
+
+
+def merged(table: KeyedTable) -> bool:
+    """Merge what is flushed."""
+    return table.merge() is not None
+
+
+def compacted(table: KeyedTable) -> bool:
+    """Compact what there is to compact."""
+    return table.compact() is not None
+
+
+def collected(table: KeyedTable) -> bool:
+    """Delete what the horizon of the table lets go."""
+    return bool(collect(table.store, table.log, clock=SystemClock()).deleted)
 
 
 if __name__ == "__main__":
-    {"write": fork_writers, "merge": merge}[sys.argv[1]](sys.argv[2])
+    {"write": fork_writers, "maintain": maintain}[sys.argv[1]](*sys.argv[2:])

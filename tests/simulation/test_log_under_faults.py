@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -45,15 +44,7 @@ from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_oracle import LogOracle, State, state_of
 from storage_core.testkit.log_tables import INDEX, metadata
 from storage_core.testkit.log_work import PLANNERS, Planner, Work
-
-SEEDS = int(os.environ.get("TIDEMARK_SEEDS", "2000"))
-BLOCK = 250
-ONE = os.environ.get("TIDEMARK_SEED")
-BLOCKS = (
-    [range(int(ONE), int(ONE) + 1)]
-    if ONE is not None
-    else [range(start, min(start + BLOCK, SEEDS)) for start in range(0, SEEDS, BLOCK)]
-)
+from tests.simulation.seeds import naming, seed_blocks
 
 WRITERS = 3
 MOVES = 16
@@ -448,15 +439,12 @@ class Writer:
 def simulate(seed: int) -> World:
     """Run one seed; a failure says which."""
     world = World(seed)
-    try:
+    with naming(seed):
         world.run()
-    except BaseException as error:
-        error.add_note(f"simulation with TIDEMARK_SEED={seed}, {world.moves} moves")
-        raise
     return world
 
 
-@pytest.mark.parametrize("seeds", BLOCKS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+@seed_blocks(2000)
 def test_what_was_acknowledged_is_there_once_and_nothing_else_whatever_the_store_does(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)

@@ -31,6 +31,7 @@ from storage_core.testkit.fault_store import (
     PutFault,
 )
 from storage_core.testkit.ids import SeededIds
+from tests.simulation.seeds import naming, seed_blocks
 
 WAIT_MS = 20_000
 LIMITS = RawLimits(segment_bytes=2_500, segment_ms=60_000, close_wait_ms=WAIT_MS)
@@ -175,8 +176,14 @@ def test_whatever_happens_to_a_put_the_caller_is_told_the_truth(at: int, fault: 
 # --- seeds
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_under_any_faults_what_was_acknowledged_is_there_once_and_nothing_else(seed: int) -> None:
+@seed_blocks(200)
+def test_under_any_faults_what_was_acknowledged_is_there_once_and_nothing_else(seeds: range) -> None:
+    for seed in seeds:
+        with naming(seed):
+            _simulate(seed)
+
+
+def _simulate(seed: int) -> None:
     random, clock, told = Random(seed), ManualClock(), Told()
     inner = [MemoryStore(name) for name in "abc"]
     stores = [FaultStore(each, seed=seed + index, rates=PUT_RATES) for index, each in enumerate(inner)]

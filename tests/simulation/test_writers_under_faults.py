@@ -12,7 +12,6 @@ good. A call under a lost epoch is never acknowledged and never seen. A seed rep
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,15 +36,7 @@ from storage_core.testkit.fault_store import (
 )
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
-
-SEEDS = int(os.environ.get("TIDEMARK_SEEDS", "200"))
-BLOCK = 100
-ONE = os.environ.get("TIDEMARK_SEED")
-BLOCKS = (
-    [range(int(ONE), int(ONE) + 1)]
-    if ONE is not None
-    else [range(start, min(start + BLOCK, SEEDS)) for start in range(0, SEEDS, BLOCK)]
-)
+from tests.simulation.seeds import naming, seed_blocks
 
 PROCESSES = 2
 MOVES = 11
@@ -295,15 +286,12 @@ class Process:
 def simulate(seed: int) -> World:
     """Run one seed; a failure says which."""
     world = World(seed)
-    try:
+    with naming(seed):
         world.run()
-    except BaseException as error:
-        error.add_note(f"simulation with TIDEMARK_SEED={seed}")
-        raise
     return world
 
 
-@pytest.mark.parametrize("seeds", BLOCKS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+@seed_blocks(200)
 def test_what_a_writer_acknowledged_is_there_once_and_nothing_of_a_lost_epoch_is(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)

@@ -1,20 +1,14 @@
-"""Writers in processes of their own, killed or fenced: the table holds what was acknowledged, in order, and no more."""
+"""A writer in another process is fenced while it writes: the table holds what was acknowledged, in order, no more."""
 
 from __future__ import annotations
 
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from jobs import merge
-from jobs.request import JobRequest
-from jobs.spark import Spark
 from storage_core import Table
 from storage_core.errors import WriterFenced
 from tests.e2e.scripted_writer import FENCED, Row, call, state_after
@@ -62,26 +56,6 @@ def calls_made(uri: str, acknowledged_calls: int) -> int:
     made = [calls for calls in (acknowledged_calls, acknowledged_calls + 1) if state_after(calls) == state]
     assert made, f"after {acknowledged_calls} acknowledged calls the table holds {state}"
     return made[0]
-
-
-@pytest.mark.spark
-def test_a_writer_killed_again_and_again_loses_no_acknowledged_call(uri: str, spark: Spark) -> None:
-    chance = random.Random(20_150_517)
-    calls = 0
-    for _ in range(3):
-        process = start(uri, calls)
-        seen = first_line(process)
-        time.sleep(chance.uniform(0.0, 0.15))
-        process.kill()
-        told = acknowledged(process, seen)
-        assert process.wait() == -signal.SIGKILL
-        assert told > calls
-        calls = calls_made(uri, told)
-    with Table.open(uri).writer() as writer:
-        assert rows(uri, "latest") == state_after(calls)
-        writer.flush()
-    assert merge.run(JobRequest(table_uri=uri), spark).status == "committed"
-    assert rows(uri, "snapshot") == rows(uri, "latest") == state_after(calls)
 
 
 def test_a_second_writer_fences_the_first_in_another_process_and_takes_over_what_it_acknowledged(uri: str) -> None:

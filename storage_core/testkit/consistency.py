@@ -1,0 +1,174 @@
+"""What readers may see while others write, flush and merge: a model that judges recorded histories (design page 07).
+
+Whoever acts records what it did with stamps of one logical order: a stamp taken before a call began is lower than one
+taken after another call had ended exactly where the one really came first. `check` then asks whether each read is
+explained: per region by a prefix of its writes, which holds all that its level promises and no less than the session
+saw before. A gap, a duplicate, an invented row, a stale or an older value has no such prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count, product
+
+Rows = Mapping[str, int]
+
+
+class Level(StrEnum):
+    """What a reader asks for."""
+
+    SNAPSHOT = "snapshot"
+    COMMITTED = "committed"
+    LATEST = "latest"
+    IN_PROCESS = "in-process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A call that put values or deleted keys (None) of one region. Calls of a region follow each other.
+
+    `given` is the stamp after it returned, `durable` the stamp after it was acknowledged. Without the latter nobody
+    knows whether it took effect. A call that was refused is no write.
+    """
+
+    region: str
+    begun: int
+    given: int | None
+    durable: int | None
+    changes: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A flush or a merge of a region: reads at `level` begun after `ended` see what was durable before `covers`."""
+
+    level: Level
+    region: str
+    covers: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What one session found, as it came: of these keys, or of all (None)."""
+
+    session: str
+    level: Level
+    begun: int
+    ended: int
+    found: tuple[tuple[str, int], ...]
+    keys: frozenset[str] | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """Records of any threads, and the stamps that order them."""
+
+    writes: list[Write] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    _stamps: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def stamp(self) -> int:
+        """Return a number higher than all before."""
+        return next(self._stamps)
+
+
+def check(history: History, region_of: Callable[[str], str]) -> None:
+    """Return when every read is explained. Raises `AssertionError` that shows one that is not.
+
+    `region_of` says in which region a key is. What became of writes with an unknown outcome is chosen once for all
+    reads: the work doubles with each of them in a region.
+    """
+    for read in history.reads:
+        names = [key for key, _ in read.found]
+        if len(names) != len(set(names)):
+            raise AssertionError(f"a key is there twice: {read}")
+    regions = {write.region for write in history.writes}
+    known = {region_of(key) for read in history.reads for key, _ in read.found}
+    if known - regions:
+        raise AssertionError(f"rows of regions that nobody wrote to: {sorted(known - regions)}")
+    for region in sorted(regions):
+        _check_region(history, region, region_of)
+
+
+def _check_region(history: History, region: str, region_of: Callable[[str], str]) -> None:
+    writes = sorted((each for each in history.writes if each.region == region), key=lambda each: each.begun)
+    marks = [each for each in history.marks if each.region == region]
+    reads = [_of_region(each, region, region_of) for each in sorted(history.reads, key=lambda each: each.begun)]
+    open_ones = [each for each in writes if each.durable is None]
+    failures: list[str] = []
+    for choice in product((True, False), repeat=len(open_ones)):
+        without = {id(each) for each, kept in zip(open_ones, choice, strict=True) if not kept}
+        failure = _unexplained([each for each in writes if id(each) not in without], marks, reads)
+        if failure is None:
+            return
+        failures.append(failure)
+    raise AssertionError(f"region {region}: {failures[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a read says about one region."""
+
+    read: Read
+    keys: frozenset[str] | None
+    found: Rows
+
+
+def _of_region(read: Read, region: str, region_of: Callable[[str], str]) -> _Part:
+    keys = None if read.keys is None else frozenset(key for key in read.keys if region_of(key) == region)
+    return _Part(read, keys, {key: value for key, value in read.found if region_of(key) == region})
+
+
+def _unexplained(writes: Sequence[Write], marks: Sequence[Mark], parts: Sequence[_Part]) -> str | None:
+    """The first read without a prefix that explains it. Each gets the shortest one, which leaves most to the others."""
+    states = _states(writes)
+    floors: dict[tuple[str, Level], int] = {}
+    for part in parts:
+        read, seat = part.read, (part.read.session, part.read.level)
+        least = max(_promised(writes, marks, read), floors.get(seat, 0))
+        most = sum(each.begun < read.ended for each in writes)
+        fits = (at for at in range(least, most + 1) if _restricted(states[at], part.keys) == part.found)
+        floors[seat] = next(fits, -1)
+        if floors[seat] < 0:
+            return (
+                f"no prefix of {least} to {most} writes explains {part.found} of {read}; the shortest gives "
+                f"{_restricted(states[min(least, most)], part.keys)}"
+            )
+    return None
+
+
+def _states(writes: Sequence[Write]) -> list[Rows]:
+    """What the region holds after no write, after the first, and so on."""
+    states: list[Rows] = [{}]
+    for write in writes:
+        after = {**states[-1], **write.changes}
+        states.append({key: value for key, value in after.items() if value is not None})
+    return states
+
+
+def _restricted(state: Rows, keys: frozenset[str] | None) -> Rows:
+    return state if keys is None else {key: value for key, value in state.items() if key in keys}
+
+
+def _promised(writes: Sequence[Write], marks: Sequence[Mark], read: Read) -> int:
+    """How many writes the read must show at least, by its level."""
+    match read.level:
+        case Level.IN_PROCESS:
+            return _prefix(writes, lambda each: each.given, read.begun)
+        case Level.LATEST:
+            return _prefix(writes, lambda each: each.durable, read.begun)
+        case Level.COMMITTED | Level.SNAPSHOT:
+            # What is in the base is committed, too.
+            levels = {read.level, Level.SNAPSHOT}
+            covers = [each.covers for each in marks if each.level in levels and each.ended < read.begun]
+            return _prefix(writes, lambda each: each.durable, max(covers, default=0))
+
+
+def _prefix(writes: Sequence[Write], stamp: Callable[[Write], int | None], before: int) -> int:
+    """The number of writes up to the last one that is stamped before that."""
+    stamps = [stamp(each) for each in writes]
+    return max((at + 1 for at, each in enumerate(stamps) if each is not None and each < before), default=0)

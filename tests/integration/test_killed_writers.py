@@ -1,0 +1,235 @@
+"""A writer with several threads is killed at random, again and again, while others merge, compact, collect and read.
+
+The oracle is a dictionary made from the journals of the threads: what was acknowledged is there, what was under way is
+there whole or not at all, and nothing is there twice. `TIDEMARK_KILLS` and `TIDEMARK_S3_KILLS` kill more often
+(`make soak`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Self
+
+from storage_core import Table
+from storage_core.config import TableConfig
+from storage_core.ids import SystemIds
+from storage_core.objectstore.resolve import open_store
+from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.s3_server import S3Server
+from tests.integration.threaded_writer import THREADS, journal_of
+
+KILLS = int(os.environ.get("TIDEMARK_KILLS", "12"))
+S3_KILLS = int(os.environ.get("TIDEMARK_S3_KILLS", "6"))
+REPOSITORY = Path(__file__).parents[2]
+LONGEST_S = 0.2
+PATIENCE_S = 60
+HORIZON_MS = 5_000
+"""Longer than anybody here works on one thing, short enough that much is collected meanwhile."""
+
+Seats = dict[str, object]
+
+
+def test_what_was_acknowledged_outlives_every_kill(tmp_path: Path) -> None:
+    kill_again_and_again((tmp_path / "planes").as_uri(), tmp_path, KILLS)
+
+
+def test_what_was_acknowledged_outlives_every_kill_on_s3(s3_server: S3Server, tmp_path: Path) -> None:
+    kill_again_and_again(s3_server.uri("killed-writers"), tmp_path, S3_KILLS)
+
+
+def kill_again_and_again(uri: str, folder: Path, kills: int) -> None:
+    config = TableConfig(primary_key=("tailnum",), gc_horizon_ms=HORIZON_MS, version_retention_ms=0)
+    table = KeyedTable(open_store(uri), ids=SystemIds()).create(config=config)
+    untouched = two_splits(table)
+    reader = Table.open(uri)
+    random = Random(20_240_301)
+    expected: list[Seats] = [{} for _ in range(THREADS)]
+    calls = 0
+    with program("maintain", uri, folder) as maintainers, program("write", uri, folder) as writers, Watch(uri) as watch:
+        for number in range(kills):
+            # Every fourth one somewhere in its start and its claim.
+            waits_for = None if number % 4 == 3 else journal_of(str(folder), number, random.randrange(THREADS))
+            end_one(writers, number, waits_for, random.uniform(0.0, LONGEST_S))
+            with table.writer() as heir:  # a request of the dead may still arrive; a claim settles what there is
+                found = latest(reader)
+                if number % 2:
+                    heir.flush()
+            for thread in range(THREADS):
+                done, under_way = journal(folder, number, thread)
+                calls += len(done)
+                expected[thread] = settled(expected[thread], done, under_way, found, thread)
+            assert found == united([untouched, *expected]), f"after kill {number}"
+            assert maintainers.poll() is None, "a maintainer failed"
+        (folder / "stop").touch()
+        told, _ = maintainers.communicate(timeout=PATIENCE_S)
+        assert maintainers.returncode == 0
+    check_base(table, united([untouched, *expected]))
+    assert calls > kills // 2, "the writers were killed before they did anything"
+    print(f"{kills} kills, {calls} calls acknowledged, {watch.reads} reads beside them, {told}")  # noqa: T201 -- of a soak
+
+
+def two_splits(table: KeyedTable) -> Seats:
+    """Two rows that nobody touches, in splits of their own: so that there is something to compact in any case."""
+    rows: Seats = {"untouched-0": 0, "untouched-1": 1}
+    with table.writer() as writer:
+        for key, value in rows.items():
+            writer.put({"tailnum": key, "seats": value})
+            writer.flush()
+            table.merge()
+    return rows
+
+
+def check_base(table: KeyedTable, expected: Seats) -> None:
+    """Merged, the base holds just that, each key once."""
+    with table.writer() as last:
+        last.flush()
+    while table.merge() is not None:
+        pass
+    base = [(str(row["tailnum"]), row["seats"]) for row in table.base_rows()]
+    assert len(base) == len(dict(base))
+    assert dict(base) == expected
+
+
+class Watch:
+    """A reader at `latest` beside it all: no key goes back to an older value, nor to one that it saw deleted."""
+
+    def __init__(self, uri: str) -> None:
+        self.reads = 0
+        self._uri = uri
+        self._seen: Seats = {}
+        self._gone: set[str] = set()
+        self._failures: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert not self._failures, self._failures
+
+    def _read(self) -> None:
+        table = Table.open(self._uri)
+        try:
+            took = 0.0
+            while not self._stop.wait(max(0.02, took)):
+                began = time.monotonic()
+                self._look(latest(table))
+                self.reads, took = self.reads + 1, time.monotonic() - began
+        except BaseException as error:  # noqa: BLE001 -- raised by the thread that waits
+            self._failures.append(error)
+
+    def _look(self, found: Seats) -> None:
+        for key, value in found.items():
+            before = self._seen.get(key, -1)
+            assert isinstance(value, int)
+            assert isinstance(before, int)
+            assert value > before or (value == before and key not in self._gone), f"{key}: {value} after {before}"
+        self._seen |= found
+        self._gone = self._seen.keys() - found.keys()
+
+
+def settled(known: Seats, done: list[list[object]], under_way: list[object] | None, found: Seats, thread: int) -> Seats:
+    """What the keys of a thread hold after its calls: of the last one, whichever of its outcomes was found."""
+    for each in done:
+        known = after(known, each)
+    if under_way is None:
+        return known
+    ours = {key: value for key, value in found.items() if key.startswith(f"{thread}-")}
+    assert ours in outcomes(known, under_way), f"thread {thread}, {under_way}"
+    return ours
+
+
+def outcomes(known: Seats, called: list[object]) -> list[Seats]:
+    """What a call that nobody saw the end of may have left: nothing or all, of rows that were gathered any first ones.
+
+    Gathered rows are calls of their own, and those of another thread may have taken some along.
+    """
+    operation, keys, number = called
+    assert isinstance(keys, list)
+    if operation != "gather":
+        return [known, after(known, called)]
+    return [after(known, ["put", keys[:count], number]) for count in range(len(keys) + 1)]
+
+
+def after(known: Seats, called: list[object]) -> Seats:
+    """What a dictionary does for a call."""
+    operation, keys, number = called
+    assert isinstance(keys, list)
+    match operation:
+        case "flush":
+            return known
+        case "delete":
+            return {key: value for key, value in known.items() if key not in keys}
+        case _:
+            return known | dict.fromkeys(keys, number)
+
+
+def united(expected: list[Seats]) -> Seats:
+    return {key: value for each in expected for key, value in each.items()}
+
+
+def latest(table: Table) -> Seats:
+    rows = table.scan(["tailnum", "seats"], consistency="latest").to_arrow().to_pylist()
+    found = {row["tailnum"]: row["seats"] for row in rows}
+    assert len(found) == len(rows), "a key is there twice"
+    return found
+
+
+def journal(folder: Path, number: int, thread: int) -> tuple[list[list[object]], list[object] | None]:
+    """The calls that a thread was told were done, and the one that it had begun."""
+    path = journal_of(str(folder), number, thread)
+    lines = path.read_text().splitlines() if path.exists() else []
+    begun = [json.loads(line) for line in lines if line != "done"]
+    done = lines.count("done")
+    assert len(begun) - done in {0, 1}
+    return begun[:done], begun[done] if len(begun) > done else None
+
+
+def end_one(writers: subprocess.Popen[str], number: int, sign: Path | None, seconds: float) -> None:
+    """Let a writer begin, wait for its sign, and kill it after a while, whatever it is doing then."""
+    assert writers.stdin is not None
+    assert writers.stdout is not None
+    writers.stdin.write(f"{number}\n")
+    writers.stdin.flush()
+    child = int(writers.stdout.readline())
+    patience = time.monotonic() + PATIENCE_S
+    while sign is not None and not (sign.exists() and sign.stat().st_size):
+        assert time.monotonic() < patience, "the writer does not begin"
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    until_gone(child)
+
+
+def until_gone(process: int) -> None:
+    """Wait until the process does nothing any more: its parent has taken note of its end."""
+    while True:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.001)
+
+
+@contextmanager
+def program(what: str, uri: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.integration.threaded_writer", what, uri, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.terminate()

@@ -1,0 +1,152 @@
+"""A writer in a real process is stopped (SIGSTOP) between and within its calls; another claims its region and writes.
+
+When it wakes it knows nothing of that. It is told so by the first number that it finds taken, before it acknowledges
+anything, and what it was told before its pause is kept (design page 03, "Claim").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from storage_core.clock import SystemClock
+from storage_core.ids import SystemIds
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.s3_server import S3Server
+
+REPOSITORY = Path(__file__).parents[2]
+
+# One writer per table: it puts `before`, then it stops: at once, or before a request, by its number from there on.
+WRITER = """
+import json, os, re, signal, sys
+from storage_core.clock import SystemClock
+from storage_core.errors import TidemarkError
+from storage_core.ids import SystemIds
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.resolve import open_store
+from storage_core.region.writer import RegionWriter
+from storage_core.testkit.fault_store import FaultStore
+
+def told(act):
+    try:
+        act()
+        return "done"
+    except TidemarkError as error:
+        return error.kind
+
+for number, uri in json.loads(sys.argv[1]):
+    store = FaultStore(open_store(uri))
+    writer = RegionWriter.open(store, TransactionLog(store).snapshot(), clock=SystemClock(), ids=SystemIds())
+    writer.put([{"tailnum": "before", "seats": 1}, {"tailnum": "both", "seats": 1}])
+    first = len(store.trace)
+    if number is None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        store.at(first + number, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    answers = [
+        told(lambda: writer.put([{"tailnum": "append", "seats": 1}, {"tailnum": "both", "seats": 2}])),
+        told(writer.flush),
+        told(lambda: writer.put({"tailnum": "after", "seats": 1})),
+        told(writer.flush),
+    ]
+    request = None if number is None else store.trace[first + number].request
+    key = None if request is None else re.sub("[0-9a-f]{8}_gen", "gen", request.key.split("/", 2)[2])
+    print(json.dumps([key and f"{request.kind} {key}", answers]), flush=True)
+"""
+
+Step = tuple[str | None, list[str]]
+
+FENCED = ["writer_fenced"] * 4
+LOST_ITS_FLUSH = ["done", *FENCED[1:]]
+FLUSHED = ["done", "done", *FENCED[2:]]
+
+
+def name_of(number: int) -> str:
+    """The name of an object with that number: its bits, from the last to the first."""
+    return f"{number:064b}"[::-1]
+
+
+# What it stops before, nothing or a request, and what it is told of its calls then: append, flush, append, flush.
+STEPS: list[Step] = [
+    (None, FENCED),
+    (f"put wal/{name_of(3)}.arrow", FENCED),
+    ("put gen_1/bloom_filter.bin", LOST_ITS_FLUSH),
+    ("put gen_1/key_index.arrow", LOST_ITS_FLUSH),
+    ("put gen_1/_manifest.json", LOST_ITS_FLUSH),
+    ("get manifest/version_hint.json", LOST_ITS_FLUSH),
+    (f"head manifest/{name_of(2)}.binpb", LOST_ITS_FLUSH),
+    (f"get manifest/{name_of(1)}.binpb", LOST_ITS_FLUSH),
+    (f"put manifest/{name_of(2)}.binpb", LOST_ITS_FLUSH),
+    ("get manifest/version_hint.json", FLUSHED),
+    ("put manifest/version_hint.json", FLUSHED),
+]
+
+
+# Over HTTP those before which something was decided: nothing, an entry, the generation, the commit of its manifest.
+ON_S3 = [STEPS[number] for number in (0, 1, 2, 8, 9)]
+
+
+def claim_and_write(store: ObjectStore) -> None:
+    """Others take the region over, one whose clock is ten minutes behind, one ahead; they write, flush and merge."""
+    for minutes in (-10, 10):
+        table = KeyedTable(store, SystemIds(), ManualClock(SystemClock().now_ms() + minutes * 60_000))
+        with table.writer() as writer:
+            writer.put([{"tailnum": f"other{minutes:+d}", "seats": 5}, {"tailnum": "both", "seats": 5}])
+            writer.flush()
+        table.merge()
+
+
+def let_pause(stores: Sequence[ObjectStore], steps: Sequence[Step]) -> list[Step]:
+    """Run the writer on the tables, and the others whenever it stands still; return what it said."""
+    numbers = [None if step[0] is None else STEPS.index(step) - 1 for step in steps]
+    works = json.dumps(list(zip(numbers, (store.uri for store in stores), strict=True)))
+    command = [sys.executable, "-c", WRITER, works]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as process:
+        try:
+            for store in stores:
+                _, status = os.waitpid(process.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status), "it ended before it was stopped"
+                claim_and_write(store)
+                process.send_signal(signal.SIGCONT)
+            told, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return [(stopped, answers) for stopped, answers in map(json.loads, told.splitlines())]
+
+
+def check(store: ObjectStore, answers: list[str]) -> None:
+    """What was acknowledged is there, in order, and nothing else, now and when all of it is merged."""
+    expected = {"before": 1, "other-10": 5, "other+10": 5, "both": 5}
+    if answers[0] == "done":
+        expected["append"] = 1
+    table = KeyedTable(store, SystemIds())
+    assert {key: row["seats"] for key, row in table.rows().items()} == expected
+    with table.writer() as last:
+        last.flush()
+    table.merge()
+    assert sorted((str(row["tailnum"]), row["seats"]) for row in table.base_rows()) == sorted(expected.items())
+
+
+def pause_and_check(uris: Sequence[str], steps: Sequence[Step]) -> None:
+    stores = [open_store(uri) for uri in uris]
+    for store in stores:
+        KeyedTable(store, SystemIds()).create()
+    assert let_pause(stores, steps) == steps
+    for store, (_, answers) in zip(stores, steps, strict=True):
+        check(store, answers)
+
+
+def test_a_writer_stopped_anywhere_wakes_up_fenced_and_none_of_its_later_rows_appear(tmp_path: Path) -> None:
+    pause_and_check([(tmp_path / f"t{number}").as_uri() for number in range(len(STEPS))], STEPS)
+
+
+def test_the_same_holds_on_s3(s3_server: S3Server) -> None:
+    pause_and_check([s3_server.uri(f"paused-writer-{number}") for number in range(len(ON_S3))], ON_S3)

@@ -1,0 +1,231 @@
+"""Readers at every level, while before any of their requests others write, flush, merge, compact or end.
+
+One thread plays all: two writers of a region each, two maintainers whose clocks are twenty minutes apart, two readers.
+Stores lose replies, refuse, and end processes. What everybody did and found is a history that a model judges
+(`testkit.consistency`). A seed replays exactly, see `seeds`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
+from storage_core.gc.collect import collect
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.region.options import WriterOptions
+from storage_core.table import Table
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.consistency import Level, check
+from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault, Rates
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
+from tests.simulation.recorded_calls import Ledger, RecordedReader, RecordedWriter, by_letter, letter, opened
+from tests.simulation.seeds import naming, seed_blocks
+
+LETTERS = "ab"
+KEYS = {name: [f"{name}{number}" for number in range(3)] for name in LETTERS}
+ALL_KEYS = [key for keys in KEYS.values() for key in keys]
+MOVES = 30
+INTERLEAVED = 0.12
+CRASHES = 0.06
+
+LOST_REPLIES: Rates = {
+    PutFault.APPLIED_THEN_CONFLICT: 0.05,
+    PutFault.APPLIED_THEN_UNKNOWN: 0.05,
+    PutFault.DROPPED_THEN_UNKNOWN: 0.05,
+    PutFault.DELAYED_THEN_UNKNOWN: 0.05,
+    PutFault.REFUSED: 0.03,
+}
+OUTAGES: Rates = {**LOST_REPLIES, GetFault.REFUSED: 0.01, ListFault.REFUSED: 0.02, ListFault.REORDERED: 0.3}
+PROFILES: tuple[Rates, ...] = ({}, {}, LOST_REPLIES, OUTAGES)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+class World:
+    """The objects, who acts on them, and what is recorded of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.objects = MemoryStore("planes", clock=ManualClock(step_ms=1))
+        KeyedTable(self.objects, SeededIds(seed)).create(config=by_letter(0))
+        self.rates = PROFILES[seed % len(PROFILES)]
+        self.ledger = Ledger()
+        self.stores: list[FaultStore] = []
+        self.inside = False
+        self.met: dict[str, int] = {}
+        self.processes = [
+            *(writing(self, name) for name in LETTERS),
+            *(maintaining(self, minutes) for minutes in (-10, 10)),
+            *(reading(self, f"reader {number}") for number in range(2)),
+        ]
+
+    def run(self) -> None:
+        """Let all act, then settle everything and read it once more, and judge."""
+        for _ in range(MOVES):
+            self.random.choice(self.processes).move()
+            if self.random.random() < 0.05:
+                self.clean()
+        for store in self.stores:
+            store.deliver()
+        self.rates = {}
+        table = KeyedTable(self.objects, SeededIds(self.random.getrandbits(32)))
+        for name in LETTERS:
+            RecordedWriter(self.ledger, table, name).flush()
+        while (done := table.merge()) is not None:
+            self.ledger.merged(done)
+        last = RecordedReader(self.ledger, opened(table), "last")
+        for level in (Level.SNAPSHOT, Level.COMMITTED, Level.LATEST):
+            last.read(level, "get_many", ALL_KEYS)
+        check(self.ledger.history, letter)
+
+    def interleave(self, process: Process) -> None:
+        """Before a request of one, perhaps let another act."""
+        if self.inside or threading.current_thread() is not threading.main_thread():
+            return  # two regions are read side by side: an act in one of those threads would not replay
+        if self.random.random() < INTERLEAVED:
+            self.inside = True
+            try:
+                self.random.choice([each for each in self.processes if each is not process]).move()
+            finally:
+                self.inside = False
+
+    def clean(self) -> None:
+        """Collect all that nobody needs, while nobody is at work and nothing is on its way: that is the horizon."""
+        for store in self.stores:
+            store.deliver()
+        table = KeyedTable(self.objects, SeededIds(self.random.getrandbits(32)))
+        ahead = ManualClock(START_MS + 10**11)  # by years: it must not matter
+        if collect(self.objects, table.log, clock=ahead, horizon_ms=0).deleted:
+            self.tell("collected")
+
+    def tell(self, what: str) -> None:
+        self.met[what] = self.met.get(what, 0) + 1
+
+
+class Process:
+    """A process that ends now and then and begins again without a memory."""
+
+    def __init__(self, world: World, *acts: Callable[[Process], None], minutes: int = 0) -> None:
+        self.world, self.random, self._acts = world, world.random, acts
+        self.clock = ManualClock(START_MS + minutes * 60_000, step_ms=1)
+        self._begin()
+
+    def move(self) -> None:
+        """Do one thing; the process may end in it."""
+        if self.random.random() < CRASHES:
+            self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
+        try:
+            with suppress(Unavailable, CommitUnknown, CommitConflict):
+                self.random.choice(self._acts)(self)
+        except Crash:
+            self.world.tell("crashed")
+            self._begin()
+
+    def _begin(self) -> None:
+        self.writer: RecordedWriter | None = None
+        self._view: Table | None = None
+        self.store = FaultStore(
+            self.world.objects,
+            watch=lambda *_: self.world.interleave(self),
+            seed=self.random.getrandbits(32),
+            rates=self.world.rates,
+            clock=self.clock,
+        )
+        self.world.stores.append(self.store)
+        self.table = KeyedTable(self.store, SeededIds(self.random.getrandbits(32)), self.clock)
+
+    @property
+    def view(self) -> Table:
+        """This process's table object."""
+        self._view = self._view or opened(self.table)
+        return self._view
+
+
+def writing(world: World, name: str) -> Process:
+    """A process that writes to a region, flushes, and reads what it wrote."""
+
+    def with_writer(act: Callable[[RecordedWriter], None]) -> Callable[[Process], None]:
+        def work(process: Process) -> None:
+            writer, process.writer = process.writer, None  # a writer that failed is not used again
+            writer = writer or RecordedWriter(world.ledger, process.table, name, WriterOptions(flush_rows=8))
+            act(writer)
+            process.writer = writer
+
+        return work
+
+    def some() -> list[str]:
+        return world.random.sample(KEYS[name], world.random.randint(1, 3))
+
+    put = with_writer(lambda writer: writer.write(some()))
+    delete = with_writer(lambda writer: writer.write([], gone=some()))
+    flush = with_writer(RecordedWriter.flush)
+
+    def read(process: Process) -> None:
+        with_writer(lambda writer: writer.read(process.view, KEYS[name]))(process)
+
+    return Process(world, put, put, put, delete, flush, flush, read)
+
+
+def maintaining(world: World, minutes: int) -> Process:
+    """A process that merges and compacts; its clock is wrong by so much."""
+
+    def merge(process: Process) -> None:
+        done = process.table.merge()
+        world.ledger.merged(done)
+        world.tell("merged" if done else "nothing to merge")
+
+    def compact(process: Process) -> None:
+        if process.table.compact():
+            world.tell("compacted")
+
+    return Process(world, merge, merge, compact, minutes=minutes)
+
+
+def reading(world: World, session: str) -> Process:
+    """A process that reads some keys or all, by the ways that cost no session of DuckDB."""
+
+    def read(process: Process) -> None:
+        level = world.random.choice([Level.SNAPSHOT, Level.COMMITTED, Level.LATEST])
+        way, keys = world.random.choice(["get", "get_many"]), world.random.sample(ALL_KEYS, world.random.choice([4, 6]))
+        RecordedReader(world.ledger, process.view, session).read(level, way, keys)
+        world.tell(f"read at {level}")
+
+    return Process(world, read)
+
+
+def simulate(seed: int) -> World:
+    """Run one seed; a failure says which."""
+    world = World(seed)
+    with naming(seed):
+        world.run()
+    return world
+
+
+@seed_blocks(24)
+def test_every_read_is_explained_by_a_prefix_of_each_region_that_never_goes_back(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+def test_a_seed_replays_every_read() -> None:
+    assert simulate(5).ledger.history.reads == simulate(5).ledger.history.reads
+
+
+def test_the_seeds_meet_everything_that_can_happen() -> None:
+    """A simulation that nothing happens in shows nothing."""
+    worlds = [simulate(seed) for seed in range(1_000, 1_012)]
+    happened = ("crashed", "merged", "compacted", "collected", *(f"read at {level}" for level in list(Level)[:3]))
+    met = {each: sum(world.met.get(each, 0) for world in worlds) for each in happened}
+    assert min(met.values()) > 1, met
+    open_ones = [write for world in worlds for write in world.ledger.history.writes if write.durable is None]
+    assert open_ones, "no write had an unknown outcome"
