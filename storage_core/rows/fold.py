@@ -66,6 +66,15 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([operation, fields, *(pa.field(each.name, each.type) for each in schema)])
 
 
+def puts(rows: pa.Table) -> pa.Table:
+    """Return one put per row, in order."""
+    records = record_schema(rows.schema)
+    operations = pa.array(np.zeros(rows.num_rows, np.int8))
+    fields = pa.nulls(rows.num_rows, records.field(FIELDS).type)
+    names = [OPERATION, FIELDS, *rows.column_names]
+    return conform(pa.Table.from_arrays([operations, fields, *rows.columns], names=names), records)
+
+
 def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return one record per key that does what all records of the key do in turn, ascending by key.
 
@@ -111,13 +120,7 @@ def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
     key become the later one. Raises `InvalidInput` when the records have other columns than the base, and when a
     record leaves a required column without a value (naming the column).
     """
-    records = record_schema(base.schema)
-    puts = {
-        OPERATION: pa.array(np.zeros(base.num_rows, np.int8)),
-        FIELDS: pa.nulls(base.num_rows, records.field(FIELDS).type),
-    }
-    as_records = pa.Table.from_arrays([*puts.values(), *base.columns], names=[*puts, *base.column_names])
-    merged = fold(pa.concat_tables([conform(as_records, records), conform(folded, records)]), key)
+    merged = fold(pa.concat_tables([puts(base), conform(folded, record_schema(base.schema))]), key)
     kept = merged.filter(pc.not_equal(merged.column(OPERATION), int(Operation.DELETE)))
     return conform(kept.drop_columns([OPERATION, FIELDS]), base.schema)
 
