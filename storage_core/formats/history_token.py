@@ -55,12 +55,11 @@ class InGenerations:
 
 @dataclass(frozen=True, slots=True)
 class InTail:
-    """Before a record of a WAL entry; `epoch` is the highest one of the entries before it."""
+    """Before a record of a WAL entry, which is one that its writer was told of."""
 
     region: int
     entry: int
     record: int
-    epoch: int
 
 
 Place: TypeAlias = InBase | InGenerations | InTail

@@ -61,10 +61,10 @@ class Moment:
             case InBase():
                 yield from self._base(place)
                 yield from self._generations(InGenerations(0, 0, 0, 0))
-                yield from self._tails(InTail(0, 0, 0, 0))
+                yield from self._tails(InTail(0, 0, 0))
             case InGenerations():
                 yield from self._generations(place)
-                yield from self._tails(InTail(0, 0, 0, 0))
+                yield from self._tails(InTail(0, 0, 0))
             case InTail():
                 yield from self._tails(place)
             case _:
@@ -97,14 +97,13 @@ class Moment:
     def _tails(self, place: InTail) -> Iterator[Piece]:
         for region in range(place.region, len(self.regions)):
             mark, merged = self.regions[region], self._merged(region)
-            here = place if region == place.region and place.entry else InTail(region, mark.first, 0, 0)
-            entries = wal.replay(self.store, mark.region, after=here.entry - 1, before=mark.last + 1, epoch=here.epoch)
-            epoch = here.epoch
-            for logged in entries:
+            here = place if region == place.region and place.entry else InTail(region, mark.first, 0)
+            # No epoch of an entry before is needed to tell which ones count: the entry of a place does, so it has the
+            # highest one so far.
+            for logged in wal.replay(self.store, mark.region, after=here.entry - 1, before=mark.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
                 if logged.entry.generation > merged:
-                    yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id, epoch))
-                epoch = logged.entry.writer_epoch
+                    yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id))
 
     def _merged(self, region: int) -> int:
         return self.snapshot.merged_generations.get(self.regions[region].region, 0)
@@ -130,5 +129,5 @@ def _before_flushed(region: int, number: int, part: int) -> Callable[[int], Plac
     return lambda record: InGenerations(region, number, part, record)
 
 
-def _before_logged(region: int, entry: int, epoch: int) -> Callable[[int], Place]:
-    return lambda record: InTail(region, entry, record, epoch)
+def _before_logged(region: int, entry: int) -> Callable[[int], Place]:
+    return lambda record: InTail(region, entry, record)

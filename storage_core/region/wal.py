@@ -112,13 +112,12 @@ def read_known(store: ObjectStore, region: str, entry: int) -> Logged:
         ) from error
 
 
-def replay(store: ObjectStore, region: str, *, after: int, before: int, epoch: int = 0) -> Iterator[Logged]:
+def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Iterator[Logged]:
     """Yield the entries with rows numbered `after` + 1 up to `before` - 1, in order. One GET each.
 
-    `epoch` is the highest of the entries up to `after`, where those matter. No number is skipped: raises `Corrupt` that
-    names the first absent, torn or damaged entry.
+    No number is skipped: raises `Corrupt` that names the first absent, torn or damaged entry.
     """
-    return _with_rows((read_known(store, region, entry) for entry in range(after + 1, before)), epoch)
+    return _with_rows(read_known(store, region, entry) for entry in range(after + 1, before))
 
 
 def read_tail(store: ObjectStore, region: str, *, after: int) -> Iterator[Logged]:
@@ -142,8 +141,9 @@ def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logge
             yield read_known(store, region, entry)
 
 
-def _with_rows(entries: Iterator[Logged], highest: int = 0) -> Iterator[Logged]:
+def _with_rows(entries: Iterator[Logged]) -> Iterator[Logged]:
     """Leave out sentinels, and entries behind the sentinel of a higher epoch: nobody was told that those succeeded."""
+    highest = 0
     for each in entries:
         highest = max(highest, each.entry.writer_epoch)
         if each.entry.writer_epoch == highest and not each.entry.is_sentinel:
