@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -39,6 +39,7 @@ from storage_core.read import lookup
 from storage_core.read import sql as querying
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.changes import changes as changes_between
+from storage_core.read.history_pages import PAGE_BYTES, HistoryPage, Views, read_pages
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned
 from storage_core.read.regions import every_region, holding_regions, matching_regions
@@ -409,6 +410,32 @@ class Table:
         last = self._snapshot if end is None else snapshot_at(self._log, end)
         return changes_between(self._store, snapshot_at(self._log, start), last)
 
+    def read_history(
+        self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
+    ) -> HistoryPage:
+        """Return one page of the table's records, the first one or the one that the token leads to.
+
+        The pages hold the rows of the base as puts and then, unless `consistency` (`latest`) says less, every
+        acknowledged record that is not merged: folded (`rows.fold`), the table at the moment of the first page. Give
+        `token` of each page for the next one, in this process or another, until it is None. See `read.history_pages`.
+        """
+        # There always is a first page.
+        return next(self.read_history_pages(token=token, page_bytes=page_bytes, consistency=consistency))
+
+    def read_history_pages(
+        self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
+    ) -> Iterator[HistoryPage]:
+        """Yield the pages that `read_history` returns one after the other, each source opened once."""
+        views = Views(
+            store=self._store,
+            current=lambda: self._snapshot,
+            newest=lambda: self.refresh().snapshot,
+            reopened=self._reopened,
+            at=lambda version: self._snapshot if version == self.version else snapshot_at(self._log, version),
+        )
+        wanted = Consistency.SNAPSHOT if self._pinned and token is None else consistency
+        return read_pages(views, token=token, page_bytes=page_bytes, consistency=wanted)
+
     def set_regions(self, regions: Sequence[Declared]) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
@@ -502,6 +529,12 @@ class Table:
             if snapshot.config.region_spec.id == captured.spec_id:
                 return snapshot, captured
             # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
+
+    def _reopened(self) -> Snapshot:
+        """The newest snapshot, also where the versions behind the one at hand are collected."""
+        if not self._pinned:
+            self._snapshot = self._log.snapshot()
+        return self._snapshot
 
     def _require_writable(self) -> None:
         if self._pinned:

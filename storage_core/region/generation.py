@@ -81,14 +81,16 @@ def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[
     return sorted(found, key=lambda each: each.generation)
 
 
-def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
+def read_records(store: ObjectStore, generation: Generation, *, first: int = 0) -> Iterable[pa.Table]:
     """Yield the records in the order of their acknowledgement, one table per WAL entry or data file. One GET each.
 
-    Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
+    `first` such parts are left out and not read. Raises `Corrupt` for an entry or file that is absent or damaged, or
+    that belongs to another generation.
     """
-    if generation.data is not None:
+    files = 0 if generation.data is None else 1
+    if generation.data is not None and first == 0:
         yield _data(store, generation)
-    for entry in generation.entries:
+    for entry in generation.entries[max(0, first - files) :]:
         yield _entry(store, generation, entry)
 
 

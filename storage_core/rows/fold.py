@@ -66,6 +66,15 @@ def record_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([operation, fields, *(pa.field(each.name, each.type) for each in schema)])
 
 
+def puts(rows: pa.Table) -> pa.Table:
+    """Return one put per row, in order."""
+    records = record_schema(rows.schema)
+    operations = pa.array(np.zeros(rows.num_rows, np.int8))
+    fields = pa.nulls(rows.num_rows, records.field(FIELDS).type)
+    names = [OPERATION, FIELDS, *rows.column_names]
+    return conform(pa.Table.from_arrays([operations, fields, *rows.columns], names=names), records)
+
+
 def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return one record per key that does what all records of the key do in turn, ascending by key.
 
@@ -118,12 +127,12 @@ def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
     records = record_schema(base.schema)
     given = conform(folded, records)
     if base.num_rows:
-        given = fold(pa.concat_tables([_as_puts(base), given]), key)
+        given = fold(pa.concat_tables([puts(base), given]), key)
     kept = given.filter(pc.not_equal(given.column(OPERATION), int(Operation.DELETE)))
     return conform(kept.drop_columns([OPERATION, FIELDS]), base.schema)
 
 
-def _as_puts(rows: pa.Table) -> pa.Table:
+def puts(rows: pa.Table) -> pa.Table:
     records = record_schema(rows.schema)
     puts = {
         OPERATION: pa.array(np.zeros(rows.num_rows, np.int8)),

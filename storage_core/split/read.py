@@ -26,6 +26,9 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.metadata import FORMAT, PREFIX
 from storage_core.split.vectors import rows_gone, visible
 
+BATCH_ROWS = 8192
+"""Rows that `OpenSplit.since` holds decoded at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
@@ -58,6 +61,26 @@ class OpenSplit:
         """Yield the rows in file order, one table per row group, so that at most one row group is in memory."""
         for index, first in enumerate(self._first_rows()):
             yield self._visible(self._row_group(index, columns), int(first))
+
+    def since(self, place: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+        """Yield the rows from this place in the file on, and the place of each, in tables of at most `BATCH_ROWS`.
+
+        Reads the row group of the place from its start, and no other before it; of a row group only the encoded columns
+        and one table are in memory.
+        """
+        first_rows = self._first_rows()
+        group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
+        first = int(first_rows[group]) if self.row_groups else 0
+        with _corrupt_on_failure(self.add):
+            for batch in self._file.iter_batches(
+                BATCH_ROWS, row_groups=range(group, self.row_groups), use_threads=False
+            ):
+                skipped = min(max(0, place - first), batch.num_rows)
+                rows = pa.Table.from_batches([batch.slice(skipped)])
+                mask = visible(self.gone, first + skipped, rows.num_rows)
+                places = np.arange(first + skipped, first + batch.num_rows)
+                first += batch.num_rows
+                yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
 
     def take(self, places: npt.NDArray[np.int64]) -> pa.Table:
         """Return the rows at these ascending places in the file, whether they are gone or not.

@@ -1,0 +1,178 @@
+"""Reading a table's records page by page, with tokens to go on from (design page 03, "Paged reading"; page 07).
+
+One moment of the table is captured when a history begins: the log tails and manifests of the regions, then the head of
+the log. All pages are of that moment. What they hold, one after the other, are the records of the base as puts, of the
+generations that are not merged, and of the log tails; those of one key in the order in which they count. So folding
+them (`rows.fold`) gives the table at that moment, and they are the same records however they are cut into pages.
+
+A token names the moment and holds nothing back from the collector. Versions are retained for a long time
+(`version_retention_ms`), and with them all that a moment needs; a history that takes longer begins anew from the newest
+base, once, and says so: decision 0058.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
+from storage_core.formats.history_token import HistoryToken, Place, RegionMark, decode, encode
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.history_sources import Moment, Piece
+from storage_core.read.scan import Consistency
+from storage_core.region.moment import mark_regions, was_collected
+from storage_core.rows.fold import record_schema
+from storage_core.rows.record_bytes import row_bytes
+
+PAGE_BYTES = 5_000_000
+
+_RESTARTS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPage:
+    """Some records, and the token of the next page; None when this is the last one.
+
+    `records` has the columns of `rows.fold.record_schema`. `version` is that of the base. With `restarted` the history
+    begins anew with this page: what was read before is of another moment, and is to be thrown away.
+    """
+
+    records: pa.Table
+    token: str | None
+    version: int
+    restarted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """The snapshots that a history may read.
+
+    The one at hand; the newest, found from that one, and opened anew, which also finds it when all versions behind the
+    one at hand are collected; and that of a version.
+    """
+
+    store: ObjectStore
+    current: Callable[[], Snapshot]
+    newest: Callable[[], Snapshot]
+    reopened: Callable[[], Snapshot]
+    at: Callable[[int], Snapshot]
+
+
+def read_pages(
+    views: Views, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
+) -> Iterator[HistoryPage]:
+    """Return the pages from the token on, or from the beginning; there is at least one, and there is an end.
+
+    A page takes as many records as `page_bytes` allow (`rows.record_bytes`), at least one: it is larger only when that
+    one is. Each source is read once, and no more of it than the page needs; memory is a page and a piece of a source.
+    A token is good in any process, as often as it is wanted. `consistency` is `latest` unless given, later that of
+    the token. See `Moment.pieces` for the requests.
+
+    Raises `InvalidInput` for a token that is damaged or of another table, `Unsupported` for one of a newer release,
+    `SnapshotExpired` when the moment is collected and the history began anew before; `Corrupt` for damage.
+    """
+    if page_bytes < 1:
+        raise InvalidInput(f"page_bytes is a number of bytes, at least 1; found {page_bytes}", page_bytes=page_bytes)
+    if consistency is not None and consistency not in set(Consistency):
+        raise InvalidInput(f"consistency {consistency!r} is not one of {[str(each) for each in Consistency]}")
+    if token is not None:
+        return _read(views, _resumed(views, token, consistency), page_bytes)
+    return _read(views, _begin(views, Consistency.LATEST if consistency is None else consistency), page_bytes)
+
+
+def _read(views: Views, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
+    restarted = False
+    while True:
+        try:
+            for page in _pages(views, reading, page_bytes):
+                yield replace(page, restarted=restarted)
+                restarted = False
+        except (NotFound, SnapshotExpired, Corrupt) as error:
+            _require_restart(views, reading, error)
+        else:
+            return
+        reading, restarted = _begin(views, reading.consistency, restarts=reading.restarts + 1), True
+
+
+def _pages(views: Views, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
+    snapshot = views.at(reading.version)
+    moment = Moment(store=views.store, snapshot=snapshot, regions=reading.regions)
+    empty = record_schema(snapshot.schema).empty_table()
+    for parts, place in _cut(moment.pieces(reading.place), page_bytes):
+        following = None if place is None else encode(replace(reading, place=place))
+        # Laid out anew: slices would keep all that they were cut from.
+        records = pa.concat_tables([empty, *parts]).combine_chunks()
+        yield HistoryPage(records=records, token=following, version=snapshot.version)
+
+
+def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Table], Place | None]]:
+    """Yield the records of each page, and the place behind it; None behind the last one."""
+    parts: list[pa.Table] = []
+    used = 0
+    for piece in pieces:
+        ends = np.cumsum(row_bytes(piece.records))
+        start, before = 0, 0
+        while start < len(ends):
+            stop = max(start, int(np.searchsorted(ends, before + page_bytes - used, side="right")))
+            if stop == start and parts:
+                yield parts, piece.before(start)
+                parts, used = [], 0
+                continue
+            stop = max(stop, start + 1)  # a record that is larger than a page is one
+            parts.append(piece.records.slice(start, stop - start))
+            used += int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
+    yield parts, None
+
+
+def _begin(views: Views, consistency: str, *, restarts: int = 0) -> HistoryToken:
+    """Capture this moment. Volatile sources first, then the head: what a merge moves meanwhile is read once, by it."""
+    snapshot = views.reopened() if restarts else views.current()
+    marks: list[RegionMark] = []
+    while consistency != Consistency.SNAPSHOT:
+        spec = snapshot.config.region_spec.id
+        marks = mark_regions(views.store, snapshot, include_wal=consistency == Consistency.LATEST)
+        snapshot = views.newest()
+        if snapshot.config.region_spec.id == spec:
+            break
+        # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
+    merged = snapshot.merged_generations
+    return HistoryToken(
+        table_id=snapshot.table_id,
+        version=snapshot.version,
+        consistency=consistency,
+        regions=tuple(each for each in marks if each.flushed > merged.get(each.region, 0) or each.last >= each.first),
+        restarts=restarts,
+    )
+
+
+def _resumed(views: Views, text: str, consistency: str | None) -> HistoryToken:
+    token, table = decode(text), views.current().table_id
+    if token.table_id != table:
+        raise InvalidInput(
+            f"the history token is of table {token.table_id}, this is table {table}; begin without a token",
+            table=token.table_id,
+        )
+    if consistency not in (None, token.consistency):
+        raise InvalidInput(
+            f"the history began with consistency {token.consistency!r}, so it cannot go on with {consistency!r}; leave "
+            "consistency out, or begin without a token"
+        )
+    return token
+
+
+def _require_restart(views: Views, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
+    """Return when the moment of the reading is collected and it may begin anew; else raise."""
+    if isinstance(error, Corrupt) and not was_collected(views.store, views.reopened(), error):
+        raise error
+    if reading.restarts >= _RESTARTS:
+        raise SnapshotExpired(
+            f"{views.store.uri}: version {reading.version} or what was in its regions is collected, and this history "
+            "began anew before; read faster, retain versions for longer (`version_retention_ms`), and begin without a "
+            f"token: {error}",
+            version=reading.version,
+        ) from error
