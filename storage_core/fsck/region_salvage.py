@@ -66,6 +66,11 @@ class RegionSalvage:
         """Return the entries of generations that are not merged."""
         return tuple(each for each in self.entries if each.generation > merged)
 
+    def records_above(self, merged: int) -> int:
+        """Return how many records are not merged."""
+        written = sum(each.rows for each in self.above(merged))
+        return written + sum(each.records for each in self.dealt_above(merged))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseTable:

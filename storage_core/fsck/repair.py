@@ -225,8 +225,11 @@ class _Repair:
                 region=name, entries=(), current_generation=1, complete=frozenset()
             )
             merged = found.merged.get(name, 0)
-            records += sum(each.rows for each in region.above(merged))
-            records += sum(each.records for each in region.dealt_above(merged))
+            waiting = region.records_above(merged)
+            if waiting and region.spec_id > config.region_spec.id:
+                why = f"{waiting} records of region spec {region.spec_id}, which nothing that is left describes"
+                self.transfer.lost.append(Lost(key=f"_mem_wal/{name}/", reason=why, rows=waiting))
+            records += waiting
             if self.target is not None:
                 write_region(self.source, self.target, region, table, clock=self.clock, ids=self.ids)
         return records
