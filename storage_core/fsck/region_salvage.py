@@ -22,7 +22,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import generation
+from storage_core.region import generation, registry
 from storage_core.region.generation import Generation
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
@@ -46,14 +46,15 @@ class RegionSalvage:
 
     `complete` are the flushed generations all of whose entries are there. `dealt` are those that the newest sound
     manifest names and that have their records in a file which is sound; `marks` are its tide marks of the raw log, so
-    that what is dealt is not dealt again. `spec_id` and `sealed_by` are that manifest's.
+    that what is dealt is not dealt again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells
+    the spec, or nothing does.
     """
 
     region: str
-    entries: tuple[Acknowledged, ...]
-    current_generation: int
-    complete: frozenset[int]
-    spec_id: int = WHOLE_TABLE_SPEC
+    entries: tuple[Acknowledged, ...] = ()
+    current_generation: int = 1
+    complete: frozenset[int] = frozenset()
+    spec_id: int | None = None
     sealed_by: int = 0
     dealt: tuple[Generation, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
@@ -129,7 +130,7 @@ def write_region(
         replay_after_wal_id=replay_after,
         wal_id_last_seen=writing.last,
         flushed_generations=tuple(flushed),
-        region_spec_id=found.spec_id,
+        region_spec_id=found.spec_id or WHOLE_TABLE_SPEC,
         sealed_by=found.sealed_by,
         writer_id=writing.writer_id,
         dealt=found.marks,
@@ -206,7 +207,7 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         entries=tuple(acknowledged),
         # Without a manifest every record counts as not flushed.
         current_generation=1 if manifest is None else manifest.current_generation,
-        spec_id=WHOLE_TABLE_SPEC if manifest is None else manifest.region_spec_id,
+        spec_id=_registered_spec(store, region) if manifest is None else manifest.region_spec_id,
         sealed_by=0 if manifest is None else manifest.sealed_by,
         complete=_complete(store, inventory, region, {each.number for each in acknowledged}),
         dealt=() if manifest is None else tuple(_dealt(store, manifest)),
@@ -252,6 +253,15 @@ def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> R
         except DAMAGE:
             continue  # a finding of the check already
     return None
+
+
+def _registered_spec(store: ObjectStore, region: str) -> int | None:
+    key = keys.region_registry_key()
+    try:
+        known = registry.decode(store.get(key).data).regions.get(region)
+    except DAMAGE:
+        return None  # a finding of the check already
+    return None if known is None else known.spec_id
 
 
 def _dealt(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:

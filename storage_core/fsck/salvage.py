@@ -78,10 +78,11 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
         return _salvaged(known, kept, lost)
     found, unreadable = _found(store, inventory, known, _table_id(known))
     found, doubtful = _later_than(reached, found, known)
-    spec_ids = {name: each.spec_id for name, each in regions.items()} | spec_ids_of_merges(found)
+    told = {name: each.spec_id for name, each in regions.items() if each.spec_id is not None}
+    spec_ids = told | spec_ids_of_merges(found)
     newest = max(spec_ids.values(), default=0)
     # A region spec follows when those before it are merged whole (decision 0040): nobody merges them again.
-    generations = {name: each.complete for name, each in regions.items() if spec_ids[name] == newest}
+    generations = {name: each.complete for name, each in regions.items() if spec_ids.get(name, newest) == newest}
     choice = choose(found, known.evidence(_collected(store, inventory), generations))
     metadata = known.metadata or metadata_of(store, found or newest_readable(store, inventory, known.live, known.older))
     metadata = with_region_specs(metadata, newest, store, inventory)

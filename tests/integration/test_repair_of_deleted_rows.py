@@ -245,3 +245,13 @@ def test_records_of_regions_that_nothing_describes_any_more_are_said_to_be_lost(
     lost = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
     assert sum(each.rows or 0 for each in lost) == 3
     assert all("of region spec 2, which nothing that is left describes" in each.reason for each in lost)
+
+
+def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_table() -> None:
+    table = _one_split_before_two_regions()
+    with table.routing_writer() as writer:
+        writer.put([_plane(n, 2) for n in range(3)])
+    expected = table.rows()
+    _lose(table.store, frozenset({KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT}))
+    target, _ = _repaired(table)
+    assert target.rows() == expected
