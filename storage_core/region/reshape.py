@@ -23,7 +23,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import close_spec, read_registry
-from storage_core.region.spec import Region, check_spec, only_region, region_for
+from storage_core.region.spec import Region, check_spec, closing_region, only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.region_fields import RegionField, RegionSpec, specs_to_text
 
@@ -100,9 +100,9 @@ def seal_spec(
     seal = partial(_seal, store, snapshot, successor=successor, clock=clock, ids=ids)
     if not spec.fields:
         return (seal(only_region(snapshot.table_id, spec)),)
-    # No row has no values, so this region stays empty. Its manifest says that the spec is closed where the registry is
-    # lost, also of a spec without any other; and who came in through a lost one before it did so is in the next.
-    closing = replace(region_for(snapshot.table_id, spec, ()), values=None)
+    # Its manifest says that the spec is closed where the registry is lost, also of a spec without any other region; and
+    # who came in through a lost registry before it did so is in the second answer (decision 0066).
+    closing = closing_region(snapshot.table_id, spec)
     close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
     close()
     seal(closing)

@@ -168,7 +168,9 @@ def test_a_closed_spec_that_never_had_a_row_stays_closed_when_the_registry_is_lo
     table = make(MemoryStore("planes"), buckets(3))
     old = table.snapshot
     change(table, buckets(2))
+    assert tail.list_regions(table.store, old) == [], "the region that closes a spec is nobody's"
     table.store.delete([region_registry_key()])
+    assert tail.list_regions(table.store, old) == []
     with RoutingWriter(table.store, old, clock=table.clock, ids=table.ids) as late:
         for name in NAMES:
             with pytest.raises(RegionSealed, match="spec 3 follows"):
