@@ -23,7 +23,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import generation, generation_write
+from storage_core.region import generation, generation_write, registry
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -47,14 +47,15 @@ class RegionSalvage:
     `complete` are the flushed generations all of whose records are there. `dealt` are those that the newest sound
     manifest names and that have their records in a file which is sound: dealt ones, and sorted ones, which stand for
     the range of those that they replaced; `marks` are its tide marks of the raw log, so that what is dealt is not dealt
-    again. `spec_id` and `sealed_by` are that manifest's.
+    again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells
+    the spec, or nothing does.
     """
 
     region: str
-    entries: tuple[Acknowledged, ...]
-    current_generation: int
-    complete: frozenset[int]
-    spec_id: int = WHOLE_TABLE_SPEC
+    entries: tuple[Acknowledged, ...] = ()
+    current_generation: int = 1
+    complete: frozenset[int] = frozenset()
+    spec_id: int | None = None
     sealed_by: int = 0
     dealt: tuple[Generation, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
@@ -70,6 +71,11 @@ class RegionSalvage:
         """Return the entries of generations that are not merged, and that no sorted one stands for."""
         sorted_ones = _stood_for(self.dealt)
         return tuple(each for each in self.entries if each.generation > merged and each.generation not in sorted_ones)
+
+    def records_above(self, merged: int) -> int:
+        """Return how many records are not merged."""
+        written = sum(each.rows for each in self.above(merged))
+        return written + sum(each.records for each in self.dealt_above(merged))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +135,7 @@ def write_region(
         replay_after_wal_id=replay_after,
         wal_id_last_seen=writing.last,
         flushed_generations=tuple(flushed),
-        region_spec_id=found.spec_id,
+        region_spec_id=found.spec_id or WHOLE_TABLE_SPEC,
         sealed_by=found.sealed_by,
         writer_id=writing.writer_id,
         dealt=found.marks,
@@ -207,7 +213,7 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         entries=tuple(acknowledged),
         # Without a manifest every record counts as not flushed.
         current_generation=1 if manifest is None else manifest.current_generation,
-        spec_id=WHOLE_TABLE_SPEC if manifest is None else manifest.region_spec_id,
+        spec_id=_registered_spec(store, region) if manifest is None else manifest.region_spec_id,
         sealed_by=0 if manifest is None else manifest.sealed_by,
         complete=_complete(store, inventory, region, {each.number for each in acknowledged}) | _stood_for(dealt),
         dealt=dealt,
@@ -253,6 +259,15 @@ def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> R
         except DAMAGE:
             continue  # a finding of the check already
     return None
+
+
+def _registered_spec(store: ObjectStore, region: str) -> int | None:
+    key = keys.region_registry_key()
+    try:
+        known = registry.decode(store.get(key).data).regions.get(region)
+    except DAMAGE:
+        return None  # a finding of the check already
+    return None if known is None else known.spec_id
 
 
 def _dealt(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:

@@ -12,7 +12,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 
 from storage_core.clock import Clock
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats.keys import KeyKind, tags_key, version_key
 from storage_core.fsck.check import fsck
@@ -20,9 +19,9 @@ from storage_core.fsck.inventory import Inventory, take_inventory
 from storage_core.fsck.known_log import Kept, Rewrite
 from storage_core.fsck.log_check import check_log, part_of_log
 from storage_core.fsck.outcome import Lost, Outcome, Recovered
-from storage_core.fsck.region_check import check_regions
-from storage_core.fsck.region_salvage import BaseTable, RegionSalvage, read_regions, write_region
-from storage_core.fsck.report import DAMAGE, Kind, Severity
+from storage_core.fsck.region_salvage import read_regions
+from storage_core.fsck.region_transfer import bring_regions
+from storage_core.fsck.report import DAMAGE
 from storage_core.fsck.salvage import Salvage, salvage
 from storage_core.fsck.transfer import Transfer
 from storage_core.fsck.witness import newest_planned
@@ -41,12 +40,8 @@ from storage_core.log.stored_state import named_keys
 from storage_core.log.tags import Tag, read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import read_entry
-from storage_core.rows.schema import from_schema_string
 
 OPERATION = "REPAIR"
-
-# Findings of a region that stand for acknowledged records; what else is wrong with it is written anew.
-_RECORDS = frozenset({Kind.WAL_ENTRY_DAMAGED, Kind.WAL_ENTRY_MISSING})
 
 _logger = logging.getLogger(__name__)
 
@@ -112,7 +107,10 @@ class _Repair:
         tagged = self._tagged(tags, found, check.checkpoints)
         base = self._base(found, tagged)
         found = replace(found, metadata=self._renumbered(found, check.newest))
-        records = self._regions(found, regions)
+        records, unread = bring_regions(
+            self.source, self.target, self.inventory, found, regions=regions, clock=self.clock, ids=self.ids
+        )
+        self.transfer.lost += unread
         for parsed in self.inventory.of(KeyKind.QUARANTINE):
             self.transfer.copy_if(parsed.key, partial(read_entry, self.source, parsed.key))
         version = self._log(found, base, tagged)
@@ -206,30 +204,6 @@ class _Repair:
         for each in checkpoints:
             view = part_of_log(self.source, versions=(), checkpoints=(each,))
             yield from TransactionLog(view).snapshot().splits.values()
-
-    # --- the regions
-
-    def _regions(self, found: Salvage, regions: dict[str, RegionSalvage]) -> int:
-        """Write what is not merged into the base, and return how many records that is."""
-        config = TableConfig.from_configuration(found.metadata.configuration)
-        if config.kind != "keyed":
-            return 0
-        schema = from_schema_string(found.metadata.schemaString)
-        table = BaseTable(schema=schema, key=config.primary_key, merged=found.merged)
-        for each in check_regions(self.source, self.inventory, dict(found.merged), deep=False):
-            if each.severity is Severity.ERROR and each.kind in _RECORDS:
-                self.transfer.lost.append(Lost(key=each.key, reason=f"{each.expected}; found: {each.found}"))
-        records = 0
-        for name in sorted({*regions, *found.merged}):
-            region = regions.get(name) or RegionSalvage(
-                region=name, entries=(), current_generation=1, complete=frozenset()
-            )
-            merged = found.merged.get(name, 0)
-            records += sum(each.rows for each in region.above(merged))
-            records += sum(each.records for each in region.dealt_above(merged))
-            if self.target is not None:
-                write_region(self.source, self.target, region, table, clock=self.clock, ids=self.ids)
-        return records
 
     # --- the log
 

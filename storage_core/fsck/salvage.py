@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from storage_core.config import TableConfig
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.errors import Unsupported
 from storage_core.formats.keys import KeyKind, gc_candidates_key, version_key
+from storage_core.fsck.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
 from storage_core.fsck.found_split import FoundSplit, read_found
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.known_log import Kept, KnownLog, Rewrite
@@ -77,15 +78,19 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
         return _salvaged(known, kept, lost)
     found, unreadable = _found(store, inventory, known, _table_id(known))
     found, doubtful = _later_than(reached, found, known)
-    generations = {name: each.complete for name, each in regions.items()}
+    told = {name: each.spec_id for name, each in regions.items() if each.spec_id is not None}
+    spec_ids = told | spec_ids_of_merges(found)
+    newest = max(spec_ids.values(), default=0)
+    # A region spec follows when those before it are merged whole (decision 0040): nobody merges them again.
+    generations = {name: each.complete for name, each in regions.items() if spec_ids.get(name, newest) == newest}
     choice = choose(found, known.evidence(_collected(store, inventory), generations))
-    named = found or _newest_readable(store, inventory, known.live) or _newest_readable(store, inventory, known.older)
-    metadata = known.metadata or _metadata_of(store, named)
+    metadata = known.metadata or metadata_of(store, found or newest_readable(store, inventory, known.live, known.older))
+    metadata = with_region_specs(metadata, newest, store, inventory)
     result = _with_choice(_salvaged(known, kept, lost), choice, metadata, unreadable | doubtful)
     key = TableConfig.from_configuration(metadata.configuration).primary_key
     if not key:
         return result
-    dated = [_dated(add, known, result, choice) for add in result.splits.values()]
+    dated = [_dated(add, known, result, choice, spec_ids=spec_ids) for add in result.splits.values()]
     hidden = overtaken(store, dated, key, merged=result.merged, regions=regions)
     splits = result.splits | {add.path: add for add in hidden.marked}
     for add in hidden.gone:
@@ -131,7 +136,7 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
     return [each for each in found if each.path not in old], dict.fromkeys(sorted(old), why)
 
 
-def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice) -> DatedSplit:
+def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_ids: Mapping[str, int]) -> DatedSplit:
     """Where a live split belongs in time: by the version that added it, or, behind those, that it was planned on."""
     kept = result.kept
     before = {} if kept is None else dict(kept.snapshot.merged_generations)
@@ -146,8 +151,11 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice) -> DatedS
     order = 2 * found.origin.planned_version + 1
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
-    # A merge writes rows of its own region, which no other region's records touch.
-    progress = {**result.merged, merged.region: merged.generation}
+    # A merge writes rows of its own region. No other region's records touch them but those of later region specs,
+    # nothing of which was merged yet (decision 0040).
+    own = spec_ids[merged.region]
+    others = {region: last for region, last in result.merged.items() if spec_ids.get(region, own) <= own}
+    progress = {**others, merged.region: merged.generation}
     return DatedSplit(add=add, order=order, progress=progress, certain=True)
 
 
@@ -251,29 +259,6 @@ def _found(
 
 def _table_id(known: KnownLog) -> str | None:
     return None if known.metadata is None else known.metadata.id
-
-
-def _newest_readable(store: ObjectStore, inventory: Inventory, paths: Iterable[str]) -> list[FoundSplit]:
-    """The newest of the splits that says what table it belongs to: the log names it and forgot the table."""
-    there = [path for path in paths if path in inventory.objects]
-    for path in sorted(there, key=lambda each: (-inventory.objects[each].last_modified_ms, each)):
-        try:
-            return [read_found(store, inventory, path)]
-        except DAMAGE:
-            continue  # it is not brought over either, which says so
-    return []
-
-
-def _metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
-    newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
-    if newest is None:
-        raise Corrupt(
-            f"{store.uri}: neither a readable part of the log nor a split says what the table is; restore a copy, or "
-            "write the data into a new table",
-            uri=store.uri,
-        )
-    origin = newest.origin
-    return Metadata(id=origin.table_id, schemaString=origin.table_schema, configuration=origin.configuration)
 
 
 def _collected(store: ObjectStore, inventory: Inventory) -> list[str]:

@@ -20,7 +20,10 @@ READER_VERSION = 4
 WRITER_VERSION = 4
 OWN_FEATURE = "tidemark"
 VECTORS_FEATURE = "deletionVectors"
-FEATURES = frozenset({"avroState", "multiPartCheckpoint", "schemaDeduplication", OWN_FEATURE, VECTORS_FEATURE})
+REGIONS_FEATURE = "regionSpecs"
+FEATURES = frozenset(
+    {"avroState", "multiPartCheckpoint", "schemaDeduplication", OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from storage_core.config import TableConfig
 from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
@@ -16,7 +16,6 @@ from storage_core.log.action_fields import MAX_TIME_MS
 from storage_core.log.actions import (
     FEATURES,
     OWN_FEATURE,
-    VECTORS_FEATURE,
     WRITER_VERSION,
     Action,
     Add,
@@ -33,6 +32,7 @@ from storage_core.log.actions import (
 )
 from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.deletion_vector import VectorStorage, rows_of
+from storage_core.log.features import with_features
 from storage_core.log.requirements import RESTORES, MergeProgress, Requirement, TokenUnused
 from storage_core.log.segment_conflicts import check_segments, without_stale_segments
 from storage_core.log.settings_conflicts import check_settings
@@ -88,8 +88,8 @@ def _require_openable(metadata: Metadata) -> None:
 def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     """Return the actions to write after `head`, or None when the head already holds this work.
 
-    Index segments whose splits are all gone are left out; the first deletion vector of a table brings the feature that
-    keeps readers without it away. Raises `CommitConflict` when another commit invalidated the plan, `Fenced` when a
+    Index segments whose splits are all gone are left out; what a table has for the first time brings the feature that
+    keeps releases without it away. Raises `CommitConflict` when another commit invalidated the plan, `Fenced` when a
     higher token has committed, `Unsupported` when this release may not write the table.
     """
     require_writable(head)
@@ -104,7 +104,7 @@ def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
         requirement.check(head)
     kept = without_stale_segments(plan.actions, head)
     check_segments(kept, plan.planned, head)
-    return _with_features(kept, head.protocol)
+    return with_features(kept, head.protocol)
 
 
 def require_writable(head: Snapshot) -> None:
@@ -179,23 +179,6 @@ def _check_generations(plan: Plan, head: Snapshot) -> None:
                 f"this commit ends at {action.generation}; plan again",
                 region=action.region,
             )
-
-
-def _with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
-    """Readers that do not know deletion vectors would return rows that are gone, writers would bring them back."""
-    if not any(isinstance(action, Add) and action.deletionVector is not None for action in actions):
-        return actions
-    upgraded = replace(
-        protocol,
-        readerFeatures=_with_vectors(protocol.readerFeatures),
-        writerFeatures=_with_vectors(protocol.writerFeatures),
-    )
-    return actions if upgraded == protocol else (upgraded, *actions)
-
-
-def _with_vectors(features: tuple[str, ...] | None) -> tuple[str, ...]:
-    known = features or ()
-    return known if VECTORS_FEATURE in known else (*known, VECTORS_FEATURE)
 
 
 def _require_vector(add: Add) -> None:

@@ -12,11 +12,12 @@ from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
-from storage_core.log.actions import OWN_FEATURE, Action, Metadata, Protocol
+from storage_core.log.actions import Action, Metadata
 from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
 from storage_core.log.conflicts import Plan, require_writable, validated
+from storage_core.log.features import first_protocol
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.listing import has_log
 from storage_core.log.replay import (
@@ -33,8 +34,6 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, ObjectStore
 from storage_core.objectstore.create import put_if_absent
 from storage_core.rows.schema import from_schema_string
-
-TABLE_FEATURES = ("avroState", "schemaDeduplication", OWN_FEATURE)
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class TransactionLog:
         label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
         content = (
             label.info(0, now),
-            Protocol(readerFeatures=TABLE_FEATURES, writerFeatures=TABLE_FEATURES),
+            first_protocol(metadata),
             metadata if metadata.createdTime is not None else replace(metadata, createdTime=now),
         )
         data = encode_version(content)

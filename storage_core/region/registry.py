@@ -35,12 +35,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """The regions by id, and per closed spec the spec that follows it. `etag` is None where no object is."""
+    """The regions by id, and per closed spec the spec that follows it. `etag` is None where no object is.
+
+    `is_rebuilt` tells that no sound object says this: the regions do.
+    """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
     closed: Mapping[int, int] = field(default_factory=dict)
     counter: int = 0
     etag: str | None = None
+    is_rebuilt: bool = False
 
     def of_spec(self, spec_id: int) -> list[Region]:
         """Return the regions of a spec in the order of their ids."""
@@ -82,16 +86,18 @@ def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> N
     _change(store, with_region, clock=clock, ids=ids)
 
 
-def close_spec(store: ObjectStore, spec_id: int, successor: int, *, clock: Clock, ids: Ids) -> Registry:
-    """Let a spec take no new region from now on, and return the registry: its regions are all there will ever be.
+def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Clock, ids: Ids) -> Registry:
+    """Let the spec of `closing` take no region after that one, and return the registry: there will never be others.
 
-    Closing again changes nothing. One GET, and one PUT the first time. Raises `CommitUnknown`, `Unavailable`.
+    What it returns is written: who read a registry before cannot add to it. Closing again changes nothing. One GET, and
+    one PUT the first time. Raises `CommitUnknown`, `Unavailable`.
     """
 
     def with_closed(current: Registry) -> Registry:
-        if spec_id in current.closed:
+        if closing.spec_id in current.closed and not current.is_rebuilt:
             return current
-        return replace(current, closed={**current.closed, spec_id: successor})
+        regions = {**current.regions, closing.id: closing}
+        return replace(current, regions=regions, closed={**current.closed, closing.spec_id: successor})
 
     return _change(store, with_closed, clock=clock, ids=ids)
 
@@ -117,7 +123,7 @@ def rebuilt(store: ObjectStore) -> Registry:
     manifests = [each for each in found if each is not None and each.region_spec_id > WHOLE_TABLE_SPEC]
     regions = (Region(id=each.region_id, spec_id=each.region_spec_id, values=None) for each in manifests)
     closed = {each.region_spec_id: each.sealed_by for each in manifests if each.sealed_by}
-    return Registry(regions={each.id: each for each in regions}, closed=closed)
+    return Registry(regions={each.id: each for each in regions}, closed=closed, is_rebuilt=True)
 
 
 def _listed(store: ObjectStore) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from storage_core.clock import Clock
 from storage_core.config import REGIONS_KEY
@@ -22,7 +23,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import close_spec, read_registry
-from storage_core.region.spec import Region, check_spec, only_region
+from storage_core.region.spec import Region, check_spec, closing_region, only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.region_fields import RegionField, RegionSpec, specs_to_text
 
@@ -96,15 +97,20 @@ def seal_spec(
     changes nothing. About 15 requests per region. Raises `Unavailable` when others keep claiming a region.
     """
     spec = snapshot.config.region_spec
-    if spec.fields:
-        regions = close_spec(store, spec.id, successor, clock=clock, ids=ids).of_spec(spec.id)
-    else:
-        regions = [only_region(snapshot.table_id, spec)]
-    return tuple(_seal(store, snapshot, each, successor, clock=clock, ids=ids) for each in regions)
+    seal = partial(_seal, store, snapshot, successor=successor, clock=clock, ids=ids)
+    if not spec.fields:
+        return (seal(only_region(snapshot.table_id, spec)),)
+    # Its manifest says that the spec is closed where the registry is lost, also of a spec without any other region; and
+    # who came in through a lost registry before it did so is in the second answer (decision 0066).
+    closing = closing_region(snapshot.table_id, spec)
+    close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
+    close()
+    seal(closing)
+    return tuple(seal(each) for each in close().of_spec(spec.id))
 
 
 def _seal(
-    store: ObjectStore, snapshot: Snapshot, region: Region, successor: int, *, clock: Clock, ids: Ids
+    store: ObjectStore, snapshot: Snapshot, region: Region, *, successor: int, clock: Clock, ids: Ids
 ) -> MergeProgress:
     for _ in range(_ATTEMPTS):
         latest = read_latest(store, region.id)

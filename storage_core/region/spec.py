@@ -76,6 +76,11 @@ def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Re
     return Region(id=str(uuid.uuid5(uuid.UUID(table_id), name)), spec_id=spec.id, values=values)
 
 
+def closing_region(table_id: str, spec: RegionSpec) -> Region:
+    """Return the region that a spec with fields gets when it is closed: no row is in it, for none has no values."""
+    return Region(id=region_for(table_id, spec, ()).id, spec_id=spec.id, values=None)
+
+
 def route(table_id: str, spec: RegionSpec, rows: pa.Table) -> Routed:
     """Return the region of every row. `rows` holds the source columns with the table's types.
 

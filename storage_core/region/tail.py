@@ -18,7 +18,7 @@ from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import admitted
 from storage_core.region.registry import read_registry
-from storage_core.region.spec import Region, only_region
+from storage_core.region.spec import Region, closing_region, only_region
 from storage_core.region.wal import Logged
 from storage_core.rows.fold import record_schema
 
@@ -120,7 +120,8 @@ def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
         return []
     if not config.region_spec.fields:
         return [only_region(snapshot.table_id, config.region_spec)]
-    return read_registry(store).of_spec(config.region_spec.id)
+    empty = closing_region(snapshot.table_id, config.region_spec).id
+    return [each for each in read_registry(store).of_spec(config.region_spec.id) if each.id != empty]
 
 
 def capture(

@@ -13,10 +13,13 @@ from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.region import merge
+from storage_core.region.reshape import change_regions
+from storage_core.region.spec import declared_fields
 from storage_core.split.vectors import INLINE_BYTES
 from storage_core.testkit.deleted_rows import delete_places
 from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 
 LOG = frozenset({KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT, KeyKind.LAST_CHECKPOINT})
 RECORDS = frozenset({KeyKind.WAL_ENTRY, KeyKind.GENERATION_FILE, KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT})
@@ -147,3 +150,108 @@ def test_a_split_whose_vector_is_lost_is_found_and_not_brought_back_with_its_del
     (lost,) = outcome.lost
     assert (lost.key, lost.rows) == (path, table.snapshot.splits[path].visible_rows)
     assert "which of its rows are deleted is not known" in lost.reason
+
+
+def _emptied_by_two_regions() -> KeyedTable:
+    """A split of which each of two regions hides a part, by puts and deletes: together they hide all of it."""
+    table = _one_split_before_two_regions()
+    (path,) = table.snapshot.splits
+    with table.routing_writer() as writer:
+        writer.put([_plane(n, 2) for n in range(6)])
+        for n in range(6, 10):
+            writer.delete(f"t{n}")
+        writer.flush()
+    _merge_together(table)
+    assert path not in table.snapshot.splits
+    return table
+
+
+def _one_split_before_two_regions() -> KeyedTable:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as single:
+        single.put([_plane(n, 1) for n in range(10)])
+    change_regions(table.log, declared_fields([{"transform": "bucket", "source": "tailnum", "n": 2}], PLANES))
+    assert len(table.snapshot.splits) == 1
+    return table
+
+
+def _merge_together(table: KeyedTable) -> None:
+    snapshot = table.snapshot
+    works = merge.plan(table.store, snapshot)
+    assert len(works) == 2
+    actions = merge.actions_of(table.store, [table.execute(each) for each in works], ids=table.ids, now_ms=1)
+    requirements = [each for work in works for each in work.requirements]
+    table.log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
+
+
+def test_rows_of_regions_before_a_change_stay_when_the_log_is_lost() -> None:
+    table = _one_split_before_two_regions()
+    with table.routing_writer() as writer:
+        writer.put([_plane(n, 2) for n in range(3)])
+        writer.delete("t9")
+        writer.flush()
+    _merge_together(table)
+    expected = table.rows()
+    _lose(table.store, LOG)
+    target, _ = _repaired(table)
+    assert target.rows() == expected
+
+
+def test_a_split_that_only_several_regions_together_emptied_stays_gone_when_the_log_is_lost() -> None:
+    table = _emptied_by_two_regions()
+    expected = table.rows()
+    _lose(table.store, LOG)
+    target, _ = _repaired(table)
+    assert target.rows() == expected
+
+
+def test_without_records_what_several_regions_together_deleted_is_said_to_be_back() -> None:
+    table = _emptied_by_two_regions()
+    _lose(table.store, LOG | RECORDS)
+    target, outcome = _repaired(table)
+    assert _seats(target) == {f"t{n}": 2 if n < 6 else 1 for n in range(10)}
+    said = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
+    assert len(said) == 2
+    assert all("rows that they deleted may be live again in 1 splits" in each.reason for each in said)
+
+
+@pytest.mark.parametrize("lost", range(1, 5))
+def test_a_lost_version_around_a_change_of_regions_loses_no_row(lost: int) -> None:
+    table = _one_split_before_two_regions()
+    with table.routing_writer() as writer:
+        writer.put([_plane(n, 2) for n in range(3)])
+        writer.delete("t9")
+        writer.flush()
+        _merge_together(table)
+        writer.put(_plane(0, 3))
+        writer.flush()
+        while table.merge() is not None:
+            pass
+        writer.put(_plane(1, 3))
+    expected = table.rows()
+    assert [each.operation for each in table.log.history()][::-1][1:] == ["MERGE", "CONFIGURE", "MERGE", "MERGE"]
+    table.store.delete([version_key(lost)])
+    target, _ = _repaired(table)
+    assert target.rows() == expected
+
+
+def test_records_of_regions_that_nothing_describes_any_more_are_said_to_be_lost() -> None:
+    table = _one_split_before_two_regions()
+    with table.routing_writer() as writer:
+        writer.put([_plane(n, 2) for n in range(3)])
+    table.store.delete([version_key(table.snapshot.version)])
+    target, outcome = _repaired(table)
+    assert target.rows() == {f"t{n}": _plane(n, 1) for n in range(10)}
+    lost = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
+    assert sum(each.rows or 0 for each in lost) == 3
+    assert all("of region spec 2, which nothing that is left describes" in each.reason for each in lost)
+
+
+def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_table() -> None:
+    table = _one_split_before_two_regions()
+    with table.routing_writer() as writer:
+        writer.put([_plane(n, 2) for n in range(3)])
+    expected = table.rows()
+    _lose(table.store, frozenset({KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT}))
+    target, _ = _repaired(table)
+    assert target.rows() == expected

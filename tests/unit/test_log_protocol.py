@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pyarrow as pa
 import pytest
 
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import Protocol
@@ -12,6 +16,9 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.region.reshape import change_regions
+from storage_core.region.spec import declared_fields, first_specs
+from storage_core.rows.schema import to_schema_string
 from storage_core.testkit.log_tables import log_on, metadata, split
 
 
@@ -82,3 +89,30 @@ def test_null_feature_lists_are_those_of_a_table_that_can_be_read_and_not_writte
     assert log.snapshot().protocol == Protocol()
     with pytest.raises(Unsupported, match="not created by Tidemark"):
         _append(log, log.snapshot())
+
+
+def test_a_table_whose_regions_have_fields_is_kept_from_releases_that_know_one_region(store: MemoryStore) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    specs = first_specs([{"transform": "bucket", "source": "id", "n": 4}], schema)
+    config = TableConfig(primary_key=("id",), region_specs=specs)
+    created = log_on(store).create(
+        replace(metadata(), schemaString=to_schema_string(schema), configuration=config.to_configuration())
+    )
+    assert "regionSpecs" in (created.protocol.readerFeatures or ())
+    assert "regionSpecs" in (created.protocol.writerFeatures or ())
+
+
+def test_a_table_of_one_region_gets_the_feature_when_its_regions_change(store: MemoryStore) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    log = log_on(store)
+    before = log.create(
+        replace(
+            metadata(),
+            schemaString=to_schema_string(schema),
+            configuration=TableConfig(primary_key=("id",)).to_configuration(),
+        )
+    ).protocol
+    assert "regionSpecs" not in (before.readerFeatures or ())
+    after = change_regions(log, declared_fields([{"transform": "bucket", "source": "id", "n": 4}], schema)).protocol
+    assert after.readerFeatures == (*(before.readerFeatures or ()), "regionSpecs")
+    assert after.writerFeatures == (*(before.writerFeatures or ()), "regionSpecs")

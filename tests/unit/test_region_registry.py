@@ -150,13 +150,29 @@ def test_rebuilding_lists_once_per_region_and_not_its_log() -> None:
 def test_a_closed_spec_takes_no_new_region_and_keeps_those_it_has() -> None:
     store = MemoryStore("t")
     add(store, region(1))
-    assert close_spec(store, 2, 3, clock=CLOCK, ids=SeededIds(2)).of_spec(2) == [region(1)]
+    assert close_spec(store, region(9), 3, clock=CLOCK, ids=SeededIds(2)).of_spec(2) == [region(1), region(9)]
     add(store, region(1), region(5, spec=3))
     with pytest.raises(RegionSealed, match="spec 3 follows"):
         add(store, region(2))
     before = store.get(KEY).data
-    close_spec(store, 2, 3, clock=CLOCK, ids=SeededIds(3))
+    close_spec(store, region(9), 3, clock=CLOCK, ids=SeededIds(3))
     assert store.get(KEY).data == before
+
+
+@pytest.mark.parametrize("lost", [None, b"torn"])
+def test_whoever_made_the_registry_again_before_a_spec_was_closed_adds_no_region_after(lost: bytes | None) -> None:
+    memory = MemoryStore("t")
+    if lost is not None:
+        memory.put(KEY, lost, Overwrite())
+    store = FaultStore(memory)
+
+    def close() -> None:
+        claim(memory, region(9), sealed_by=3)
+        close_spec(memory, region(9), 3, clock=CLOCK, ids=SeededIds(2))
+
+    store.on_put(KEY, close)
+    with pytest.raises(RegionSealed, match="spec 3 follows"):
+        add(store, region(1))
 
 
 def test_a_lost_registry_still_knows_what_a_sealed_region_closed() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, RegionSealed, TidemarkError, Unavailable, WriterFenced
+from storage_core.formats.keys import region_registry_key
+from storage_core.fsck.check import fsck
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
@@ -162,16 +164,35 @@ def _write_if_allowed(table: KeyedTable, expected: dict[object, object]) -> None
             expected[name] = 3
 
 
-@pytest.mark.parametrize("moment", range(0, 100, 6))
-def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(moment: int) -> None:
+def test_a_closed_spec_that_never_had_a_row_stays_closed_when_the_registry_is_lost() -> None:
+    table = make(MemoryStore("planes"), buckets(3))
+    old = table.snapshot
+    change(table, buckets(2))
+    assert tail.list_regions(table.store, old) == [], "the region that closes a spec is nobody's"
+    table.store.delete([region_registry_key()])
+    assert tail.list_regions(table.store, old) == []
+    with RoutingWriter(table.store, old, clock=table.clock, ids=table.ids) as late:
+        for name in NAMES:
+            with pytest.raises(RegionSealed, match="spec 3 follows"):
+                late.put(rows(1, [name]))
+    with table.routing_writer() as writer:
+        writer.put(rows(2))
+    assert seats(table) == dict.fromkeys(NAMES, 2)
+    assert fsck(table.store, clock=table.clock, deep=True).clean
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "registry lost"])
+@pytest.mark.parametrize("moment", range(0, 140, 10))
+def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(moment: int, lost: bool) -> None:
     memory = MemoryStore("planes")
     table = make(memory, buckets(2))
     stale = table.snapshot
     with table.routing_writer() as writer:
-        writer.put(rows(1))
-    expected: dict[object, object] = dict.fromkeys(NAMES, 1)
+        writer.put(rows(1, NAMES[:1]))  # some regions are claimed meanwhile only
+    expected: dict[object, object] = {NAMES[0]: 1}
 
     def meanwhile() -> None:
+        memory.delete([region_registry_key()] if lost else [])
         with RoutingWriter(memory, stale, clock=table.clock, ids=SeededIds(7)) as other:
             for name in NAMES:
                 try:

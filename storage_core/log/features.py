@@ -1,0 +1,50 @@
+"""Features of a table that keep releases away which would misread or spoil it (design page 02; `docs/spec.md`, 2.1).
+
+A table has those that it needs and no more: one that never deletes and has one region opens in every release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from storage_core.config import REGIONS_KEY
+from storage_core.log.actions import OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE, Action, Add, Metadata, Protocol
+
+_EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
+
+
+def first_protocol(metadata: Metadata) -> Protocol:
+    """Return the protocol of a new table with this metadata."""
+    features = (*_EVERY_TABLE, *_needed((metadata,)))
+    return Protocol(readerFeatures=features, writerFeatures=features)
+
+
+def with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
+    """Return the actions behind the protocol that they need, or as they are where the table's is enough."""
+    needed = _needed(actions)
+    upgraded = replace(
+        protocol,
+        readerFeatures=_and(protocol.readerFeatures, needed),
+        writerFeatures=_and(protocol.writerFeatures, needed),
+    )
+    return (upgraded, *actions) if needed and upgraded != protocol else actions
+
+
+def _needed(actions: Iterable[Action]) -> list[str]:
+    return list(dict.fromkeys(feature for action in actions for feature in _needed_by(action)))
+
+
+def _needed_by(action: Action) -> Iterable[str]:
+    match action:
+        case Add() if action.deletionVector is not None:
+            yield VECTORS_FEATURE  # without it rows that are gone are returned, and written back
+        case Metadata() if REGIONS_KEY in action.configuration:
+            yield REGIONS_FEATURE  # without it writers claim, and readers look into, the region of the whole table
+        case _:
+            pass
+
+
+def _and(features: tuple[str, ...] | None, needed: Iterable[str]) -> tuple[str, ...]:
+    known = features or ()
+    return (*known, *(each for each in needed if each not in known))
