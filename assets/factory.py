@@ -65,16 +65,30 @@ class Step:
 
 
 def build_table_assets(
-    declaration: TableDeclaration, *, file: str | None = None, clock: Clock | None = None
+    declaration: TableDeclaration,
+    *,
+    file: str | None = None,
+    clock: Clock | None = None,
+    dealt: Sequence[AssetKey] = (),
 ) -> list[AssetsDefinition]:
     """Return the assets of a table in the order of their dependencies.
 
-    `file` is the declaration's path, handed to the ingest job so that a changed landing place is in force at once. The
-    assets need the resource `launcher`.
+    `file` is the declaration's path, handed to the ingest job so that a changed landing place is in force at once.
+    `dealt` are the assets of the raw logs that feed the table: what they bring, a keyed table merges and another one
+    compacts. The assets need the resource `launcher`.
     """
     span = span_of(declaration, clock)
     partitions = partitions_of(span) if span else None
-    return [_asset(declaration, step, partitions if step.windowed else None) for step in steps_of(declaration, file)]
+    fed = "merged" if declaration.primary_key else "compacted"
+    return [
+        _asset(
+            declaration,
+            step,
+            partitions=partitions if step.windowed else None,
+            before=dealt if step.name == fed else (),
+        )
+        for step in steps_of(declaration, file)
+    ]
 
 
 def asset_key(table: str, name: str) -> AssetKey:
@@ -145,7 +159,13 @@ def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
     return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
 
 
-def _asset(declaration: TableDeclaration, step: Step, partitions: PartitionsDefinition[str] | None) -> AssetsDefinition:
+def _asset(
+    declaration: TableDeclaration,
+    step: Step,
+    *,
+    partitions: PartitionsDefinition[str] | None,
+    before: Sequence[AssetKey],
+) -> AssetsDefinition:
     table, key = declaration.name, asset_key(declaration.name, step.name)
 
     with warnings.catch_warnings():
@@ -154,7 +174,7 @@ def _asset(declaration: TableDeclaration, step: Step, partitions: PartitionsDefi
 
         @asset(
             key=key,
-            deps=[asset_key(table, name) for name in step.after],
+            deps=[*(asset_key(table, name) for name in step.after), *before],
             description=step.description,
             partitions_def=partitions,
             backfill_policy=BackfillPolicy.single_run() if partitions else None,

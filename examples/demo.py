@@ -17,23 +17,29 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
 
 from assets.launcher import InProcessLauncher, JobName
-from examples import landing
+from examples import landing, two_stores
 from examples.datasets import planes
 from examples.narrator import Narrator
+from examples.producer import RAW_LOG
 from jobs.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.jobs import job_name
+from pipelines.raw_logs import read_raw_logs
 from pipelines.run_requests import range_tags
 from pipelines.tables import load_tables, tables_folder
 from storage_core import Table
 from storage_core.declaration import load
 from storage_core.ingest.quarantine import read_quarantine
+from storage_core.raw_declaration import load_raw_log
 
 LOG_TABLE = Path("tables/access_log.yaml")
 PLANES_TABLE = Path("tables/planes.yaml")
+DEPARTURES_TABLE = Path("tables/departures.yaml")
+LOST_AFTER_ROWS = 1_000
 PLAIN_WIDTH = 120
 JOB_OF: Mapping[str, JobName] = {
     "ingested": "ingest",
+    "dealt": "deal",
     "merged": "merge",
     "compacted": "compact",
     "index": "catch_up",
@@ -50,7 +56,10 @@ class Pipeline:
     def __init__(self, instance: DagsterInstance, spark: Spark, narrator: Narrator) -> None:
         self._instance = instance
         self._narrator = narrator
-        self._definitions = build_definitions(load_tables(tables_folder()), InProcessLauncher(spark))
+        folder = tables_folder()
+        self._definitions = build_definitions(
+            load_tables(folder), InProcessLauncher(spark), raw_logs=read_raw_logs(folder)
+        )
 
     def run(self, *names: str) -> None:
         """Materialize the assets in the given order; partitioned ones over all their windows in one run each."""
@@ -89,8 +98,9 @@ def main() -> int:
         pipeline = Pipeline(instance, spark, narrator)
         logs = run_access_log(pipeline, narrator)
         aircraft = run_planes(pipeline, narrator)
+        run_departures(pipeline, narrator)
         narrator.step("Collect", "Only the collector deletes, and only what no retained version needs.")
-        pipeline.run("access_log/collected", "planes/collected")
+        pipeline.run("access_log/collected", "planes/collected", "departures/collected")
         narrator.step(
             "Check", "The invariants, from the files themselves: windows, order, what file and log say, coverage."
         )
@@ -147,6 +157,27 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
     narrator.say(f"before the merge, N10156 by key: {table.get('N10156')}")
     pipeline.run("planes/merged", "planes/compacted", "planes/index_manufacturer", "planes/checkpointed")
     return Table.open(declaration.uri)
+
+
+def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
+    """Let two processes write to two stores, remove one on the way, deal, and compare with what they were told."""
+    declaration = load_raw_log(RAW_LOG)
+    lost = Path(declaration.uris[-1])
+    narrator.step(
+        "Lose a store", "Two producers write one raw log to two stores; the folder of one is removed meanwhile."
+    )
+    if two_stores.written():
+        narrator.say("they have written already")
+    else:
+        before = two_stores.write_and_lose(lost, after=LOST_AFTER_ROWS)
+        told = two_stores.acknowledged()
+        narrator.say(f"{len(told):,} rows acknowledged; {lost} removed after {before:,}, and no append failed")
+        time.sleep(declaration.closed_after / 1_000)
+    found = ", ".join(f"{uri}: {count:,}" for uri, count in two_stores.chunks(declaration).items())
+    narrator.say(f"chunks in each store: {found}")
+    pipeline.run("departures/dealt")
+    table = Table.open(load(DEPARTURES_TABLE).uri)
+    narrator.say(two_stores.verdict(table, two_stores.acknowledged()))
 
 
 def write_planes(table: Table, narrator: Narrator) -> None:

@@ -30,7 +30,7 @@ class Narrator:
         """Print what a materialization of the asset did."""
         done = str(figures["status"]).replace("_", " ")
         seconds = _number(figures["seconds"])
-        parts = [f"version {figures['version']}"]
+        parts = [f"version {figures['version']}"] if figures["version"] else []  # a raw log has none
         for name in ("rows", "splits", "bytes"):
             before, after = (_number(figures[f"{name}_{side}"]) for side in ("in", "out"))
             if before or after:

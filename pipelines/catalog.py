@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagster import AssetSpec, Definitions, in_process_executor
 
 from assets.checks import build_table_checks
+from assets.dealing import dealt_key
 from assets.factory import build_table_assets
 from assets.launcher import LAUNCHER, Launcher
 from pipelines.dealing import build_raw_log
@@ -33,7 +34,7 @@ def build_definitions(
             resources={LAUNCHER: launcher},
             assets=[_left_out(problem) for problem in (*declared.problems, *raw_logs.problems)],
         ),
-        *(_of_table(table, clock) for table in declared.tables),
+        *(_of_table(table, raw_logs, clock) for table in declared.tables),
         *map(build_raw_log, raw_logs.raw_logs),
     )
 
@@ -42,11 +43,14 @@ def _left_out(problem: Problem) -> AssetSpec:
     return AssetSpec([INVALID, problem.file.stem], group_name=INVALID, description=problem.message, kinds={"yaml"})
 
 
-def _of_table(table: DeclaredTable, clock: Clock | None) -> Definitions:
+def _of_table(table: DeclaredTable, raw_logs: DeclaredRawLogs, clock: Clock | None) -> Definitions:
     declaration = table.declaration
+    file = str(table.file) if table.file else None
+    feeding = [each.declaration for each in raw_logs.raw_logs if each.declaration.feeds(declaration.name)]
+    dealt = [dealt_key(each.name) for each in feeding]
     return Definitions.merge(
         Definitions(
-            assets=build_table_assets(declaration, file=str(table.file) if table.file else None, clock=clock),
+            assets=build_table_assets(declaration, file=file, clock=clock, dealt=dealt),
             asset_checks=build_table_checks(declaration),
             schedules=build_schedules(declaration),
             sensors=build_sensors(declaration),

@@ -28,6 +28,7 @@ from pipelines.commands import (
     quarantine,
     raw,
     reading,
+    unmerged,
     upkeep,
     versions,
     writing,
@@ -43,7 +44,13 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "history": looking.history,
         "debt": looking.debt,
     },
-    "Rows in": {"ingest": writing.ingest, "append": writing.append, "quarantine": quarantine.quarantine},
+    "Rows in": {
+        "ingest": writing.ingest,
+        "append": writing.append,
+        "regions": unmerged.regions,
+        "tail": unmerged.tail,
+        "quarantine": quarantine.quarantine,
+    },
     "Versions": {"changes": versions.changes, "restore": versions.restore, "tag": versions.tag},
     "Questions": {
         "sql": reading.sql,

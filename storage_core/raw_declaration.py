@@ -51,6 +51,10 @@ class RawLogDeclaration(Closed):
             raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
         return stores
 
+    def feeds(self, table: str) -> bool:
+        """Return whether rows of the table come through this raw log."""
+        return not self.tables or table in self.tables
+
     @property
     def uris(self) -> tuple[str, ...]:
         """The URIs of the stores, mandatory ones first."""

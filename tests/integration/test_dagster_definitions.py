@@ -68,6 +68,9 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         "access_log/index_status",
         "access_log/index_text",
         "access_log/ingested",
+        "departures/checkpointed",
+        "departures/collected",
+        "departures/compacted",
         "planes/checkpointed",
         "planes/collected",
         "planes/compacted",
@@ -77,14 +80,17 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
         *(f"access_log_{each}" for each in ("backfill", "catch_up", "check", "checkpoint", "collect", "compact")),
         *("access_log_ingest", "access_log_upkeep"),
+        *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "upkeep")),
         *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "upkeep")),
     ]
     assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),
+        *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact")),
         *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge")),
     ]
     assert sorted(sensor.name.removesuffix("_sensor") for sensor in repository.sensor_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "compact", "ingest")),
+        "departures_compact",
         *(f"planes_{each}" for each in ("catch_up", "compact", "merge")),
     ]
     assert sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys) == [
@@ -96,6 +102,11 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         "access_log/index_status:covers_every_split",
         "access_log/index_text:covers_every_split",
         "access_log/ingested:no_rejected_lines",
+        "departures/compacted:rows_kept",
+        "departures/compacted:ss_1_splits_are_sorted",
+        "departures/compacted:ss_5_file_and_log_agree",
+        "departures/compacted:tw_1_rows_lie_in_their_window",
+        "departures/compacted:tw_2_windows_divide_the_hour",
         "planes/compacted:rows_kept",
         "planes/compacted:ss_1_splits_are_sorted",
         "planes/compacted:ss_5_file_and_log_agree",
@@ -137,7 +148,7 @@ def test_one_invalid_declaration_leaves_the_other_tables_working(checkout: Path)
     left_out = graph.get(AssetKey(["invalid_declarations", "broken"]))
     assert "tables/broken.yaml:4: field `columns.a" in str(left_out.description)
     assert not left_out.is_materializable
-    assert len(graph.materializable_asset_keys) == 11
+    assert len(graph.materializable_asset_keys) == 14
 
 
 def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
@@ -145,7 +156,7 @@ def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
 
     declared = load_tables(checkout / "tables")
 
-    assert [table.declaration.name for table in declared.tables] == ["access_log", "planes"]
+    assert [table.declaration.name for table in declared.tables] == ["access_log", "departures", "planes"]
     assert declared.problems[0].message.startswith("tables/zz.yaml:2: field `name`: 'planes' is taken")
 
 

@@ -78,6 +78,20 @@ def test_a_raw_log_has_an_asset_a_job_and_a_schedule_and_a_broken_one_is_shown(r
     assert found.get_schedule_def("all_rows_deal_schedule").cron_schedule == "*/15 * * * *"
 
 
+def test_what_a_raw_log_brings_is_merged_or_compacted_after_it_was_dealt(root: Path, spark: Spark) -> None:
+    (root / "tables" / "keyed.yaml").write_text(TABLE.format(name="keyed") + "primary_key: n\n")
+    (root / "raw_logs" / "keyed-rows.yaml").write_text("name: keyed-rows\nstores: [raw-2]\ntables: [keyed]\n")
+    graph = definitions(root, spark).get_repository_def().asset_graph
+    parents = {
+        key.to_user_string(): sorted(each.to_user_string() for each in graph.get(key).parent_keys)
+        for key in graph.get_all_asset_keys()
+    }
+    assert parents["a/compacted"] == ["all-rows/dealt"]
+    assert parents["keyed/merged"] == ["all-rows/dealt", "keyed-rows/dealt"]
+    assert parents["keyed/compacted"] == ["keyed/merged"]
+    assert parents["all-rows/dealt"] == []
+
+
 def test_the_asset_deals_and_shows_what_was_rejected(root: Path, spark: Spark, instance: DagsterInstance) -> None:
     result = materialized(root, spark, instance)
     assert result.success

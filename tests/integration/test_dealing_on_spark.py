@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from jobs import deal
+from jobs.code_archive import ROOT
 from jobs.deal_request import DealRequest, parse, parser, to_argv
-from jobs.spark import ROOT, Spark
+from jobs.spark import Spark
 from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs
 from storage_core.declaration import load

@@ -124,6 +124,23 @@ def test_a_bug_is_reported_as_every_other_failure(
     assert [each["params"]["payload"] for each in sent if each["method"] == "report_custom_message"] == [failure]
 
 
+def partition(item: Item) -> Answer:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return {"item": item["number"], "partition": context.partitionId()}
+
+
+@pytest.mark.spark
+def test_each_item_is_a_task_of_its_own_however_few_there_are() -> None:
+    with Spark("local[2]") as spark:
+        for count in (2, 5):
+            answers = spark.map(partition, [{"number": each} for each in range(count)])
+            assert [each["item"] for each in answers] == [*range(count)]
+            assert {each["partition"] for each in answers} == {*range(count)}
+
+
 def raises(item: Item) -> Answer:
     raise ValueError(f"no task for {item['table_uri']}")
 

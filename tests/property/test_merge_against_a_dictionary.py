@@ -1,7 +1,7 @@
 """However records, flushes, merges and compactions interleave, the base is the dictionary, one live row per key.
 
 What is compared is the base alone, as reads of a snapshot see it: nothing folds duplicates away. Keys are composite,
-with texts and decimals; a table is windowed by its key or not at all.
+with texts and decimals; a table is windowed by its key or not at all; patches merge one of its maps.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ SCHEMA = pa.schema(
         pa.field("amount", pa.decimal128(20, 3), nullable=False),
         ("n", pa.int64()),
         ("text", pa.string()),
+        ("attrs", pa.map_(pa.string(), pa.decimal128(20, 3))),
     ]
 )
+NULLS: dict[str, Any] = {"n": None, "text": None, "attrs": None}
 KEY = ("name", "amount", "at")
 START = dt.datetime(1969, 12, 31, 23, 59, tzinfo=dt.UTC)
 Key = tuple[str, Decimal, dt.datetime]
@@ -46,12 +48,23 @@ KEYS = st.tuples(
     st.sampled_from([Decimal("-1.000"), Decimal("0.000"), Decimal("0.001"), Decimal("12345678901234567.890")]),
     st.sampled_from([START, START + dt.timedelta(seconds=61)]),
 )
+ATTRS = st.dictionaries(
+    st.sampled_from(["", "é", "e\u0301"]),
+    st.none() | st.sampled_from([Decimal("0.001"), Decimal("-1.000")]),
+    max_size=2,
+)
 FIELDS = st.fixed_dictionaries(
-    {}, optional={"n": st.none() | st.integers(-3, 3), "text": st.none() | st.sampled_from(["", "x", "é"])}
+    {},
+    optional={
+        "n": st.none() | st.integers(-3, 3),
+        "text": st.none() | st.sampled_from(["", "x", "é"]),
+        "attrs": st.none() | ATTRS,
+    },
 )
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=6)),
+        st.tuples(st.just("reset"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=2)),
         st.tuples(st.just("patch"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=3)),
         st.tuples(st.just("delete"), st.lists(KEYS, min_size=1, max_size=3)),
         st.tuples(st.sampled_from(["flush", "merge", "merge", "compact", "checkpoint"]), st.none()),
@@ -65,7 +78,10 @@ class Model:
 
     def __init__(self, *, windowed: bool) -> None:
         config = TableConfig(
-            primary_key=KEY, time_column="at" if windowed else None, window_seconds=60 if windowed else None
+            primary_key=KEY,
+            time_column="at" if windowed else None,
+            window_seconds=60 if windowed else None,
+            map_columns={"attrs": "merge"},
         )
         self.table = KeyedTable(MemoryStore("base")).create(SCHEMA, config)
         self.rows: dict[Key, dict[str, Any]] = {}
@@ -78,11 +94,14 @@ class Model:
                 match name:
                     case "put":
                         writer.put([_row(key, fields) for key, fields in values])
-                        self.rows |= {key: {"n": None, "text": None, **fields} for key, fields in values}
+                        self.rows |= {key: {**NULLS, **fields} for key, fields in values}
+                    case "reset":
+                        writer.reset([_row(key, fields) for key, fields in values])
+                        self.rows |= {key: {**NULLS, **fields} for key, fields in values}
                     case "patch":
                         writer.patch([_row(key, fields) for key, fields in values])
                         for key, fields in values:
-                            self.rows[key] = {"n": None, "text": None, **self.rows.get(key, {}), **fields}
+                            self.rows[key] = _patched(self.rows.get(key, NULLS), fields)
                     case "delete":
                         writer.delete(values)
                         for key in values:
@@ -109,7 +128,7 @@ class Model:
 
     def check(self) -> None:
         snapshot = self.table.snapshot
-        found = [(_key(row), {"n": row["n"], "text": row["text"]}) for row in self.table.base_rows(snapshot)]
+        found = [(_key(row), _fields(row)) for row in self.table.base_rows(snapshot)]
         assert Counter(key for key, _ in found) == Counter(self.merged.keys()), "one live row per key"
         assert dict(found) == self.merged
         assert snapshot.rows == len(self.merged)
@@ -121,14 +140,27 @@ class Model:
         log = self.table.log
         net: Counter[tuple[Any, ...]] = Counter()
         for row in changes(self.table.store, log.snapshot(version=0), log.snapshot()).read_all().to_pylist():
-            net[tuple(row[name] for name in SCHEMA.names)] += 1 if row["_change_type"] == "insert" else -1
-            assert net[tuple(row[name] for name in SCHEMA.names)] in (0, 1)
-        expected = {(at, name, amount, row["n"], row["text"]) for (name, amount, at), row in self.merged.items()}
+            whole = (_key(row), repr(_fields(row)))
+            net[whole] += 1 if row["_change_type"] == "insert" else -1
+            assert net[whole] in (0, 1)
+        expected = {(key, repr(row)) for key, row in self.merged.items()}
         assert {row for row, times in net.items() if times} == expected
 
 
 def _row(key: Key, fields: dict[str, Any]) -> dict[str, Any]:
     return {**dict(zip(KEY, key, strict=True)), **fields}
+
+
+def _patched(row: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    patched = {**row, **fields}
+    if fields.get("attrs") is not None:
+        patched["attrs"] = {**(row["attrs"] or {}), **fields["attrs"]}
+    return patched
+
+
+def _fields(row: dict[str, Any]) -> dict[str, Any]:
+    attrs = row["attrs"]
+    return {"n": row["n"], "text": row["text"], "attrs": None if attrs is None else dict(attrs)}
 
 
 def _key(row: dict[str, Any]) -> Key:

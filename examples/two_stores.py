@@ -1,0 +1,62 @@
+"""Two producer processes write one raw log to two stores and one store is lost: what they were told, what is there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.producer import acknowledged_file
+from storage_core import Table
+from storage_core.objectstore.resolve import open_store
+from storage_core.raw_declaration import RawLogDeclaration
+
+AIRPORTS = ("EWR", "JFK")
+
+
+def written() -> bool:
+    """Return whether the producers have written: they do it once."""
+    return any(acknowledged_file(airport).exists() for airport in AIRPORTS)
+
+
+def acknowledged() -> list[str]:
+    """Return the id of every row that a producer was told is durable."""
+    files = [acknowledged_file(airport) for airport in AIRPORTS]
+    return [row for file in files if file.exists() for row in file.read_text(encoding="utf-8").split()]
+
+
+def write_and_lose(lost: Path, *, after: int) -> int:
+    """Let the producers write, remove a store's folder once so many rows are acknowledged; return how many were."""
+    producers = [subprocess.Popen([sys.executable, "-m", "examples.producer", airport]) for airport in AIRPORTS]
+    try:
+        while len(acknowledged()) < after and any(each.poll() is None for each in producers):
+            time.sleep(0.01)
+        before = len(acknowledged())
+        shutil.rmtree(lost, ignore_errors=True)
+        for each in producers:
+            if each.wait():
+                raise RuntimeError(f"a producer failed with exit code {each.returncode}")
+    finally:
+        for each in producers:
+            each.kill()
+    return before
+
+
+def chunks(declaration: RawLogDeclaration) -> dict[str, int]:
+    """Return how many chunks each store has."""
+    return {uri: sum(1 for _ in open_store(uri).list("live/")) for uri in declaration.uris}
+
+
+def verdict(table: Table, told: Sequence[str]) -> str:
+    """Return in words that every acknowledged row is in the table exactly once. Raises `RuntimeError` if it is not."""
+    found = Counter(table.scan(["id"]).to_arrow().column("id").to_pylist())
+    missing, twice = set(told) - found.keys(), [row for row, times in found.items() if times > 1]
+    if missing or twice or len(set(told)) != len(told):
+        raise RuntimeError(
+            f"{len(missing)} acknowledged rows are missing, {len(twice)} are in the table more than once"
+        )
+    return f"{len(told):,} acknowledged rows, {len(found):,} in the table: none is missing, none is there twice"

@@ -1,0 +1,90 @@
+"""What is not merged yet: `regions` says how much of it there is where, `tail` prints its newest records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Json, Uri
+from pipelines.commands.output import cell, figure
+from pipelines.commands.target import open_table
+from storage_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from storage_core.read.unmerged import RegionFigures, Tail, TailRecord
+    from storage_core.table import Table
+
+_NOTHING = "nothing waits: every acknowledged record is merged"
+_PAUSE_MS = 500
+
+
+def regions(uri: Uri, *, as_json: Json = False) -> None:
+    """List the regions of a keyed table and what of them is not merged."""
+    from storage_core.clock import SystemClock
+    from storage_core.read.unmerged import region_figures
+
+    table = open_table(uri)
+    now_ms = SystemClock().now_ms()
+    found = (_about(each, now_ms) for each in region_figures(table.store, table.snapshot))
+    shown = {"region_id": cell, "values": cell, "epoch": figure, "current_generation": figure}
+    shown |= {"merged_generation": figure, "generations": figure, "generation_records": figure}
+    shown |= {"wal_entries": figure, "wal_records": figure, "age_seconds": figure}
+    output.records(found, shown, as_json=as_json, nothing="no region was ever written to")
+
+
+def tail(
+    uri: Uri,
+    *,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Of each region only the newest N records.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what writers acknowledge, until Ctrl-C.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the newest acknowledged records that are not merged yet, the newest last.
+
+    Regions come one after the other.
+    """
+    from storage_core.read.unmerged import Tail
+
+    table = open_table(uri)
+    if table.config.kind != "keyed":
+        raise InvalidInput(f"{uri}: an append table has no records that wait for a merge; every row is in its splits")
+    waiting = Tail(table.store, table.snapshot)
+    found = waiting.newest(limit)
+    _print(found, as_json=as_json)
+    if follow:
+        _follow(table, waiting, as_json=as_json)
+    elif not found and not as_json:
+        output.line(_NOTHING)
+
+
+def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
+    clock = table.log.clock
+    try:
+        while True:
+            _print(waiting.new(table.refresh().snapshot), as_json=as_json)
+            sys.stdout.flush()
+            clock.sleep_ms(_PAUSE_MS)
+    except KeyboardInterrupt:
+        return
+
+
+def _about(found: RegionFigures, now_ms: int) -> output.Record:
+    """A store's clock may be ahead of this one: nothing is younger than now."""
+    oldest = found.oldest_ms
+    return {**asdict(found), "age_seconds": None if oldest is None else max(0, now_ms - oldest) // 1000}
+
+
+def _print(found: Iterable[TailRecord], *, as_json: bool) -> None:
+    for each in found:
+        record = {"region_id": each.region_id, "operation": each.operation.name.lower(), "fields": each.fields}
+        if as_json:
+            output.json_line(record)
+        else:
+            output.line(f"{record['operation']:<6} {output.cell(each.fields)}")

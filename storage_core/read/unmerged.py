@@ -1,0 +1,165 @@
+"""What of a keyed table is not in its base yet, for a person to look at: its regions, and its newest records.
+
+Nothing decides by what is here. Moments are those that the store gives its objects (design page 03, "Regions").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage_core.formats import keys
+from storage_core.formats.generation_manifest import MANIFEST_FILE
+from storage_core.formats.region_manifest import RegionManifest
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region import generation, wal
+from storage_core.region.spec import Region, Value
+from storage_core.region.tail import CapturedRegion, capture, known_regions, side_by_side
+from storage_core.rows.calendar import as_text
+from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionFigures:
+    """How far one region has come, at one moment of it.
+
+    `values` are those of the region spec's fields, None where they are not known. `generations` wait for the merge and
+    hold `generation_records` records; `wal_entries` behind them hold `wal_records`. `oldest_ms` is when the oldest
+    object of these was written, in milliseconds since the epoch by the store's clock; None when everything is merged.
+    """
+
+    region_id: str
+    values: tuple[Value, ...] | None
+    epoch: int
+    current_generation: int
+    merged_generation: int
+    generations: int
+    generation_records: int
+    wal_entries: int
+    wal_records: int
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailRecord:
+    """One record as it was acknowledged; `fields` are the columns that it gives."""
+
+    region_id: str
+    operation: Operation
+    fields: dict[str, object]
+
+
+def region_figures(store: ObjectStore, snapshot: Snapshot) -> list[RegionFigures]:
+    """Return the figures of every claimed region of the current spec, by id; none for an append table.
+
+    Per region three requests, one GET per generation that waits and per WAL entry behind them, one and a HEAD more at
+    the end of the log, and a HEAD for the age. Raises `Corrupt` that names what is damaged.
+    """
+    known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
+    found = side_by_side(lambda each: _figures(store, snapshot, each), known)
+    return [each for each in found if each is not None]
+
+
+class Tail:
+    """The newest records at one moment, and what writers acknowledge after it: each record is told once.
+
+    Regions come one after the other, and between them there is no order.
+    """
+
+    def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
+        """Take the moment. Requests: those of `region.tail.capture`."""
+        self._store = store
+        self._snapshot = snapshot
+        self._captured = capture(store, snapshot, include_wal=True).regions
+        self._last = {
+            each.manifest.region_id: each.entries[-1].id if each.entries else each.manifest.replay_after_wal_id
+            for each in self._captured
+            if each.manifest is not None
+        }
+
+    def newest(self, limit: int) -> list[TailRecord]:
+        """Return at most so many of the newest unmerged records of each region, in the order of their acknowledgement.
+
+        A sorted generation gives its records by key, one per key. Of generations only those that are needed are read:
+        a GET each, and one per entry or file. Raises `Corrupt` that names what is damaged.
+        """
+        return [each for region in self._captured for each in self._newest(region, limit)]
+
+    def new(self, snapshot: Snapshot) -> list[TailRecord]:
+        """Return the records since the last call, whatever was flushed and merged meanwhile.
+
+        It reads the WAL alone: rows that are dealt from a raw log come as generations, and not here. One GET per new
+        entry, and a GET and a HEAD per region.
+        """
+        found: list[TailRecord] = []
+        for region in known_regions(self._store, snapshot):
+            for each in wal.read_tail(self._store, region.id, after=self._last.get(region.id, 0)):
+                self._last[region.id] = each.id
+                found += _listed(region.id, snapshot.config.primary_key, each.entry.records)
+        return found
+
+    def _newest(self, region: CapturedRegion, limit: int) -> list[TailRecord]:
+        if region.manifest is None:
+            return []
+        batches: list[list[TailRecord]] = []
+        left = limit
+        for records in self._backwards(region, region.manifest):
+            some = records.slice(max(0, records.num_rows - left))
+            batches.append(_listed(region.manifest.region_id, self._snapshot.config.primary_key, some))
+            left -= some.num_rows
+            if left <= 0:
+                break
+        return [each for batch in reversed(batches) for each in batch]
+
+    def _backwards(self, region: CapturedRegion, manifest: RegionManifest) -> Iterator[pa.Table]:
+        """The unmerged records, the newest entry first; each table is in the order of acknowledgement."""
+        merged = self._snapshot.merged_generations.get(manifest.region_id, 0)
+        for logged in reversed(region.entries):
+            if logged.entry.generation > merged:
+                yield logged.entry.records
+        for each in reversed(generation.unmerged(self._store, manifest, merged)):
+            found = generation.read(self._store, manifest.region_id, each)
+            yield from reversed(list(generation.read_records(self._store, found)))
+
+
+def _figures(store: ObjectStore, snapshot: Snapshot, region: Region) -> RegionFigures | None:
+    captured = capture(store, snapshot, include_wal=True, regions=[region]).regions[0]
+    manifest = captured.manifest
+    if manifest is None:
+        return None
+    merged = snapshot.merged_generations.get(region.id, 0)
+    waiting = generation.unmerged(store, manifest, merged)
+    flushed = [generation.read(store, region.id, each) for each in waiting]
+    entries = [each for each in captured.entries if each.entry.generation > merged]
+    oldest = [keys.generation_file_key(region.id, each.path, MANIFEST_FILE) for each in flushed[:1]]
+    oldest += [keys.wal_entry_key(region.id, each.id) for each in entries[:1]]
+    return RegionFigures(
+        region_id=region.id,
+        values=region.values,
+        epoch=manifest.writer_epoch,
+        current_generation=manifest.current_generation,
+        merged_generation=merged,
+        generations=len(flushed),
+        generation_records=sum(each.records for each in flushed),
+        wal_entries=len(entries),
+        wal_records=sum(each.entry.records.num_rows for each in entries),
+        oldest_ms=store.head(oldest[0]).last_modified_ms if oldest else None,
+    )
+
+
+def _listed(region: str, key: Sequence[str], records: pa.Table) -> list[TailRecord]:
+    return [_record(region, key, row) for row in as_text(records).to_pylist()]
+
+
+def _record(region: str, key: Sequence[str], row: dict[str, object]) -> TailRecord:
+    operation, named = Operation(int(str(row.pop(OPERATION)))), row.pop(FIELDS)
+    if operation is Operation.DELETE:
+        given = {name: row[name] for name in key}
+    elif isinstance(named, list):
+        given = {name: value for name, value in row.items() if name in key or {name, merging(name)} & {*named}}
+    else:
+        given = row
+    return TailRecord(region_id=region, operation=operation, fields=given)

@@ -1,0 +1,92 @@
+"""A merge on a Spark standalone cluster of two workers that share with the job an S3 store and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from jobs.code_archive import ROOT
+from jobs.request import JobRequest, to_argv
+from storage_core import Table
+from storage_core.ids import SystemIds
+from storage_core.objectstore.resolve import open_store
+from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.s3_server import S3Server
+from storage_core.testkit.standalone_cluster import StandaloneCluster
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+REGIONS = 4
+
+
+def filled(uri: str) -> dict[int, str]:
+    """Make a table of four regions with rows merged, superseded, deleted and new; return what is to be in it."""
+    table = Table.create(uri, SCHEMA, primary_key="id", regions=[{"transform": "bucket", "source": "id", "n": REGIONS}])
+    with table.writer() as writer:
+        writer.put([{"id": each, "name": f"first {each}"} for each in range(200)])
+        writer.flush()
+        writer.put([{"id": each, "name": f"second {each}"} for each in range(150, 250)])
+        writer.delete(list(range(0, 200, 10)))
+        writer.flush()
+    expected = {each: f"{'first' if each < 150 else 'second'} {each}" for each in range(250)}
+    return {each: name for each, name in expected.items() if each >= 200 or each % 10}
+
+
+def merge_here(uri: str) -> None:
+    merger = KeyedTable(open_store(uri), ids=SystemIds())
+    while merger.merge() is not None:
+        pass
+
+
+def merged(request: JobRequest, environment: dict[str, str]) -> dict[str, Any]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "jobs.merge", *to_argv(request), "--json"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr[-4_000:]
+    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return report
+
+
+def rows(uri: str) -> dict[int, str]:
+    found = Table.open(uri).scan().to_arrow().to_pylist()
+    by_id = {row["id"]: row["name"] for row in found}
+    assert len(found) == len(by_id), "one live row per key, without deduplication"
+    return by_id
+
+
+def test_two_workers_that_know_no_checkout_merge_as_this_machine_does(s3_server: S3Server, tmp_path: Path) -> None:
+    on_cluster, here = (s3_server.uri(f"tables/{uuid4()}") for _ in range(2))
+    expected = filled(on_cluster)
+    assert filled(here) == expected
+    with StandaloneCluster(tmp_path / "cluster", workers=2, environment=s3_server.environment) as cluster:
+        alone = subprocess.run(
+            [cluster.worker_python, "-c", "import pyarrow; import storage_core"],
+            cwd=tmp_path,
+            env=cluster.worker_environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "No module named 'storage_core'" in alone.stderr, "what a worker imports was sent to it"
+        report = merged(JobRequest(table_uri=on_cluster, master=cluster.master), cluster.driver_environment)
+        tasks = cluster.tasks()
+    merge_here(here)
+    assert rows(on_cluster) == rows(here) == expected
+    assert (report["details"]["regions"], report["rows_out"], report["splits_out"]) == (REGIONS, len(expected), REGIONS)
+    assert len(Table.open(here).files()) == len(Table.open(on_cluster).files()) == REGIONS
+    assert len(tasks) == 2, f"the executor of each worker ran tasks: {tasks}"
+    assert sum(tasks.values()) > REGIONS, "a task per region, after the one that hands them out"

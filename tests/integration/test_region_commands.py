@@ -1,0 +1,133 @@
+"""`tidemark regions` and `tidemark tail`: what is acknowledged and not merged yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs.code_archive import ROOT
+from pipelines.cli import main
+from storage_core import Table
+from storage_core.ids import SystemIds
+from storage_core.testkit.keyed_table import KeyedTable
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("n", pa.int64())])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table.create(str(tmp_path / "t"), SCHEMA, primary_key="id")
+
+
+def answers(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def merge(table: Table) -> None:
+    merger = KeyedTable(table.store, ids=SystemIds())
+    while merger.merge() is not None:
+        pass
+
+
+def test_a_region_says_what_waits_in_generations_and_behind_them(
+    table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answers(capsys, "regions", table.uri) == []
+    with table.writer() as writer:
+        writer.put([{"id": 1}, {"id": 2}])
+        writer.flush()
+        merge(table)
+        writer.put({"id": 3})
+        writer.flush()
+        writer.put([{"id": 4}, {"id": 5}])
+        writer.delete(4)
+        (found,) = answers(capsys, "regions", table.uri)
+    assert (found["values"], found["epoch"]) == ([], 1)
+    assert (found["merged_generation"], found["current_generation"]) == (1, 3)
+    assert (found["generations"], found["generation_records"]) == (1, 1)
+    assert (found["wal_entries"], found["wal_records"]) == (2, 3)
+    assert found["oldest_ms"] > 0
+    assert 0 <= found["age_seconds"] < 600
+
+
+def test_a_merged_table_has_nothing_that_waits(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    with table.writer() as writer:
+        writer.put({"id": 1})
+        writer.flush()
+    merge(table)
+    (found,) = answers(capsys, "regions", table.uri)
+    assert [found[name] for name in ("generations", "wal_records", "oldest_ms", "age_seconds")] == [0, 0, None, None]
+    assert answers(capsys, "tail", table.uri) == []
+    assert main(["tail", table.uri]) == 0
+    assert capsys.readouterr().out == "nothing waits: every acknowledged record is merged\n"
+
+
+def test_each_region_is_listed_with_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = [{"transform": "bucket", "source": "id", "n": 4}]
+    table = Table.create(str(tmp_path / "t"), SCHEMA, primary_key="id", regions=fields)
+    table.append([{"id": each} for each in range(40)])
+    found = answers(capsys, "regions", table.uri)
+    assert sorted(each["values"] for each in found) == [[0], [1], [2], [3]]
+    assert sum(each["generation_records"] for each in found) == 40
+    tails = answers(capsys, "tail", table.uri, "--limit", "3")
+    assert len(tails) == 12
+    assert {each["region_id"] for each in tails} == {each["region_id"] for each in found}
+
+
+def test_the_tail_ends_with_the_newest_record_and_shows_what_each_gives(
+    table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with table.writer() as writer:
+        writer.put([{"id": each, "name": "x"} for each in range(5)])
+        writer.flush()
+        writer.patch([{"id": 1, "n": None}, {"id": 2, "name": "y"}])
+        writer.flush()
+        writer.reset({"id": 3})
+        writer.delete(4)
+        writer.put({"id": 6, "name": "z", "n": 1})
+    found = [(each["operation"], each["fields"]) for each in answers(capsys, "tail", table.uri, "--limit", "6")]
+    assert found == [
+        ("put", {"id": 4, "name": "x", "n": None}),
+        ("patch", {"id": 1, "n": None}),
+        ("patch", {"id": 2, "name": "y"}),
+        ("reset", {"id": 3, "name": None, "n": None}),
+        ("delete", {"id": 4}),
+        ("put", {"id": 6, "name": "z", "n": 1}),
+    ]
+    assert main(["tail", table.uri, "--limit", "1"]) == 0
+    assert capsys.readouterr().out == 'put    {"id": 6, "name": "z", "n": 1}\n'
+
+
+def test_an_append_table_has_no_tail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table.create(str(tmp_path / "t"), SCHEMA)
+    assert main(["tail", table.uri]) == 2
+    assert "an append table has no records that wait" in capsys.readouterr().err
+
+
+def test_following_tells_each_record_once_through_flush_and_merge_until_it_is_interrupted(table: Table) -> None:
+    with table.writer() as writer:
+        writer.put({"id": 0})
+        command = [sys.executable, "-m", "pipelines.cli", "tail", table.uri, "--follow", "--json"]
+        following = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=-1)
+        assert following.stdout is not None
+        with following.stdout as told:
+            ids = [json.loads(told.readline())["fields"]["id"]]
+            for number in range(1, 6):
+                writer.put({"id": number})
+                if number % 2:
+                    writer.flush()
+                    merge(table)
+                ids.append(json.loads(told.readline())["fields"]["id"])
+            following.send_signal(signal.SIGINT)
+            assert told.read() == b""
+        assert following.wait(timeout=60) == 0
+    assert ids == [0, 1, 2, 3, 4, 5]
