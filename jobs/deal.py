@@ -23,6 +23,7 @@ from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
 from storage_core.dealing.marks import log_marks
 from storage_core.dealing.plan import Held, Terms, by_gap, left
+from storage_core.dealing.remaining import DealPlan
 from storage_core.dealing.rounds import Dealer, Dealt
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
 from storage_core.declaration import TableDeclaration, load
@@ -34,7 +35,6 @@ from storage_core.lease import Lease, acquire
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
-from storage_core.raw_log.deal import DealPlan
 from storage_core.raw_log.history import History, union
 from storage_core.rows.late import LateFigures
 from storage_core.table import Table, exists

@@ -26,8 +26,7 @@ from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
-from storage_core.raw_log.chunks import Damage, RawChunkRef, read_copies
-from storage_core.raw_log.deal import table_of
+from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
 from storage_core.region.spec import Region
@@ -55,11 +54,11 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
     for ref in work.chunks:
         if ref.writer in damaged:
             continue
-        found = read_copies(raw, ref)
+        found = read_columns(raw, ref)
         if isinstance(found, Damage):
             damaged[ref.writer] = found
             continue
-        records = table_of(found)
+        records = found.records
         total += records.num_rows
         unknown += _set_unknown_aside(raw, work, ref, records)
         for name in pc.unique(records.column("table")).to_pylist():
@@ -79,10 +78,10 @@ def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, cloc
     target = work.target
     parts = [record_schema(target.context.schema).empty_table()]
     for ref in work.chunks:
-        found = read_copies(raw, ref)
+        found = read_columns(raw, ref)
         if isinstance(found, Damage):
             raise Corrupt(f"chunk {ref.number} of writer {ref.writer}: {'; '.join(found.reasons)}; deal again")
-        fitting = fit(_of_table(table_of(found), target.name), target)
+        fitting = fit(_of_table(found.records, target.name), target)
         parts.append(of_region(in_time(fitting, target), ref, target, work.turn.region))
     records = pa.concat_tables(parts)
     if not records.num_rows:
@@ -165,20 +164,12 @@ def _of_table(records: pa.Table, name: str) -> pa.Table:
 
 
 def _no_put(record: dict[str, Any]) -> RejectedRecord:
-    found = {name: value for name, value in record.items() if name != "timestamp_ms"}
-    return RejectedRecord(reason=f"the table has no primary key: it takes puts, found {found['operation']!r}", **found)
+    return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
 
 
 def _set_unknown_aside(raw: Sequence[ObjectStore], work: SortWork, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
     known = pc.is_in(records.column("table"), pa.array(work.source.tables, pa.string()))
     strangers = records.filter(pc.invert(known)).to_pylist()
-    reason = "{!r} is no table of this raw log"
-    rejected = [
-        RejectedRecord(
-            reason=reason.format(each["table"]),
-            **{name: value for name, value in each.items() if name != "timestamp_ms"},
-        )
-        for each in strangers
-    ]
+    rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]
     rejects.keep_in_any(raw, work.source.name, ref, rejected)
     return Counter(each["table"] for each in strangers)

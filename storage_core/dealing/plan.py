@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from storage_core.dealing.marks import Marks, read_marks
+from storage_core.dealing.remaining import DealPlan, deal_plan
 from storage_core.dealing.work import SortWork, Source, Target
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
-from storage_core.raw_log.deal import DealPlan, deal_plan
 from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks
 from storage_core.region.dealt import Stretch
 from storage_core.split.write import context_of

@@ -96,24 +96,28 @@ def inspect(data: bytes, where: str) -> Container:
     return Container(codec=codec, records=records, expanded_bytes=expanded)
 
 
-def read_records(data: bytes, where: str) -> list[dict[str, Any]]:
-    """Return the records as Python objects, for small files. Raises `Corrupt` naming `where`, and as `inspect` does."""
-    inspect(data, where)
+def read_records(data: bytes, where: str, inspected: Container | None = None) -> list[dict[str, Any]]:
+    """Return the records as Python objects, for small files. Raises `Corrupt` naming `where`, and as `inspect` does.
+
+    `inspected` is what `inspect` said of just these bytes.
+    """
+    if inspected is None:
+        inspect(data, where)
     try:
         return [cast("dict[str, Any]", record) for record in fastavro.reader(io.BytesIO(data))]
     except _DAMAGE as error:
         raise Corrupt(f"{where}: damaged Avro file: {type(error).__name__}: {error}", key=where) from error
 
 
-def read_columns(data: bytes, where: str) -> pa.Table:
+def read_columns(data: bytes, where: str, inspected: Container | None = None) -> pa.Table:
     """Return the records as an Arrow table, columns named and typed as the file declares them, rows in file order.
 
-    Decoded by DataFusion, column by column, which makes no object per record (design page 02, "Checkpoints"). Raises as
-    `read_records` does.
+    Decoded by DataFusion, column by column, which makes no object per record (design page 02, "Checkpoints").
+    `inspected` is what `inspect` said of just these bytes. Raises as `read_records` does.
     """
     from datafusion import SessionConfig, SessionContext
 
-    found = inspect(data, where)
+    found = inspected or inspect(data, where)
     with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:
         # DataFusion reads files only. The folder is private to this call, and gone when it ends.
         path = Path(folder) / "block.avro"

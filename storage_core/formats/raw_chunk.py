@@ -30,7 +30,7 @@ from fastavro.schema import to_parsing_canonical_form
 from fastavro.types import Schema
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, inspect, read_records, seal
+from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, Container, inspect, read_records, seal
 from storage_core.formats.raw_keys import ChunkKey
 
 Operation = Literal["put", "patch", "delete", "reset"]
@@ -124,6 +124,26 @@ def decode(data: bytes, where: str) -> RawChunk:
     Raises `Corrupt` when anything is not what was written or beyond bounds: 64 MiB, 128 MiB expanded, a million
     records; `Unsupported` for the format of a newer release. Nothing is expanded in memory before the bounds hold.
     """
+    head = read_head(data, where)
+    records = read_records(data, where, head.container)
+    for sequence, record in enumerate(records, head.first):
+        if record["id"] != record_id(head.key.writer, sequence):
+            raise Corrupt(f"{where}: expected record {sequence}, found {record['id']!r}; {_NOT_OURS}", key=where)
+    return RawChunk(key=head.key, first=head.first, records=tuple(map(_record, records)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHead:
+    """What a chunk says of itself: its name, the sequence numbers of its records, and the container they are in."""
+
+    key: ChunkKey
+    first: int
+    last: int
+    container: Container
+
+
+def read_head(data: bytes, where: str) -> ChunkHead:
+    """Return the head of the chunk in `data`, every byte of which is as it was sealed. Raises as `decode` does."""
     if len(data) > MAX_CHUNK_BYTES:
         raise Corrupt(f"{where}: expected at most {MAX_CHUNK_BYTES} bytes, found {len(data)}", key=where)
     found = inspect(data, where)
@@ -133,15 +153,10 @@ def decode(data: bytes, where: str) -> RawChunk:
             f"{MAX_RECORDS} and {MAX_EXPANDED_BYTES}",
             key=where,
         )
-    metadata = _header(data, where)
-    key, first, last = _identity(metadata, where)
-    records = read_records(data, where)
-    if last - first + 1 != len(records):
-        raise Corrupt(f"{where}: expected records {first} to {last}, found {len(records)}; {_NOT_OURS}", key=where)
-    for sequence, record in enumerate(records, first):
-        if record["id"] != record_id(key.writer, sequence):
-            raise Corrupt(f"{where}: expected record {sequence}, found {record['id']!r}; {_NOT_OURS}", key=where)
-    return RawChunk(key=key, first=first, records=tuple(map(_record, records)))
+    key, first, last = _identity(_header(data, where), where)
+    if last - first + 1 != found.records:
+        raise Corrupt(f"{where}: expected records {first} to {last}, found {found.records}; {_NOT_OURS}", key=where)
+    return ChunkHead(key=key, first=first, last=last, container=found)
 
 
 def _metadata(chunk: RawChunk) -> dict[str, str]:

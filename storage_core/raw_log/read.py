@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
-from storage_core.formats.raw_chunk import RawChunk
 from storage_core.formats.raw_fields import decode_fields
-from storage_core.raw_log.deal import table_of
-from storage_core.raw_log.history import History
+from storage_core.raw_log.plain_records import plain_records
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging, record_schema
+
+Positions = npt.NDArray[np.int64]
+
+FEW = 128
+"""Of fewer records, making the columns costs more than looking at each."""
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _MOMENT = re.compile(
@@ -43,6 +47,11 @@ class RejectedRecord:
     fields: str
     reason: str
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any], reason: str) -> RejectedRecord:
+        """Return the record, given as a row of `RECORD_COLUMNS`, as rejected for that reason."""
+        return cls(reason=reason, **{name: value for name, value in record.items() if name != "timestamp_ms"})
+
 
 @dataclass(frozen=True, slots=True)
 class TypedRecords:
@@ -57,25 +66,10 @@ class TypedRecords:
     rejected: tuple[RejectedRecord, ...]
 
 
-def read_table(
-    history: History, table: str, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
-) -> Iterator[TypedRecords]:
-    """Yield the records of one table, a batch per chunk that has any, in the order of the history; see `typed`.
-
-    What is missing is left out here: `History.read` and `History.verify` report it. Costs and raises what `read` does.
-    """
-    for each in history.read():
-        if isinstance(each, RawChunk):
-            records = table_of(each)
-            mine = records.filter(pc.equal(records.column("table"), table))
-            if mine.num_rows:
-                yield typed(mine, schema, key=key, merged_maps=merged_maps)
-
-
 def typed(
     records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
 ) -> TypedRecords:
-    """Return records (`deal.RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
+    """Return records (`RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
 
     Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
     for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
@@ -83,19 +77,47 @@ def typed(
     column of `key`, and when anything but a delete lacks a required column. The entries that a patch gives for a column
     of `merged_maps` are laid over those that are there (`rows.fold.merging`); given as null it becomes null.
     """
+    if records.num_rows < FEW:
+        return one_by_one(records, schema, key=key, merged_maps=merged_maps).all
+    plain = plain_records(records, schema, key)
+    others = np.delete(np.arange(records.num_rows), plain.positions)
+    if not len(others):
+        return _of_all(records, plain.positions, plain.records, ())
+    rest = one_by_one(records.take(pa.array(others)), schema, key=key, merged_maps=merged_maps)
+    positions = np.concatenate([plain.positions, others[rest.positions]])
+    order = np.argsort(positions)
+    rows = pa.concat_tables([plain.records, rest.all.records]).take(pa.array(order))
+    return _of_all(records, positions[order], rows, rest.all.rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """Records that were looked at one by one, and the positions of those that fit."""
+
+    all: TypedRecords
+    positions: Positions
+
+
+def one_by_one(
+    records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
+) -> OneByOne:
+    """Return what `typed` does: this says what it means, for every record there may be."""
     given = records.to_pylist()
     rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
     for field in schema:
         _check(rows, field)
     fitting = [(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, dict)]
-    rejected = [
-        RejectedRecord(reason=row, **{name: value for name, value in one.items() if name != "timestamp_ms"})
-        for one, row in zip(given, rows, strict=True)
-        if isinstance(row, str)
-    ]
-    ids = pa.array([one["record_id"] for one, _ in fitting], pa.string())
-    written_ms = pa.array([one["timestamp_ms"] for one, _ in fitting], pa.int64())
-    return TypedRecords(_records(fitting, schema, merged_maps), ids, written_ms, tuple(rejected))
+    rejected = tuple(RejectedRecord.of(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, str))
+    positions = np.array([index for index, row in enumerate(rows) if isinstance(row, dict)], np.int64)
+    return OneByOne(_of_all(records, positions, _records(fitting, schema, merged_maps), rejected), positions)
+
+
+def _of_all(
+    records: pa.Table, positions: Positions, rows: pa.Table, rejected: tuple[RejectedRecord, ...]
+) -> TypedRecords:
+    fitting = records.select(["record_id", "timestamp_ms"]).take(pa.array(positions))
+    ids, written_ms = (column.combine_chunks() for column in fitting.columns)
+    return TypedRecords(rows, ids, written_ms, rejected)
 
 
 def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> dict[str, Any] | str:

@@ -113,7 +113,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
             source[merged] = places[merged]
         arrays[name] = column.take(pa.array(places, mask=source == _NONE))
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
-    arrays[FIELDS] = _field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
+    arrays[FIELDS] = field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
     return pa.Table.from_arrays([arrays[name] for name in records.column_names], schema=records.schema)
 
 
@@ -252,7 +252,7 @@ def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.N
     return folded.astype(np.int8)
 
 
-def _field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]], type_: pa.DataType) -> pa.Array:
+def field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]], type_: pa.DataType) -> pa.Array:
     """For each patch the names whose mask is set, in column order; null for every other record."""
     matrix = np.array([mask for _, mask in named], np.bool_).reshape(len(named), len(patches)).T
     names = pa.array([name for name, _ in named], pa.string())

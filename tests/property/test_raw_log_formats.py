@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from storage_core.formats import raw_keys
 from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
+from storage_core.formats.raw_columns import columns_of
 from storage_core.formats.raw_fields import decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.key_safety import is_safe_key
-from storage_core.raw_log.deal import table_of
 from storage_core.raw_log.read import typed
 
 WRITER = "00000000-0000-4000-8000-000000000000"
@@ -118,7 +118,7 @@ typed_rows = st.fixed_dictionaries(
 def _typed(rows: list[dict[str, Any]]) -> Any:
     key = ChunkKey(segment_ms=0, writer=WRITER, number=1)
     records = tuple(LogRecord(timestamp_ms=0, table="t", operation="put", fields=encode_fields(row)) for row in rows)
-    return typed(table_of(RawChunk(key=key, first=1, records=records)), SCHEMA)
+    return typed(columns_of(RawChunk(key=key, first=1, records=records)).records, SCHEMA)
 
 
 @given(st.lists(typed_rows, min_size=1, max_size=5))

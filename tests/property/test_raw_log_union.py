@@ -12,12 +12,14 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from storage_core.dealing.remaining import deal_plan
 from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.formats.raw_keys import ChunkKey, parse
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.deal import deal_plan, read_chunk
+from storage_core.raw_log.chunks import read_columns
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
@@ -157,8 +159,9 @@ def test_dealing_in_any_rounds_gives_each_record_once_and_each_writer_in_order(s
             infos.remove(key)
         plan = deal_plan(union(visible), positions, now_ms=ManualClock().now + (0 if infos else 10 * CLOSED_AFTER_MS))
         for ref in plan.chunks:
-            rows = read_chunk(visible, ref).column("fields").to_pylist()
-            dealt[ref.writer] += [decode_fields(row)["value"] for row in rows]
+            chunk = read_columns(visible, ref)
+            assert isinstance(chunk, RawColumns)
+            dealt[ref.writer] += [decode_fields(row)["value"] for row in chunk.records.column("fields").to_pylist()]
         positions = dict(plan.positions)
         assert not plan.given_up
     assert dealt == {

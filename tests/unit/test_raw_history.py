@@ -10,18 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.dealing.remaining import deal_plan
+from storage_core.errors import InvalidInput, Unavailable
 from storage_core.formats.raw_chunk import RawChunk, encode
+from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns, columns_of
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.chunks import Damage
-from storage_core.raw_log.deal import RECORD_COLUMNS, deal_plan, read_chunk, table_of
+from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, MissingChunks, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import read_table, typed
+from storage_core.raw_log.read import typed
 from storage_core.raw_log.records import RawRecord
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.testkit.clock import START_MS, ManualClock
@@ -267,8 +268,7 @@ def test_a_chunk_that_is_damaged_everywhere_counts_as_missing_once_a_task_found_
     damage(store, keys(store)[2], Harm.EMPTY)
     late = START_MS + CLOSED_AFTER_MS * 2
     plan = deal_plan(union([store]), {}, now_ms=late)
-    with pytest.raises(Corrupt):
-        read_chunk([store], plan.chunks[2])
+    assert isinstance(read_columns([store], plan.chunks[2]), Damage)
     found = {(writer_id, 3)}
     held = deal_plan(union([store]), {}, now_ms=late, damaged=found)
     assert ([each.number for each in held.chunks], held.positions) == ([1, 2], {writer_id: 2})
@@ -285,14 +285,16 @@ def test_nothing_is_given_up_while_a_store_does_not_answer() -> None:
         deal_plan(union([store, silent]), {}, now_ms=START_MS, pass_up_to={writer_id: 3})
 
 
-def test_a_task_reads_a_chunk_from_uris_and_json() -> None:
-    uris = ["memory://task-a", "memory://task-b"]
-    log = RawLog(uris, clock=ManualClock(), ids=SeededIds(1))
+def test_a_task_reads_a_chunk_as_columns_by_what_the_plan_says_in_json() -> None:
+    store = MemoryStore("task")
+    log = RawLog([store], clock=ManualClock(), ids=SeededIds(1))
     log.append_many(
         [RawRecord(table="t", fields={"n": 1}), RawRecord(table="u", fields={}, operation="delete", key="k")]
     )
-    (ref,) = deal_plan(union(uris), {}, now_ms=START_MS + CLOSED_AFTER_MS).chunks
-    found = read_chunk(uris, json.loads(json.dumps(ref.to_json())))
+    (ref,) = deal_plan(union([store]), {}, now_ms=START_MS + CLOSED_AFTER_MS).chunks
+    chunk = read_columns([store], RawChunkRef.from_json(json.loads(json.dumps(ref.to_json()))))
+    assert isinstance(chunk, RawColumns)
+    found = chunk.records
     assert found.schema == RECORD_COLUMNS
     assert found.to_pylist() == [
         {
@@ -320,8 +322,9 @@ def test_a_chunk_without_a_sound_copy_names_every_copy() -> None:
     (ref,) = union([store]).chunks
     damage(store, ref.keys[0], Harm.EMPTY)
     other.delete(ref.keys)
-    with pytest.raises(Corrupt, match=r"memory://filled-1.*memory://other"):
-        read_chunk([store, other], ref)
+    found = read_columns([store, other], ref)
+    assert isinstance(found, Damage)
+    assert [each.partition(": ")[0] for each in found.reasons] == ["memory://filled-1", "memory://other"]
 
 
 # --- records under a schema
@@ -346,7 +349,7 @@ def _typed(*given: RawRecord, key: tuple[str, ...] = ("id",), merged_maps: tuple
     RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many(given)
     (chunk,) = union([store]).read()
     assert isinstance(chunk, RawChunk)
-    return typed(table_of(chunk), SCHEMA, key=key, merged_maps=merged_maps)
+    return typed(columns_of(chunk).records, SCHEMA, key=key, merged_maps=merged_maps)
 
 
 def test_records_become_records_of_the_table() -> None:
@@ -432,17 +435,6 @@ def test_fields_that_are_none_of_the_raw_log_are_rejected() -> None:
     )
     (rejected,) = typed(record, SCHEMA).rejected
     assert "not what a raw log holds" in rejected.reason
-
-
-def test_the_records_of_one_table_are_read_apart_from_the_others() -> None:
-    store = MemoryStore("apart")
-    log = RawLog([store], clock=ManualClock(), ids=SeededIds(1))
-    log.append("t", [{"id": 1}, {"id": "x"}])
-    log.append("u", {"id": 2})
-    log.append("t", {"id": 3})
-    found = [*read_table(union([store]), "t", SCHEMA)]
-    assert [each.records.column("id").to_pylist() for each in found] == [[1], [3]]
-    assert [len(each.rejected) for each in found] == [1, 0]
 
 
 def test_a_schema_that_no_table_could_have_is_the_callers_fault() -> None:

@@ -1,0 +1,91 @@
+"""A chunk decoded as columns is what it is record by record, and what is wrong with it is told the same way."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any, cast
+
+import fastavro
+import pytest
+
+from storage_core.errors import Corrupt
+from storage_core.formats import raw_columns
+from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, seal
+from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, RawChunk, decode, encode
+from storage_core.formats.raw_columns import FEW, RECORD_COLUMNS, columns_of, decode_columns
+from storage_core.formats.raw_keys import ChunkKey
+
+KEY = ChunkKey(segment_ms=1, writer="00000000-0000-4000-8000-000000000000", number=7)
+CHUNK = RawChunk(
+    key=KEY,
+    first=2**40,
+    records=tuple(
+        LogRecord(
+            timestamp_ms=-number,
+            table=f"t{number % 3}",
+            operation=OPERATIONS[number % 4],
+            fields=f'{{"é":{number}}}',
+            key=None if number % 5 else f"k\x00{number}",
+        )
+        for number in range(FEW)
+    ),
+)
+
+
+def _changed(metadata: dict[str, str], second: dict[str, Any]) -> bytes:
+    """The chunk with other metadata and another second record, sealed as if a writer had meant it."""
+    reader = fastavro.reader(io.BytesIO(encode(CHUNK)))
+    records = [cast("dict[str, Any]", each) for each in reader]
+    records[1] |= second
+    ours = {name: text for name, text in reader.metadata.items() if name.startswith("tidemark.")}
+    target = io.BytesIO()
+    fastavro.writer(target, reader.writer_schema, records, metadata={**ours, **metadata, SEAL_KEY: OPEN_SEAL})
+    return seal(target.getvalue())
+
+
+@pytest.mark.parametrize("records", [1, FEW - 1, FEW])
+def test_the_columns_are_those_of_the_records(records: int) -> None:
+    chunk = replace(CHUNK, records=CHUNK.records[:records])
+    found = decode_columns(encode(chunk), "here")
+    assert found == columns_of(chunk)
+    assert found.records.schema == RECORD_COLUMNS
+
+
+def test_a_chunk_of_many_records_is_decoded_without_an_object_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(data: bytes, where: str) -> RawChunk:
+        raise AssertionError(f"{where}: {len(data)} bytes decoded record by record")
+
+    monkeypatch.setattr(raw_columns, "decode", refused)
+    assert decode_columns(encode(CHUNK), "here").records.num_rows == FEW
+
+
+@pytest.mark.parametrize(
+    ("metadata", "second"),
+    [
+        ({}, {"id": f"{KEY.writer}:1"}),
+        ({}, {"id": f"{KEY.writer}:0{2**40 + 1}"}),
+        ({"tidemark.writer": "00000000-0000-4000-8000-000000000001"}, {}),
+        ({"tidemark.first": str(2**40 + 1), "tidemark.last": str(2**40 + FEW)}, {}),
+        ({"tidemark.last": str(2**40 + FEW)}, {}),
+        ({"tidemark.first": str(10**19 - FEW), "tidemark.last": str(10**19 - 1)}, {}),
+    ],
+)
+def test_records_that_are_not_those_of_the_header_are_refused_in_the_same_words(
+    metadata: dict[str, str], second: dict[str, Any]
+) -> None:
+    data = _changed(metadata, second)
+    with pytest.raises(Corrupt) as expected:
+        decode(data, "here")
+    with pytest.raises(Corrupt) as found:
+        decode_columns(data, "here")
+    assert str(found.value) == str(expected.value)
+
+
+def test_no_bit_of_a_large_chunk_can_change_unnoticed() -> None:
+    data = encode(CHUNK)
+    for position in range(0, len(data), len(data) // 40):
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        with pytest.raises(Corrupt):
+            decode_columns(bytes(changed), "here")
