@@ -132,16 +132,6 @@ def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
     return conform(kept.drop_columns([OPERATION, FIELDS]), base.schema)
 
 
-def puts(rows: pa.Table) -> pa.Table:
-    records = record_schema(rows.schema)
-    puts = {
-        OPERATION: pa.array(np.zeros(rows.num_rows, np.int8)),
-        FIELDS: pa.nulls(rows.num_rows, records.field(FIELDS).type),
-    }
-    as_records = pa.Table.from_arrays([*puts.values(), *rows.columns], names=[*puts, *rows.column_names])
-    return conform(as_records, records)
-
-
 @dataclass(frozen=True, slots=True)
 class _Groups:
     """Rows ordered by key, arrival order within a key: `starts` are where the groups of `rows` rows begin."""
