@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.clock import Clock
+from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
@@ -30,6 +31,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.generation_write import write_sorted
 from storage_core.region.manifest import commit, read_latest
+from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.tail import known_regions, side_by_side
 from storage_core.rows import fold
 from storage_core.rows.schema import from_schema_string, to_schema_string
@@ -62,6 +64,7 @@ class SortingWork:
     generations: tuple[FlushedGeneration, ...]
     primary_key: tuple[str, ...]
     schema: pa.Schema
+    indexes: tuple[IndexDefinition, ...] = ()
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes equal work."""
@@ -70,6 +73,7 @@ class SortingWork:
             "generations": [[each.generation, each.path] for each in self.generations],
             "primaryKey": list(self.primary_key),
             "schema": to_schema_string(self.schema),
+            "indexes": TableConfig(indexes=self.indexes).to_configuration(),
         }
         return json.dumps(body, sort_keys=True)
 
@@ -82,6 +86,7 @@ class SortingWork:
             generations=tuple(FlushedGeneration(generation=number, path=path) for number, path in body["generations"]),
             primary_key=tuple(body["primaryKey"]),
             schema=from_schema_string(body["schema"]),
+            indexes=TableConfig.from_configuration(body["indexes"]).indexes,
         )
 
 
@@ -131,6 +136,7 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, terms: Sor
         generations=tuple(each.flushed for each in _run(opened, terms)),
         primary_key=snapshot.config.primary_key,
         schema=snapshot.schema,
+        indexes=snapshot.config.indexes,
     )
 
 
@@ -156,14 +162,16 @@ def _run(opened: Iterator[Generation], terms: SortingTerms) -> list[Generation]:
 def execute(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) -> SortingResult:
     """Fold the generations of the work and write them as one; durable, and known to nobody, when this returns.
 
-    One GET per manifest, WAL entry and data file of theirs, three PUTs. Raises `Corrupt` for a damaged generation,
-    `CommitUnknown`; what was written until then are orphans.
+    One GET per manifest, WAL entry and data file of theirs, three PUTs; from `SEGMENT_ROWS` records on one more per
+    index of the table. Raises `Corrupt` for a damaged generation, `CommitUnknown`; what was written until then are
+    orphans.
     """
     opened = [generation.read(store, work.region, each) for each in work.generations]
     parts = (records for each in opened for records in generation.read_records(store, each))
     records = pa.concat_tables([fold.record_schema(work.schema).empty_table(), *parts])
     folded = fold.fold(records, work.primary_key)
-    written = write_sorted(store, folded, work.primary_key, replaces=opened, clock=clock, ids=ids)
+    indexes = work.indexes if folded.num_rows >= SEGMENT_ROWS else ()
+    written = write_sorted(store, folded, work.primary_key, replaces=opened, clock=clock, ids=ids, indexes=indexes)
     return SortingResult(
         path=written.path, records_in=records.num_rows, records_out=folded.num_rows, size_bytes=folded.nbytes
     )

@@ -70,7 +70,7 @@ UNRECOVERABLE: Mapping[str, frozenset[str]] = {
     "split of older versions": frozenset({"older", "tag"}),
     "vector": frozenset({"scan", "latest"}),  # which rows of its split are live, nothing else tells
     "newest version": frozenset({"scan", "search"}),  # what it merged is merged again, later
-    "unmerged WAL entry": frozenset({"latest"}),
+    "unmerged WAL entry": frozenset({"latest", "search latest"}),
     "tail WAL entry": frozenset({"latest"}),
     "last WAL entry": frozenset({"latest", "get"}),
     "tags": frozenset({"tag"}),

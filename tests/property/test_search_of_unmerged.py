@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from storage_core.region import tail
+from storage_core.region import sorting, tail
 from storage_core.region.options import WriterOptions
+from storage_core.region.sorting import SortingTerms
 from storage_core.testkit.keyed_table import KeyedTable
 
 EXAMPLES = int(os.environ.get("TIDEMARK_SEARCH_EXAMPLES", "10"))
@@ -42,7 +43,7 @@ fields = st.fixed_dictionaries(
     },
 )
 writes = st.tuples(st.sampled_from(["put", "patch", "reset", "delete"]), keys, fields)
-steps = st.lists(writes | st.sampled_from([("flush",), ("merge",)]), min_size=4, max_size=14)
+steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("sort",)]), min_size=4, max_size=14)
 
 _names = itertools.count()
 
@@ -63,8 +64,16 @@ class Searched:
             case ("merge",):
                 self.table.merge()
                 self.seen["snapshot"] = dict(self.seen["committed"])
+            case ("sort",):
+                self._sort()
             case (operation, key, given_fields):
                 self._write(operation, key, given_fields)
+
+    def _sort(self) -> None:
+        table = self.table
+        for work in sorting.plan(table.store, table.snapshot, terms=SortingTerms(generations=1)):
+            result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
+            sorting.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
 
     def _write(self, operation: str, key: Key, given_fields: dict[str, Any]) -> None:
         latest, row = self.seen["latest"], dict(zip(("lot", "name"), key, strict=True))

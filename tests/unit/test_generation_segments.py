@@ -24,10 +24,11 @@ from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from storage_core.region import dealt, generation, tail
+from storage_core.region import dealt, generation, sorting, tail
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import SEGMENT_ROWS, WriterOptions
 from storage_core.region.records import RecordBuilder
+from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.damage import Damage, damage
@@ -144,6 +145,30 @@ def test_a_search_answers_from_segments_and_builds_nothing(tmp_path: Path, monke
         found(table, "ebb", "words", tmp_path / "empty")
 
 
+def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_path: Path) -> None:
+    table = new_table(WORDS)
+    assert isinstance(table.store, FaultStore)
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put([row(1, "ebb"), row(2, "flood")])
+        writer.flush()
+        table.merge()
+        writer.put([row(2, "ebb"), row(3, "neap")])
+        writer.flush()
+    snapshot = table.snapshot
+    (split,) = snapshot.splits
+    (segment,) = [each for each in segment_keys(table) if "_gen_2/" in each]
+    unmerged = tail.capture(table.store, snapshot, include_wal=True).parts(snapshot)
+
+    def requests(query: str) -> list[tuple[str, str]]:
+        before = len(table.store.trace)  # type: ignore[attr-defined]  # narrowed above
+        search(table.store, snapshot, query, index="words", unmerged=unmerged, cache_dir=tmp_path)
+        return [(each.request.kind, each.request.key) for each in table.store.trace[before:]]  # type: ignore[attr-defined]
+
+    assert requests("neap") == [("get", split), ("get", segment)]
+    assert requests("neap") == []
+    assert requests("ebb") == [("get", split)] * 3  # its footer, its keys for what supersedes them, its rows
+
+
 @pytest.mark.parametrize("kind", [Damage.MISSING, Damage.TRUNCATION, Damage.BIT_FLIP], ids=lambda each: each.name)
 def test_a_segment_that_is_lost_or_damaged_costs_time_and_no_answer(
     kind: Damage, caplog: pytest.LogCaptureFixture
@@ -226,7 +251,7 @@ def test_an_index_that_cannot_be_built_costs_the_generation_its_segment_and_not_
     assert [each["id"] for each in found(table, "ebb", "words")] == [1]
 
 
-def test_a_dealt_generation_of_many_rows_has_segments_too(tmp_path: Path) -> None:
+def test_dealt_and_sorted_generations_of_many_rows_have_segments_too(tmp_path: Path) -> None:
     table = new_table(TAGS)
     builder = RecordBuilder(SCHEMA, ("id",))
     for size in (SEGMENT_ROWS - 1, SEGMENT_ROWS):
@@ -240,7 +265,14 @@ def test_a_dealt_generation_of_many_rows_has_segments_too(tmp_path: Path) -> Non
         )
         dealt.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
     assert [[each.index for each in one.segments] for one in generations(table)] == [[], ["tags"]]
-    assert len(found(table, "x", "tags", tmp_path)) == 100
+    before = found(table, "x", "tags", tmp_path)
+    (planned,) = sorting.plan(table.store, table.snapshot, terms=SortingTerms(generations=1))
+    work = SortingWork.from_json(planned.to_json())
+    result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
+    sorting.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
+    assert [[each.index for each in one.segments] for one in generations(table)] == [["tags"]]
+    assert found(table, "x", "tags", tmp_path) == before
+    assert len(before) == 100
 
 
 def test_segments_are_collected_with_their_generation() -> None:
