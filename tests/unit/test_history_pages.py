@@ -314,6 +314,38 @@ def test_large_splits_are_read_by_ranges_and_give_the_same_records_from_any_row(
         assert by_range.equals(whole.slice(whole.num_rows - by_range.num_rows))
 
 
+def test_sorted_generations_are_read_chunk_by_chunk_and_go_on_in_any_of_them() -> None:
+    table = make()
+    with table.writer() as writer:
+        for first in (0, 1):
+            writer.put([row(f"N{each:05}", each) for each in range(first, 20_000, 2)])
+            writer.flush()
+        table.sort()
+        writer.put(row("N00000", -1))
+        writer.flush()
+    whole = page_of(table.log).records
+    assert whole.column("tailnum").to_pylist() == [*(f"N{each:05}" for each in range(20_000)), "N00000"]
+    pages = [*pages_of(table.log, page_bytes=300_000)]
+    assert pa.concat_tables([page.records for page in pages]).equals(whole)
+    places = [decode(page.token).place for page in pages if page.token is not None]
+    assert {place.part for place in places if isinstance(place, InGenerations) and place.generation == 2} == {0, 1, 2}
+
+
+def test_a_sort_takes_nothing_away_before_the_collector_does_and_then_the_history_begins_anew() -> None:
+    table = filled()
+    whole = page_of(table.log)
+    first = page_of(table.log, page_bytes=1)
+    table.sort()
+    rest = page_of(table.log, first.token)
+    assert not rest.restarted
+    assert rest.records.equals(whole.records.slice(1))
+    collect_all(table)
+    again = page_of(table.log, first.token)
+    assert again.restarted
+    assert again.records.num_rows < whole.records.num_rows
+    assert folded(again.records, table.snapshot) == table.rows()
+
+
 def records_from(table: KeyedTable, snapshot: Snapshot, place: InBase, *, ranges: bool) -> pa.Table:
     moment = Moment(store=table.store, snapshot=snapshot, regions=(), whole_split_bytes=0 if ranges else WHOLE)
     return pa.concat_tables([piece.records for piece in moment.pieces(place)])

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import table_of
-from storage_core.region.generation import Generation
 from storage_core.region.overlap import may_overlap
 from storage_core.rows.statistics import compute
 
