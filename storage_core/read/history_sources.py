@@ -116,8 +116,8 @@ def _in_order(snapshot: Snapshot, first: str) -> Iterator[Add]:
     """The live splits from the path `first` on, by path; only one of them is made a record at a time."""
     files = snapshot.splits.table()
     files = files.filter(pc.greater_equal(files.column("path"), pa.scalar(first, pa.string())))
-    for at in pc.sort_indices(files, sort_keys=[("path", "ascending")]).to_pylist():
-        yield from adds_of(files.slice(at, 1))
+    for at in pc.sort_indices(files, sort_keys=[("path", "ascending")]).to_numpy():
+        yield from adds_of(files.slice(int(at), 1))
 
 
 def _piece(records: pa.Table, skipped: int, before: Callable[[int], Place]) -> Piece:

@@ -241,6 +241,15 @@ def test_a_stream_of_pages_goes_on_where_a_collection_begins_it_anew() -> None:
     assert pa.concat_tables([page.records for page in after[start:]]).equals(page_of(table.log).records)
 
 
+def test_a_table_that_was_opened_long_ago_reads_the_newest_rows_when_its_own_are_collected() -> None:
+    table = filled()
+    old = views(table.log)
+    merge_and_collect(table)
+    for consistency in ("snapshot", "latest"):
+        (page,) = read_pages(old, page_bytes=WHOLE, consistency=consistency)
+        assert folded(page.records, table.snapshot) == table.rows()
+
+
 def test_what_a_merge_took_and_the_collector_has_not_yet_is_still_read() -> None:
     table = filled()
     whole = page_of(table.log).records
@@ -422,7 +431,12 @@ def test_an_append_table_is_read_in_pages_by_the_table_itself() -> None:
     assert records.column(FIELDS).null_count == 100
     assert sum(each.records.num_rows for each in table.read_history_pages()) == 101
     assert Table.open(uri, at=1).read_history().records.num_rows == 50
-    assert Table.open(uri, at=1).read_history().version == 1
+    older = Table.open(uri, at=1).read_history(page_bytes=1000)
+    assert older.version == 1
+    assert Table.open(uri).read_history(token=older.token).records.num_rows == 50 - older.records.num_rows
+    latest = table.read_history(page_bytes=1000).token
+    with pytest.raises(InvalidInput, match="cannot go on with 'snapshot'"):
+        Table.open(uri, at=1).read_history(token=latest)
 
 
 def test_a_stream_of_pages_refuses_what_is_wrong_before_its_first_page() -> None:
