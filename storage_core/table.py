@@ -425,7 +425,10 @@ class Table:
     def read_history_pages(
         self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
     ) -> Iterator[HistoryPage]:
-        """Yield the pages that `read_history` returns one after the other, each source opened once."""
+        """Yield the pages that `read_history` returns one after the other, each source opened once.
+
+        A table opened with `at` has a history of its version only, with the consistency `snapshot`.
+        """
         views = Views(
             store=self._store,
             current=lambda: self._snapshot,
@@ -433,7 +436,7 @@ class Table:
             reopened=self._reopened,
             at=lambda version: self._snapshot if version == self.version else snapshot_at(self._log, version),
         )
-        wanted = Consistency.SNAPSHOT if self._pinned and token is None else consistency
+        wanted = Consistency.SNAPSHOT if self._pinned else consistency
         return read_pages(views, token=token, page_bytes=page_bytes, consistency=wanted)
 
     def set_regions(self, regions: Sequence[Declared]) -> Table:

@@ -45,7 +45,7 @@ class InBase:
 
 @dataclass(frozen=True, slots=True)
 class InGenerations:
-    """Before a record of a part (a WAL entry or data file) of a generation; `region` counts the marks of the token."""
+    """Before a record of a part (`generation.read_parts`) of a generation; `region` counts the marks of the token."""
 
     region: int
     generation: int

@@ -60,7 +60,9 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
         if part.generation > merged_up_to and _is_merged_in_part(each, region, retained)
     ]
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
-    kept = _entries(opened[each.path] for each in unmerged) | _entries(_opened(store, region, needed))
+    # That a version has merged a part is a guess; an original that is gone was collected when none had.
+    still = [part for part in needed if _exists(store, region, part)]
+    kept = _entries(opened[each.path] for each in unmerged) | _entries(_opened(store, region, still))
     gone = _entries(opened[each.path] for each in spent) | _entries(_opened(store, region, replaced))
     return RegionRoots(
         region=region,

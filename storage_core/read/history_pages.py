@@ -159,8 +159,8 @@ def _resumed(views: Views, text: str, consistency: str | None) -> HistoryToken:
         )
     if consistency not in (None, token.consistency):
         raise InvalidInput(
-            f"the history began with consistency {token.consistency!r}, so it cannot go on with {consistency!r}; leave "
-            "consistency out, or begin without a token"
+            f"the history began with consistency {token.consistency!r}, so it cannot go on with {str(consistency)!r}; "
+            "leave consistency out, or begin without a token"
         )
     return token
 

@@ -1,8 +1,9 @@
 """The records of a moment in the order of a history, from any place in it on (design page 03, "Paged reading").
 
 First the base, split by split in the order of their paths, then the generations that it has not merged, region by
-region and in each by number, then the durable log tail of each region. Nothing is captured here: what a place comes
-before is read from objects that never change, so reading from a place gives what reading through it would have given.
+region and in each by number (sorted ones are older than unsorted ones), then the durable log tail of each region.
+Nothing is captured here: what a place comes before is read from objects that never change, so reading from a place
+gives what reading through it would have given.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Moment:
 
         Requests, as they are needed: the manifests of the state that are not read yet; per split one GET, of a large
         one ranged GETs per row group, and one more for a stored deletion vector; per region with generations one, per
-        generation one and one per part; one per entry of a tail. The sources before the place are not asked for.
+        generation one and those of `generation.read_parts`; one per entry of a tail. The sources before the place are
+        not asked for.
 
         Raises `SnapshotExpired` or `NotFound` for what is gone of the base or is no manifest of a region any more,
         `Corrupt` for what is damaged, and for records of a region that are gone (`moment.was_collected` tells why).
@@ -84,13 +86,14 @@ class Moment:
             merged = self._merged(region)
             if mark.flushed <= merged:
                 continue
-            for flushed in read_version(self.store, mark.region, mark.manifest).flushed_generations:
-                if flushed.generation <= merged or flushed.generation < start:
+            manifest = read_version(self.store, mark.region, mark.manifest)
+            for flushed in generation.unmerged(self.store, manifest, merged):
+                if flushed.generation < start:
                     continue
                 found = generation.read(self.store, mark.region, flushed)
                 here = place if (region, flushed.generation) == (place.region, place.generation) else None
                 first, skipped = (here.part, here.record) if here is not None else (0, 0)
-                for part, records in enumerate(generation.read_records(self.store, found, first=first), first):
+                for part, records in generation.read_parts(self.store, found, first=first):
                     yield _piece(records, skipped, _before_flushed(region, flushed.generation, part))
                     skipped = 0
 
@@ -113,8 +116,8 @@ def _in_order(snapshot: Snapshot, first: str) -> Iterator[Add]:
     """The live splits from the path `first` on, by path; only one of them is made a record at a time."""
     files = snapshot.splits.table()
     files = files.filter(pc.greater_equal(files.column("path"), pa.scalar(first, pa.string())))
-    for at in pc.sort_indices(files, sort_keys=[("path", "ascending")]).to_pylist():
-        yield from adds_of(files.slice(at, 1))
+    for at in pc.sort_indices(files, sort_keys=[("path", "ascending")]).to_numpy():
+        yield from adds_of(files.slice(int(at), 1))
 
 
 def _piece(records: pa.Table, skipped: int, before: Callable[[int], Place]) -> Piece:

@@ -81,17 +81,32 @@ def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[
     return sorted(found, key=lambda each: each.generation)
 
 
-def read_records(store: ObjectStore, generation: Generation, *, first: int = 0) -> Iterable[pa.Table]:
+def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
     """Yield the records in the order of their acknowledgement, one table per WAL entry or data file. One GET each.
 
-    `first` such parts are left out and not read. Raises `Corrupt` for an entry or file that is absent or damaged, or
-    that belongs to another generation.
+    Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
     """
-    files = 0 if generation.data is None else 1
-    if generation.data is not None and first == 0:
+    if generation.data is not None:
         yield _data(store, generation)
-    for entry in generation.entries[max(0, first - files) :]:
+    for entry in generation.entries:
         yield _entry(store, generation, entry)
+
+
+def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the parts of the records from number `first` on: what `read_records` does, and none before them is read.
+
+    A part is a WAL entry, a data file, or a chunk of a sorted one, of which one GET reads several. Raises as
+    `read_records` does.
+    """
+    if generation.chunks:
+        where = file_key(generation, RECORDS_FILE)
+        with _there(generation, where):
+            yield from sorted_file.read_from(store, where, generation.chunks, first)
+    elif generation.data is not None and first == 0:
+        yield 0, _data(store, generation)
+    files = 0 if generation.data is None else 1
+    for number in range(max(0, first - files), len(generation.entries)):
+        yield files + number, _entry(store, generation, generation.entries[number])
 
 
 def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterator[pa.Table]:

@@ -42,7 +42,7 @@ def was_collected(store: ObjectStore, snapshot: Snapshot, damage: Corrupt) -> bo
     if manifest is None:
         return False
     merged = snapshot.merged_generations.get(parsed.region, 0)
-    unmerged = [each for each in manifest.flushed_generations if each.generation > merged]
+    unmerged = generation.unmerged(store, manifest, merged)
     if parsed.kind is KeyKind.GENERATION_FILE:
         return parsed.directory not in {each.path for each in unmerged}
     if parsed.entry is None or parsed.entry > manifest.replay_after_wal_id:

@@ -20,6 +20,9 @@ from storage_core.rows import statistics
 CHUNK_RECORDS = 8192
 """Records of a chunk: some hundred KB, which a store sends about as fast as a few bytes."""
 
+CHUNKS_AT_ONCE = 8
+"""Chunks that reading one after the other asks for at once: about a page of a history (`read.history_pages`)."""
+
 
 def encode(folded: pa.Table, key: Sequence[str]) -> tuple[tuple[Chunk, ...], bytes]:
     """Return the chunks of the records, which ascend by key, and the bytes of the file. At least one chunk."""
@@ -66,6 +69,16 @@ def find(store: ObjectStore, where: str, chunks: Sequence[Chunk], wanted: pa.Tab
         run.append(each)
     if run:
         yield _read(store, where, run)
+
+
+def read_from(store: ObjectStore, where: str, chunks: Sequence[Chunk], first: int) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the chunks from number `first` on, one ranged GET per `CHUNKS_AT_ONCE`. Raises what `find` raises."""
+    for start in range(first, len(chunks), CHUNKS_AT_ONCE):
+        run = chunks[start : start + CHUNKS_AT_ONCE]
+        data = store.get_range(where, run[0].start, run[-1].start + run[-1].length)
+        for number, each in enumerate(run, start):
+            offset = each.start - run[0].start
+            yield number, decode(data[offset : offset + each.length], [each], where)
 
 
 def _read(store: ObjectStore, where: str, run: Sequence[Chunk]) -> pa.Table:

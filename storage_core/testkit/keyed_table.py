@@ -15,10 +15,11 @@ from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import merge, tail
+from storage_core.region import merge, sorting, tail
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
+from storage_core.region.sorting import SortingTerms
 from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
@@ -28,6 +29,9 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 
 Row = dict[str, object]
+
+ALWAYS = SortingTerms(generations=0)
+"""Sort also where a single generation waits."""
 
 PLANES = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
 
@@ -89,6 +93,12 @@ class KeyedTable:
         results = [execute(self.store, each, ids=self.ids, now_ms=self.clock.now_ms()) for each in operations]
         actions = [action for each in results for action in each.actions]
         return self.log.commit(snapshot, actions, operation="COMPACT") if actions else None
+
+    def sort(self, terms: SortingTerms = ALWAYS) -> None:
+        """Sort the generations that wait, of each region what one run takes."""
+        for work in sorting.plan(self.store, self.snapshot, terms=terms):
+            done = sorting.execute(self.store, work, clock=self.clock, ids=self.ids)
+            sorting.finish(self.store, work, done, clock=self.clock, writer_id=self.ids.uuid())
 
     def base_rows(self, snapshot: Snapshot | None = None) -> list[Row]:
         """Return the rows of the base table, in no particular order."""

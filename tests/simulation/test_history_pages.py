@@ -24,6 +24,7 @@ from storage_core.gc.collect import collect
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.router import RoutingWriter
+from storage_core.region.sorting import SortingTerms
 from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION
@@ -191,6 +192,10 @@ def merge(world: World, _random: Random) -> None:
         world.table.merge()
 
 
+def sort(world: World, random: Random) -> None:
+    world.table.sort(SortingTerms(generations=1, run_records=random.choice([2, 1000])))
+
+
 def compact(world: World, _random: Random) -> None:
     table = world.table
     for operation in plan_compaction(table.snapshot):
@@ -206,7 +211,7 @@ def checkpoint_and_collect(world: World, random: Random) -> None:
     collect(table.store, table.log, clock=table.clock, horizon_ms=0)
 
 
-MAINTENANCE: list[Callable[[World, Random], None]] = [merge, compact, checkpoint_and_collect]
+MAINTENANCE: list[Callable[[World, Random], None]] = [merge, sort, compact, checkpoint_and_collect]
 
 
 def run(world: World, random: Random) -> Counter[str]:

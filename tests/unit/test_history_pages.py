@@ -241,6 +241,15 @@ def test_a_stream_of_pages_goes_on_where_a_collection_begins_it_anew() -> None:
     assert pa.concat_tables([page.records for page in after[start:]]).equals(page_of(table.log).records)
 
 
+def test_a_table_that_was_opened_long_ago_reads_the_newest_rows_when_its_own_are_collected() -> None:
+    table = filled()
+    old = views(table.log)
+    merge_and_collect(table)
+    for consistency in ("snapshot", "latest"):
+        (page,) = read_pages(old, page_bytes=WHOLE, consistency=consistency)
+        assert folded(page.records, table.snapshot) == table.rows()
+
+
 def test_what_a_merge_took_and_the_collector_has_not_yet_is_still_read() -> None:
     table = filled()
     whole = page_of(table.log).records
@@ -312,6 +321,38 @@ def test_large_splits_are_read_by_ranges_and_give_the_same_records_from_any_row(
         by_range = records_from(table, snapshot, InBase(path, place), ranges=True)
         assert by_range.equals(records_from(table, snapshot, InBase(path, place), ranges=False))
         assert by_range.equals(whole.slice(whole.num_rows - by_range.num_rows))
+
+
+def test_sorted_generations_are_read_chunk_by_chunk_and_go_on_in_any_of_them() -> None:
+    table = make()
+    with table.writer() as writer:
+        for first in (0, 1):
+            writer.put([row(f"N{each:05}", each) for each in range(first, 20_000, 2)])
+            writer.flush()
+        table.sort()
+        writer.put(row("N00000", -1))
+        writer.flush()
+    whole = page_of(table.log).records
+    assert whole.column("tailnum").to_pylist() == [*(f"N{each:05}" for each in range(20_000)), "N00000"]
+    pages = [*pages_of(table.log, page_bytes=300_000)]
+    assert pa.concat_tables([page.records for page in pages]).equals(whole)
+    places = [decode(page.token).place for page in pages if page.token is not None]
+    assert {place.part for place in places if isinstance(place, InGenerations) and place.generation == 2} == {0, 1, 2}
+
+
+def test_a_sort_takes_nothing_away_before_the_collector_does_and_then_the_history_begins_anew() -> None:
+    table = filled()
+    whole = page_of(table.log)
+    first = page_of(table.log, page_bytes=1)
+    table.sort()
+    rest = page_of(table.log, first.token)
+    assert not rest.restarted
+    assert rest.records.equals(whole.records.slice(1))
+    collect_all(table)
+    again = page_of(table.log, first.token)
+    assert again.restarted
+    assert again.records.num_rows < whole.records.num_rows
+    assert folded(again.records, table.snapshot) == table.rows()
 
 
 def records_from(table: KeyedTable, snapshot: Snapshot, place: InBase, *, ranges: bool) -> pa.Table:
@@ -390,7 +431,12 @@ def test_an_append_table_is_read_in_pages_by_the_table_itself() -> None:
     assert records.column(FIELDS).null_count == 100
     assert sum(each.records.num_rows for each in table.read_history_pages()) == 101
     assert Table.open(uri, at=1).read_history().records.num_rows == 50
-    assert Table.open(uri, at=1).read_history().version == 1
+    older = Table.open(uri, at=1).read_history(page_bytes=1000)
+    assert older.version == 1
+    assert Table.open(uri).read_history(token=older.token).records.num_rows == 50 - older.records.num_rows
+    latest = table.read_history(page_bytes=1000).token
+    with pytest.raises(InvalidInput, match="cannot go on with 'snapshot'"):
+        Table.open(uri, at=1).read_history(token=latest)
 
 
 def test_a_stream_of_pages_refuses_what_is_wrong_before_its_first_page() -> None:

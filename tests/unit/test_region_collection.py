@@ -215,3 +215,23 @@ def test_an_unreadable_unmerged_generation_stops_the_collection(table: KeyedTabl
     with pytest.raises(Corrupt):
         run(table, horizon_ms=0)
     assert orphan in {info.key for info in table.store.list("splits/")}
+
+
+def test_what_a_sorted_generation_replaced_is_not_missed_when_a_later_version_merges_all_of_it(
+    table: KeyedTable,
+) -> None:
+    with table.writer() as writer:
+        for name in ("a", "b", "c"):
+            writer.put(row(name, 1))
+            writer.flush()
+            if name == "a":
+                table.merge()
+        table.sort()
+        table.log.checkpoint(table.snapshot)
+        run_until_quiet(table)
+        assert generations(table) == {3}
+        table.merge()
+        assert run(table, horizon_ms=0).failed == {}
+        writer.put(row("d", 1))
+    run_until_quiet(table)
+    assert set(table.rows()) == {"a", "b", "c", "d"}
