@@ -13,7 +13,6 @@ from storage_core.formats import keys, wal_entry
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import claim as claiming
 from storage_core.region import generation, tail, wal
 from storage_core.region.manifest import read_latest
@@ -117,22 +116,6 @@ def test_a_table_without_a_key_has_no_region_writer() -> None:
     table = KeyedTable(MemoryStore("t")).create(PLANES, TableConfig())
     with pytest.raises(InvalidInput, match="primary key"):
         table.writer()
-
-
-def test_a_durable_put_costs_one_put_and_nothing_else() -> None:
-    store = MeteredStore(MemoryStore("planes"))
-    table = _table(store)
-    with table.writer() as planes:
-        before = store.meter.requests
-        planes.put({"tailnum": "N1"})
-        planes.put([{"tailnum": f"N{number}"} for number in range(1000)])
-    assert {kind: after - before[kind] for kind, after in store.meter.requests.items()} == {
-        "get": 0,
-        "put": 2,
-        "list": 0,
-        "head": 0,
-        "delete": 0,
-    }
 
 
 def test_a_second_claim_fences_the_first_and_none_of_its_later_rows_is_visible(table: KeyedTable) -> None:
