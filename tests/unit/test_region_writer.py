@@ -18,6 +18,7 @@ from storage_core.region import generation, tail, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
+from storage_core.rows import fold
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
@@ -428,3 +429,41 @@ def test_a_generation_whose_manifest_is_damaged_is_corrupt() -> None:
     table.store.put(key, table.store.get(key).data.replace(b"[2]", b"[1]"), Overwrite())
     with pytest.raises(Corrupt, match="damaged generation manifest"):
         table.rows()
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_what_its_process_sees_is_one_moment_also_while_another_thread_writes_and_flushes(
+    table: KeyedTable, *, flushes: bool
+) -> None:
+    views = 0
+    with table.writer() as planes:
+        planes.put({"tailnum": "N1", "seats": 1})
+
+        def view() -> list[dict[str, object]]:
+            nonlocal views
+            views += 1
+            seen = list(table.rows().values())
+            if views == 1:  # another thread, behind the view
+                planes.put({"tailnum": "N1", "seats": 2})
+                planes.put({"tailnum": "N2", "seats": 3}, durable=False)
+                if flushes:
+                    planes.flush()
+            return seen
+
+        seen, records = planes.over(view)
+    rows = fold.apply(pa.Table.from_pylist(seen, schema=PLANES), records, ["tailnum"]).to_pylist()
+    assert {row["tailnum"]: row["seats"] for row in rows} == {"N1": 2, "N2": 3}
+    assert views == 1 + flushes
+
+
+def test_a_value_that_another_thread_wrote_before_the_view_is_not_hidden_by_an_older_one(table: KeyedTable) -> None:
+    with table.writer() as planes:
+        planes.put({"tailnum": "N1", "seats": 1})
+
+        def view() -> list[dict[str, object]]:
+            planes.put({"tailnum": "N1", "seats": 2})
+            return list(table.rows().values())
+
+        seen, records = planes.over(view)
+    (row,) = fold.apply(pa.Table.from_pylist(seen, schema=PLANES), records, ["tailnum"]).to_pylist()
+    assert row["seats"] == 2
