@@ -7,9 +7,9 @@ with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ from storage_core.rows import fold
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateFigures, LateRule
+
+T = TypeVar("T")
 
 
 class RegionWriter:
@@ -169,10 +171,25 @@ class RegionWriter:
         """Return one record per key of all that this writer has in memory, durable or not, ascending by key.
 
         No request. A record is what it does to the row (`rows.fold`): folded over a view of the table that was captured
-        *after* this call it gives the row as the writer's process sees it.
+        *after* this call it gives the row as the writer's process sees it, unless another thread writes in between:
+        then see `over`.
         """
-        parts = self._group.look(lambda waiting: [*self._log.memtable.parts(), *waiting])
-        return fold.fold(pa.concat_tables([self._log.memtable.schema.empty_table(), *parts]), self._builder.key)
+        return self._in_memory()[1]
+
+    def over(self, view: Callable[[], T]) -> tuple[T, pa.Table]:
+        """Return a view of the table, and the records to fold over it for what the writer's process sees at one moment.
+
+        The records, one per key as in `scan`, hold at least what the view holds of this region and no generation does,
+        so folding never lays an older value over a newer one, whichever threads write meanwhile. `view` captures all
+        that is durable, as `Table.scan(consistency="latest")` does; after a flush beside it, it is called again.
+        """
+        while True:
+            before = self._log.memtable
+            seen = view()
+            memtable, records = self._in_memory()
+            if memtable is before:
+                return seen, records
+            # What was flushed in between may be in neither of them.
 
     def get(self, key: Keys) -> pa.Table:
         """Return the record of a key, or of each key of a list, as `scan` would; no row where it has none. No request.
@@ -209,6 +226,16 @@ class RegionWriter:
             if error is None:
                 raise
             error.add_note(f"closing the writer: {closing}")
+
+    def _in_memory(self) -> tuple[Memtable, pa.Table]:
+        """The memtable of now, and what is in it and in no entry yet, folded."""
+
+        def take(waiting: Sequence[pa.Table]) -> tuple[Memtable, list[pa.Table]]:
+            memtable = self._log.memtable  # looked at once: a flush replaces it
+            return memtable, [*memtable.parts(), *waiting]
+
+        memtable, parts = self._group.look(take)
+        return memtable, fold.fold(pa.concat_tables([memtable.schema.empty_table(), *parts]), self._builder.key)
 
     def _write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         self._group.require_usable()

@@ -115,10 +115,10 @@ class RecordedWriter:
             self._ledger.flushed.setdefault(self._writer.region_id, {})[generation] = covers
 
     def read(self, table: Table, keys: Sequence[str]) -> None:
-        """Read as this process does: what the writer has in memory, over a view that is captured after it."""
+        """Read as this process does: what the writer has in memory, over a view of what is durable."""
         begun = self._history.stamp()
-        records = self._writer.scan()
-        rows = fold.apply(_latest(table, keys), records, table.config.primary_key)
+        view, records = self._writer.over(lambda: _latest(table, keys))
+        rows = fold.apply(view, records, table.config.primary_key)
         found = tuple((row["tailnum"], row["seats"]) for row in rows.to_pylist() if row["tailnum"] in keys)
         self._history.reads.append(
             Read(

@@ -14,12 +14,12 @@ from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import claim as claiming
 from storage_core.region import generation, tail, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
+from storage_core.rows import fold
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
@@ -118,22 +118,6 @@ def test_a_table_without_a_key_has_no_region_writer() -> None:
     table = KeyedTable(MemoryStore("t")).create(PLANES, TableConfig())
     with pytest.raises(InvalidInput, match="primary key"):
         table.writer()
-
-
-def test_a_durable_put_costs_one_put_and_nothing_else() -> None:
-    store = MeteredStore(MemoryStore("planes"))
-    table = _table(store)
-    with table.writer() as planes:
-        before = store.meter.requests
-        planes.put({"tailnum": "N1"})
-        planes.put([{"tailnum": f"N{number}"} for number in range(1000)])
-    assert {kind: after - before[kind] for kind, after in store.meter.requests.items()} == {
-        "get": 0,
-        "put": 2,
-        "list": 0,
-        "head": 0,
-        "delete": 0,
-    }
 
 
 def test_a_second_claim_fences_the_first_and_none_of_its_later_rows_is_visible(table: KeyedTable) -> None:
@@ -446,3 +430,41 @@ def test_a_generation_whose_manifest_is_damaged_is_corrupt() -> None:
     table.store.put(key, table.store.get(key).data.replace(b"[2]", b"[1]"), Overwrite())
     with pytest.raises(Corrupt, match="damaged generation manifest"):
         table.rows()
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_what_its_process_sees_is_one_moment_also_while_another_thread_writes_and_flushes(
+    table: KeyedTable, *, flushes: bool
+) -> None:
+    views = 0
+    with table.writer() as planes:
+        planes.put({"tailnum": "N1", "seats": 1})
+
+        def view() -> list[dict[str, object]]:
+            nonlocal views
+            views += 1
+            seen = list(table.rows().values())
+            if views == 1:  # another thread, behind the view
+                planes.put({"tailnum": "N1", "seats": 2})
+                planes.put({"tailnum": "N2", "seats": 3}, durable=False)
+                if flushes:
+                    planes.flush()
+            return seen
+
+        seen, records = planes.over(view)
+    rows = fold.apply(pa.Table.from_pylist(seen, schema=PLANES), records, ["tailnum"]).to_pylist()
+    assert {row["tailnum"]: row["seats"] for row in rows} == {"N1": 2, "N2": 3}
+    assert views == 1 + flushes
+
+
+def test_a_value_that_another_thread_wrote_before_the_view_is_not_hidden_by_an_older_one(table: KeyedTable) -> None:
+    with table.writer() as planes:
+        planes.put({"tailnum": "N1", "seats": 1})
+
+        def view() -> list[dict[str, object]]:
+            planes.put({"tailnum": "N1", "seats": 2})
+            return list(table.rows().values())
+
+        seen, records = planes.over(view)
+    (row,) = fold.apply(pa.Table.from_pylist(seen, schema=PLANES), records, ["tailnum"]).to_pylist()
+    assert row["seats"] == 2
