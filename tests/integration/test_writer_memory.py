@@ -13,11 +13,12 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.errors import Overloaded
 from storage_core.ids import SystemIds
-from storage_core.objectstore.contract import PutMode, PutResult
 from storage_core.objectstore.local import LocalStore
+from storage_core.objectstore.meter import RequestKind
 from storage_core.region.options import MB, WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.table import Table
+from storage_core.testkit.fault_store import FaultStore
 
 THREADS = 16
 CALLS = 12
@@ -34,12 +35,10 @@ BOUND = OPTIONS.refuse_bytes + OPTIONS.flush_bytes + OPTIONS.entry_bytes
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 
 
-class SlowStore(LocalStore):
-    """A store that is slower than the callers."""
-
-    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+def slowly(kind: RequestKind, _key: str) -> None:
+    """Let a put take longer."""
+    if kind == "put":
         time.sleep(0.005)
-        return super().put(key, data, mode)
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ def rows_of(batch: int) -> pa.Table:
 
 def test_a_writer_whose_store_is_slower_than_its_callers_holds_no_more_than_its_options_state(tmp_path: Path) -> None:
     snapshot = Table.create(str(tmp_path), SCHEMA, primary_key=["n"]).snapshot
-    store = SlowStore(tmp_path)
+    store = FaultStore(LocalStore(tmp_path), watch=slowly)
     before = pa.total_allocated_bytes()
     with RegionWriter.open(store, snapshot, clock=SystemClock(), ids=SystemIds(), options=OPTIONS) as writer:
         callers = Callers(writer)
