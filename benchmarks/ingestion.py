@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from benchmarks import durable_appends, unmerged, writer_memory
+from benchmarks import durable_appends, merging, unmerged, writer_memory
 from benchmarks.figures import Figure, command
 
 
 def measure(*, small: bool) -> Iterator[Figure]:
     """Yield the figures of one part after the other."""
-    for part in (durable_appends, writer_memory, unmerged):
+    for part in (durable_appends, writer_memory, unmerged, merging):
         yield from part.measure(small=small)
 
 

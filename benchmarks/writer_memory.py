@@ -23,10 +23,11 @@ from storage_core import Table
 from storage_core.clock import SystemClock
 from storage_core.errors import Overloaded
 from storage_core.ids import SystemIds
-from storage_core.objectstore.contract import PutMode, PutResult
 from storage_core.objectstore.local import LocalStore
+from storage_core.objectstore.meter import RequestKind
 from storage_core.region.options import MB, WriterOptions
 from storage_core.region.writer import RegionWriter
+from storage_core.testkit.fault_store import FaultStore
 
 _THREADS = 16
 _OPTIONS = WriterOptions(
@@ -53,20 +54,18 @@ def measure(*, small: bool) -> Iterator[Figure]:
         yield Figure(name=name, value=grown, unit="MiB", against=against, ratio=BOUND_MIB / grown)
 
 
-class _SlowStore(LocalStore):
-    """A local store whose puts take longer."""
-
-    def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
-        """Put after 20 ms."""
+def _slowly(kind: RequestKind, _key: str) -> None:
+    """Let a put take longer."""
+    if kind == "put":
         time.sleep(0.02)
-        return super().put(key, data, mode)
 
 
 def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
     """MiB that Arrow held at most and that the process grew by, while the writer was given so many MB; and how many."""
     root = Path(folder) / "table"
     snapshot = Table.create(str(root), SCHEMA, primary_key=[KEY]).snapshot
-    writer = RegionWriter.open(_SlowStore(root), snapshot, clock=SystemClock(), ids=SystemIds(), options=_OPTIONS)
+    store = FaultStore(LocalStore(root), watch=_slowly)
+    writer = RegionWriter.open(store, snapshot, clock=SystemClock(), ids=SystemIds(), options=_OPTIONS)
     writer.put(batch(0))
     writer.flush()
     before = peak_mib()

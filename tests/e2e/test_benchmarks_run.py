@@ -43,3 +43,18 @@ def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> 
     assert {figure["against"] for figure in figures} == {"delta-rs", "JSON checkpoint", "50 ms", "writing all of it"}
     for step in ("open 5,000 files", "open and find", "open and commit", "checkpoint of"):
         assert any(figure["name"].startswith(step) for figure in figures)
+
+
+@pytest.mark.spark
+def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
+    figures = _figures("ingestion")
+    parts = ("durable append of 1,000 rows", "sustained durable appends", "writer that 16 threads gave", "get, ")
+    for part in (*parts, "replay of", "dealing and merging", "merging 10 generations"):
+        assert any(figure["name"].startswith(part) for figure in figures), part
+    peers = ("bare fsynced write", "fsynced write under a name", "deltalake append", "deltalake merge")
+    for peer in peers:
+        assert any(figure["against"] == peer and figure["ratio"] > 0 for figure in figures), peer
+    for figure in figures:
+        if figure["ratio"] == 0:
+            assert "not measured: " in figure["against"]
+            assert figure["holds"] is not True

@@ -108,3 +108,9 @@ def test_the_columns_of_a_key_do_not_run_into_each_other() -> None:
 )
 def test_keys_of_every_type_are_told_apart(values: pa.Array) -> None:
     assert len(set(_hashes(values).tolist())) == len(values)
+
+
+def test_texts_of_several_mebibytes_hash_as_each_does_alone() -> None:
+    texts = [f"{number} " * (number * 317 % 5_000) for number in range(300)]
+    assert sum(map(len, texts)) > 2 * 2**20
+    assert _hashes(pa.array(texts)).tolist() == [int(_hashes(pa.array([text]))[0]) for text in texts]

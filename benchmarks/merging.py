@@ -1,0 +1,174 @@
+"""Dealing and merging a million upserts into a table of a million keys, against a Delta `MERGE` of the same rows.
+
+One warm Spark session of two cores for all sides, with the settings of Tidemark's jobs; half of the upserts hit keys of
+the base, half bring new ones, in random order. Timed of ours: the deal job from closed segments of a raw log, and the
+merge job, each until there is nothing left to do, commits included; and the merge job alone with rows that a writer has
+flushed in ten generations. Timed of the peers: one `MERGE` from the rows as a Parquet file, or as an Arrow table where
+Spark is not there; Tidemark is given less, a raw log of records as their producers sent them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import deltalake
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from benchmarks.events import KEY, SCHEMA, events
+from benchmarks.figures import Figure, seconds
+from benchmarks.peers import NotMeasuredError, delta_jars
+from jobs import deal, merge
+from jobs.deal_request import DealRequest
+from jobs.request import JobRequest
+from jobs.spark import Spark
+from storage_core import Table
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.region.options import WriterOptions
+
+_GENERATIONS = 10
+_PRODUCER_ROWS = 10_000
+_CLOSED_S = 1.1
+"""After so long every segment counts as closed: what `_RAW_LOG` says, and a little."""
+_TABLE = """
+name: events
+uri: table
+columns: {id: long!, time: timestamp, service: string, message: string, latency: double}
+primary_key: id
+"""
+_RAW_LOG = """
+name: all
+stores: [raw]
+closed_after: 1s
+"""
+_MERGE = (
+    f"MERGE INTO delta.`{{base}}` AS held USING parquet.`{{given}}` AS given ON held.{KEY} = given.{KEY} "
+    "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+)
+
+
+def measure(*, small: bool) -> Iterator[Figure]:
+    """Yield rows per second of both ways in, and of the peers."""
+    count = 2_000 if small else 1_000_000
+    random = np.random.default_rng(1)
+    base = events(random.permutation(count), 1)
+    half = np.arange(count // 2)
+    given = events(random.permutation(np.concatenate([half, half + count])), 2)
+    try:
+        jars: Sequence[Path] = delta_jars(make=not small)
+        missing = ""
+    except NotMeasuredError as error:
+        jars, missing = (), f" (not measured: {error})"
+    _with_delta(jars)
+    with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
+        root = Path(folder)
+        pq.write_table(given, root / "given.parquet")
+        _warm_up(spark.session())
+        dealt = _deal_and_merge(root / "dealt", spark, base, given)
+        merged = _merge(root / "merged", spark, base, given)
+        on_spark = _delta_merge(root, spark.session(), base) if jars else None
+        without = _deltalake_merge(root, base, given)
+    name = f"{count:,} upserts into {count:,} keys"
+    for how, own, aim in (("dealing and merging", dealt, 5), (f"merging {_GENERATIONS} generations", merged, None)):
+        for peer, taken, aimed in (
+            (f"Delta MERGE on Spark{missing}", on_spark, aim),
+            ("deltalake merge", without, None),
+        ):
+            yield Figure(
+                name=f"{how}, {name}, to a {peer.partition(' (')[0]}",
+                value=count / own,
+                unit="rows/s",
+                against=peer,
+                ratio=0 if taken is None else taken / own,
+                aim=aimed,
+            )
+
+
+def _with_delta(jars: Sequence[Path]) -> None:
+    """Have the JVM that starts next know Delta Lake."""
+    if not jars:
+        return
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+    given = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, jars))} {given} pyspark-shell"
+
+
+def _warm_up(session: SparkSession) -> None:
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    session.range(0, 4, 1, 2).mapInArrow(same, "id long").collect()
+
+
+def _deal_and_merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -> float:
+    _based(root, spark, base)
+    (root / "events.yaml").write_text(_TABLE)
+    (root / "all.yaml").write_text(_RAW_LOG)
+    with RawLog([str(root / "raw")]) as log:
+        for start in range(0, given.num_rows, _PRODUCER_ROWS):
+            log.append("events", given.slice(start, _PRODUCER_ROWS))
+    time.sleep(_CLOSED_S)
+    request = DealRequest(raw_log=str(root / "all.yaml"), tables=(str(root / "events.yaml"),), root=str(root))
+    taken = seconds(partial(_exhaust, lambda: deal.run(request, spark).status))
+    return taken + seconds(partial(_merge_all, root, spark))
+
+
+def _merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -> float:
+    table = _based(root, spark, base)
+    _flush(table, given, _GENERATIONS)
+    return seconds(partial(_merge_all, root, spark))
+
+
+def _based(root: Path, spark: Spark, base: pa.Table) -> Table:
+    """Make a table that holds the base rows, merged."""
+    root.mkdir()
+    table = Table.create(str(root / "table"), SCHEMA, primary_key=[KEY])
+    _flush(table, base, 1)
+    _merge_all(root, spark)
+    return table
+
+
+def _flush(table: Table, rows: pa.Table, generations: int) -> None:
+    size = -(-rows.num_rows // generations)
+    with table.writer(options=WriterOptions(flush_rows=10**9, flush_bytes=10**11)) as writer:
+        for start in range(0, rows.num_rows, size):
+            writer.put(rows.slice(start, size))
+            writer.flush()
+
+
+def _merge_all(root: Path, spark: Spark) -> None:
+    request = JobRequest(table_uri=str(root / "table"))
+    _exhaust(lambda: merge.run(request, spark).status)
+
+
+def _exhaust(run: Callable[[], str]) -> None:
+    """Run a job until it says that there is nothing to do, as its schedule would."""
+    while run() == "committed":
+        continue
+
+
+def _delta_merge(root: Path, session: SparkSession, base: pa.Table) -> float:
+    target = str(root / "delta-on-spark")
+    pq.write_table(base, root / "base.parquet")
+    session.read.parquet(str(root / "base.parquet")).write.format("delta").save(target)
+    statement = _MERGE.format(base=target, given=root / "given.parquet")
+    return seconds(lambda: session.sql(statement).collect())
+
+
+def _deltalake_merge(root: Path, base: pa.Table, given: pa.Table) -> float:
+    target = str(root / "delta")
+    deltalake.write_deltalake(target, base)
+    table = deltalake.DeltaTable(target)
+    merging = table.merge(given, f"held.{KEY} = given.{KEY}", source_alias="given", target_alias="held")
+    everything = merging.when_matched_update_all().when_not_matched_insert_all()
+    return seconds(everything.execute)
