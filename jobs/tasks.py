@@ -24,6 +24,7 @@ from storage_core.log.actions import to_json_object
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as region_merge
+from storage_core.region import sorting
 from storage_core.region.merge_work import MergeWork
 from storage_core.split.write import SplitContext
 
@@ -60,6 +61,14 @@ def merge(item: Item) -> Answer:
     store = MeteredStore(open_store(item["table_uri"]))
     work = MergeWork.from_json(item["work"])
     result = region_merge.execute(store, work, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    return {"result": result.to_json(), "requests": store.requests}
+
+
+def sort(item: Item) -> Answer:
+    """Write a run of unsorted generations of one region as a sorted one."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    work = sorting.SortingWork.from_json(item["work"])
+    result = sorting.execute(store, work, clock=SystemClock(), ids=SystemIds())
     return {"result": result.to_json(), "requests": store.requests}
 
 

@@ -54,6 +54,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Upkeep": {
         "compact": upkeep.compact,
         "deal": dealing.deal,
+        "sort": upkeep.sort,
         "merge": upkeep.merge,
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,

@@ -1,4 +1,4 @@
-"""Upkeep in this process: `compact`, `merge`, `checkpoint`, `catch-up`, `gc`. Each runs the job of its name."""
+"""Upkeep in this process: `compact`, `sort`, `merge`, `checkpoint`, `catch-up`, `gc`. Each runs the job of its name."""
 
 from __future__ import annotations
 
@@ -50,6 +50,24 @@ def compact(
     request = JobRequest(
         table_uri=resolve(uri).uri, windows=chosen, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait)
     )
+    run_job(run, request, as_json=as_json)
+
+
+def sort(
+    uri: Uri,
+    *,
+    all_: All = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Sort flushed generations that wait for a merge, where there are many."""
+    from jobs.request import JobRequest
+    from jobs.sort import run
+
+    _everything(all_)
+    request = JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
     run_job(run, request, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | replay_after_wal_id | 3 | uint64 | last WAL entry that is in a flushed generation; replay starts behind it |
 | wal_id_last_seen | 4 | uint64 | a WAL entry known to exist; only seeds the search for the tail |
 | current_generation | 6 | uint64 | the generation that the next flush writes |
-| flushed_generations | 8 | repeated | generation (1) and directory name below the region (2) |
+| flushed_generations | 8 | repeated | generation (1), directory name below the region (2), sorted_from (100, ours) |
 | region_spec_id | 10 | uint32 | region spec of the region; 0 when no spec governs it |
 | region_id | 11 | message | the 16 bytes of the region's UUID (1) |
 | writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
@@ -38,10 +38,19 @@ _PACKAGE = "tidemark.region"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushedGeneration:
-    """One generation that the region's manifest vouches for. `path` is its directory name below the region."""
+    """One generation that the region's manifest vouches for. `path` is its directory name below the region.
+
+    A sorted one (`region.sorting`) stands for those from `sorted_from` up to `generation`; 0 where it is not sorted.
+    """
 
     generation: int
     path: str
+    sorted_from: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first generation whose records it has."""
+        return self.sorted_from or self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,13 @@ def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple
 def _manifest_class() -> type[Message]:
     file = descriptor_pb2.FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
     _message(file, "UUID", ("uuid", 1, _FIELD.TYPE_BYTES, ""))
-    _message(file, "FlushedGeneration", ("generation", 1, _FIELD.TYPE_UINT64, ""), ("path", 2, _FIELD.TYPE_STRING, ""))
+    _message(
+        file,
+        "FlushedGeneration",
+        ("generation", 1, _FIELD.TYPE_UINT64, ""),
+        ("path", 2, _FIELD.TYPE_STRING, ""),
+        ("sorted_from", 100, _FIELD.TYPE_UINT64, ""),
+    )
     _message(file, "Dealt", ("writer", 1, _FIELD.TYPE_STRING, ""), ("chunk", 2, _FIELD.TYPE_UINT64, ""))
     _message(
         file,
@@ -113,7 +128,10 @@ def encode(manifest: RegionManifest) -> bytes:
 
 
 def _body(manifest: RegionManifest) -> bytes:
-    flushed = [{"generation": each.generation, "path": each.path} for each in manifest.flushed_generations]
+    flushed = [
+        {"generation": each.generation, "path": each.path, "sorted_from": each.sorted_from}
+        for each in manifest.flushed_generations
+    ]
     message = _MANIFEST(
         version=manifest.version,
         writer_epoch=manifest.writer_epoch,
@@ -156,7 +174,10 @@ def decode(data: bytes, where: str) -> RegionManifest:
         current_generation=present["current_generation"],
         replay_after_wal_id=present.get("replay_after_wal_id", 0),
         wal_id_last_seen=present.get("wal_id_last_seen", 0),
-        flushed_generations=tuple(FlushedGeneration(generation=each.generation, path=each.path) for each in flushed),
+        flushed_generations=tuple(
+            FlushedGeneration(generation=each.generation, path=each.path, sorted_from=each.sorted_from)
+            for each in flushed
+        ),
         region_spec_id=present.get("region_spec_id", 0),
         writer_id=present.get("writer_id", ""),
         sealed_by=present.get("sealed_by", 0),

@@ -139,7 +139,9 @@ def _records(
             yield each.generation, wal_entry.decode(store.get(each.key).data, each.key).records.select(list(key))
     for dealt in region.dealt:
         if after < dealt.generation <= last:
-            yield from (records.select(list(key)) for records in generation.read_records(store, dealt))
+            # Of a sorted one only its first generation is sure: nothing is hidden by what may have come before.
+            number = dealt.flushed.first
+            yield from ((number, records.select(list(key))) for records in generation.read_records(store, dealt))
 
 
 def _doubtful(
@@ -149,7 +151,14 @@ def _doubtful(
     for region, last in merged.items():
         complete = regions[region].complete if region in regions else frozenset()
         for split in splits:
-            since = range(split.progress.get(region, 0) + 1, last + 1)
-            if since and not (split.certain and complete.issuperset(since)):
+            before = split.progress.get(region, 0)
+            since = range(before + 1, last + 1)
+            told = split.certain and complete.issuperset(since) and not _cut(regions[region], {before, last})
+            if since and not told:
                 found[region] = found.get(region, 0) + 1
     return found
+
+
+def _cut(region: RegionSalvage, merged: set[int]) -> bool:
+    """Whether one of these ends lies inside of a sorted generation, which does not tell what came before it."""
+    return any(each.flushed.first <= end < each.generation for each in region.dealt for end in merged)

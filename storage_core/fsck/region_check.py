@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage_core.formats import keys
+from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, Generation
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.inventory import Inventory
@@ -15,7 +16,6 @@ from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.data_file import RECORDS_FILE
-from storage_core.region.generation import MANIFEST_FILE, Generation
 from storage_core.region.manifest import read_latest, read_version
 from storage_core.region.registry import decode
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -128,17 +128,27 @@ class _Region:
                 self._add(Kind.WAL_ENTRY_MISSING, key, f"entries up to {last}", "nothing")
 
     def _generations(self, manifest: RegionManifest) -> None:
-        waiting = sorted(each.generation for each in manifest.flushed_generations if each.generation > self.merged)
-        wanted = list(range(self.merged + 1, manifest.current_generation))
         key = self._manifest_key(manifest.version)
+        waiting = self._waiting(manifest)
+        if waiting is None:
+            return
+        held = [number for each in waiting for number in range(each.first, each.generation + 1)]
+        wanted = list(range(self.merged + 1, manifest.current_generation))
         if manifest.current_generation <= self.merged:
             found = str(manifest.current_generation)
             self._add(Kind.REGION_MANIFEST_DAMAGED, key, f"a generation above {self.merged}, which is merged", found)
-        elif waiting != wanted:
-            self._add(Kind.GENERATION_GAP, key, f"the unmerged generations {wanted}", f"{waiting}")
-        for flushed in manifest.flushed_generations:
-            if flushed.generation > self.merged:
-                self._generation(flushed, Kind.GENERATION_DAMAGED, Kind.BLOOM_DAMAGED, Kind.WAL_ENTRY_DAMAGED)
+        elif held != wanted:
+            self._add(Kind.GENERATION_GAP, key, f"the unmerged generations {wanted}", f"{held}")
+        for flushed in waiting:
+            self._generation(flushed, Kind.GENERATION_DAMAGED, Kind.BLOOM_DAMAGED, Kind.WAL_ENTRY_DAMAGED)
+
+    def _waiting(self, manifest: RegionManifest) -> list[FlushedGeneration] | None:
+        try:
+            return generation.unmerged(self.store, manifest, self.merged)
+        except DAMAGE as error:  # a sorted one, merged in part, that no longer says what it was made of
+            where = self._manifest_key(manifest.version)
+            self.findings.append(damage_of(Kind.GENERATION_DAMAGED, error, where, "what a generation replaced"))
+            return None
 
     def _generation(self, flushed: FlushedGeneration, damaged: Kind, bloom: Kind, entry: Kind) -> None:
         where = keys.generation_file_key(self.region, flushed.path, MANIFEST_FILE)
@@ -151,7 +161,7 @@ class _Region:
             self._entry(number, flushed.generation, entry)
         if found.data is not None:
             self._data(found, damaged)
-        where = keys.generation_file_key(self.region, flushed.path, generation.BLOOM_FILE)
+        where = keys.generation_file_key(self.region, flushed.path, BLOOM_FILE)
         try:
             generation.read_filter(self.store, found)
         except DAMAGE as error:

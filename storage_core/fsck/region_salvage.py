@@ -6,7 +6,7 @@ leaves no hole, and generations continue behind the merged one, so that the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict
 from storage_core.formats import keys, wal_entry
+from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.wal_entry import WalEntry
@@ -22,8 +23,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import generation, registry
-from storage_core.region.generation import Generation
+from storage_core.region import generation, generation_write, registry
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -44,10 +44,10 @@ class Acknowledged:
 class RegionSalvage:
     """What a region holds: its acknowledged entries in order, and the generation that its writer was filling.
 
-    `complete` are the flushed generations all of whose entries are there. `dealt` are those that the newest sound
-    manifest names and that have their records in a file which is sound; `marks` are its tide marks of the raw log, so
-    that what is dealt is not dealt again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells
-    the spec, or nothing does.
+    `complete` are the flushed generations all of whose records are there. `dealt` are those that the newest sound
+    manifest names and that have their records in a file which is sound: dealt ones, and sorted ones, which stand for
+    the range of those that they replaced; `marks` are its tide marks of the raw log, so that what is dealt is not dealt
+    again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells the spec, or nothing does.
     """
 
     region: str
@@ -60,12 +60,16 @@ class RegionSalvage:
     marks: Mapping[str, int] = field(default_factory=dict)
 
     def dealt_above(self, merged: int) -> tuple[Generation, ...]:
-        """Return the dealt generations that are not merged."""
+        """Return the generations with a file of records that are not merged.
+
+        A sorted one of which the base has a part is among them, whole: its records do the same again (decision 0054).
+        """
         return tuple(each for each in self.dealt if each.generation > merged)
 
     def above(self, merged: int) -> tuple[Acknowledged, ...]:
-        """Return the entries of generations that are not merged."""
-        return tuple(each for each in self.entries if each.generation > merged)
+        """Return the entries of generations that are not merged, and that no sorted one stands for."""
+        sorted_ones = _stood_for(self.dealt)
+        return tuple(each for each in self.entries if each.generation > merged and each.generation not in sorted_ones)
 
     def records_above(self, merged: int) -> int:
         """Return how many records are not merged."""
@@ -159,14 +163,14 @@ class _Writing:
         for each in entries:
             written = self._entry(each, number)
             memtable.add(self.last, written.records)
-        flushed = generation.write(
+        flushed = generation_write.write(
             self._target, memtable, region=self.region, generation=number, clock=self.clock, ids=self.ids
         )
         return FlushedGeneration(generation=number, path=flushed.path)
 
     def dealt(self, found: Generation, number: int) -> FlushedGeneration:
         records = pa.concat_tables(generation.read_records(self._source, found))
-        written = generation.write_records(
+        written = generation_write.write_records(
             self._target,
             records,
             self.key,
@@ -202,6 +206,7 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         if epoch == highest and each.rows:
             acknowledged.append(each)
     manifest = _newest_manifest(store, inventory, region)
+    dealt = () if manifest is None else tuple(_dealt(store, manifest))
     return RegionSalvage(
         region=region,
         entries=tuple(acknowledged),
@@ -209,8 +214,8 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         current_generation=1 if manifest is None else manifest.current_generation,
         spec_id=_registered_spec(store, region) if manifest is None else manifest.region_spec_id,
         sealed_by=0 if manifest is None else manifest.sealed_by,
-        complete=_complete(store, inventory, region, {each.number for each in acknowledged}),
-        dealt=() if manifest is None else tuple(_dealt(store, manifest)),
+        complete=_complete(store, inventory, region, {each.number for each in acknowledged}) | _stood_for(dealt),
+        dealt=dealt,
         marks={} if manifest is None else manifest.dealt,
     )
 
@@ -233,7 +238,7 @@ def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: se
     complete: set[int] = set()
     wanting: set[int] = set()
     for parsed in inventory.of(KeyKind.GENERATION_FILE):
-        if parsed.region != region or parsed.name != generation.MANIFEST_FILE:
+        if parsed.region != region or parsed.name != MANIFEST_FILE:
             continue
         number, directory = parsed.generation or 0, parsed.directory or ""
         try:
@@ -267,13 +272,26 @@ def _registered_spec(store: ObjectStore, region: str) -> int | None:
 def _dealt(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:
     """Only a manifest tells a dealt generation from what a dealer that died left behind."""
     for flushed in manifest.flushed_generations:
-        try:
-            found = generation.read(store, manifest.region_id, flushed)
-            if found.data is not None:
-                list(generation.read_records(store, found))
-                yield found
-        except DAMAGE:
-            continue  # a finding of the check already, unless it is merged and collected
+        yield from _with_records(store, manifest.region_id, flushed)
+
+
+def _with_records(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Iterator[Generation]:
+    """The generation when its file of records is sound; of a sorted one whose file is not, what it replaced."""
+    replaced: Sequence[FlushedGeneration] = ()
+    try:
+        found = generation.read(store, region, flushed)
+        replaced = found.replaces
+        if found.data is not None:
+            list(generation.read_records(store, found))
+            yield found
+    except DAMAGE:  # a finding of the check already, unless it is merged and collected
+        for each in replaced:
+            yield from _with_records(store, region, each)
+
+
+def _stood_for(dealt: Iterable[Generation]) -> frozenset[int]:
+    sorted_ones = (each for each in dealt if each.sorted_from)
+    return frozenset(number for each in sorted_ones for number in range(each.sorted_from, each.generation + 1))
 
 
 def _taken(key: str) -> CommitConflict:

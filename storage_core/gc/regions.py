@@ -1,7 +1,8 @@
 """What the regions of a table keep alive (design page 06, "Eligible"; source `001`, "Garbage Collector").
 
-A generation is kept until *every* retained version has merged it. Indexes need no generation longer than that: readers
-index what their segments do not cover themselves (design page 05). WAL entries go with the generation that names them.
+A generation is kept until *every* retained version has merged it. What a sorted generation replaced is garbage, unless
+a retained version has merged a part of it (decision 0054). Indexes need no generation longer than that: readers index
+what their segments do not cover themselves (design page 05). WAL entries go with the generation that names them.
 
 An entry that no generation names is kept, however old: it is a fence sentinel. A writer that was fenced and stalls for
 weeks still tries the number of the sentinel next, and must find it taken (lesson 06). One small object per claim is
@@ -10,10 +11,11 @@ the price of that until writers check the collector's boundary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from storage_core.formats import keys
+from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.gc.retention import Retained
 from storage_core.objectstore.contract import ObjectStore
@@ -26,8 +28,8 @@ from storage_core.region.manifest import read_latest
 class RegionRoots:
     """What is needed of one region: its newest manifest, the directories of its unmerged generations.
 
-    `merged_directories` and `merged_entries` are what merged generations leave to be collected. Everything else in the
-    region, WAL entries that no merged generation names above all, is kept.
+    `merged_directories` are those of merged ones, `merged_entries` the WAL entries that merged and replaced ones leave
+    to be collected. Everything else in the region, WAL entries that none of them names above all, is kept.
     """
 
     region: str
@@ -40,7 +42,8 @@ class RegionRoots:
 def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionRoots | None:
     """Return the roots of a region, or None when it has no manifest: then everything in it is kept.
 
-    About three requests, and one GET per generation of its manifest. Raises whatever a read raises.
+    About three requests, and one GET per generation of its manifest, or replaced by one of these. Raises whatever a
+    read raises.
     """
     manifest = read_latest(store, region)
     if manifest is None:
@@ -48,20 +51,40 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
     merged_up_to = retained.merged_generation(region)
     unmerged = [each for each in manifest.flushed_generations if each.generation > merged_up_to]
     merged = [each for each in manifest.flushed_generations if each.generation <= merged_up_to]
-    needed = _entries(store, region, unmerged)
+    spent = [each for each in merged if _exists(store, region, each)]
+    opened = {each.path: generation.read(store, region, each) for each in (*unmerged, *spent)}
+    originals = {part: each for each in opened.values() for part in each.replaces}
+    needed = [
+        part
+        for part, each in originals.items()
+        if part.generation > merged_up_to and _is_merged_in_part(each, region, retained)
+    ]
+    replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
+    kept = _entries(opened[each.path] for each in unmerged) | _entries(_opened(store, region, needed))
+    gone = _entries(opened[each.path] for each in spent) | _entries(_opened(store, region, replaced))
     return RegionRoots(
         region=region,
         manifest_version=manifest.version,
-        unmerged_directories=frozenset(each.path for each in unmerged),
+        unmerged_directories=frozenset(each.path for each in (*unmerged, *needed)),
         merged_directories=frozenset(each.path for each in merged),
-        merged_entries=_entries(store, region, (each for each in merged if _exists(store, region, each))) - needed,
+        merged_entries=gone - kept,
     )
 
 
-def _entries(store: ObjectStore, region: str, flushed: Iterable[FlushedGeneration]) -> frozenset[int]:
-    return frozenset(entry for each in flushed for entry in generation.read(store, region, each).entries)
+def _is_merged_in_part(found: Generation, region: str, retained: Retained) -> bool:
+    """Whether a retained version may have merged a part of the sorted generation: its readers read what it replaced."""
+    lowest, highest = retained.merged_generation(region), retained.head.merged_generations.get(region, 0)
+    return lowest < found.generation and highest >= found.sorted_from
+
+
+def _opened(store: ObjectStore, region: str, flushed: Iterable[FlushedGeneration]) -> Iterator[Generation]:
+    return (generation.read(store, region, each) for each in flushed)
+
+
+def _entries(generations: Iterable[Generation]) -> frozenset[int]:
+    return frozenset(entry for each in generations for entry in each.entries)
 
 
 def _exists(store: ObjectStore, region: str, flushed: FlushedGeneration) -> bool:
     # The sweep deletes a generation's manifest last, so one that is gone has no entries left to collect.
-    return exists(store, keys.generation_file_key(region, flushed.path, generation.MANIFEST_FILE))
+    return exists(store, keys.generation_file_key(region, flushed.path, MANIFEST_FILE))

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region.generation import Generation, write_records
+from storage_core.region.generation_write import write_records
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter

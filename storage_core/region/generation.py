@@ -1,130 +1,39 @@
-"""Generations: what a flush leaves behind (design page 03, "Memtable and generations").
+"""Generations, read: what a flush, a dealer or a sort leaves behind (design page 03, "Memtable and generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
 region's manifest names it; every flush attempt makes a new one. A dealt generation (`region.dealt`) was never in the
-WAL: it has its records in a file of its own, `records.arrow`, and no key index.
+WAL: it has its records in a file of its own, `records.arrow`, and no key index. So has a sorted one (`region.sorting`),
+which stands for several and has its records in key order.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
 
 import pyarrow as pa
 import xxhash
 
-from storage_core.clock import Clock
-from storage_core.errors import CommitConflict, Corrupt, NotFound, Unsupported
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import keys
-from storage_core.formats.region_manifest import FlushedGeneration
-from storage_core.ids import Ids
+from storage_core.formats.generation_manifest import (
+    BLOOM_FILE,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    Generation,
+    decode,
+    file_key,
+)
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_numbered
-from storage_core.region import bloom, data_file, key_index, wal
+from storage_core.region import bloom, data_file, key_index, sorted_file, wal
 from storage_core.region.data_file import RECORDS_FILE
-from storage_core.region.key_hash import Hashes, key_hashes
-from storage_core.region.memtable import Memtable, matching
-from storage_core.rows import statistics
+from storage_core.region.key_hash import key_hashes
+from storage_core.region.memtable import matching
 
 _logger = logging.getLogger(__name__)
-
-FORMAT_VERSION = 1
-DATA_FORMAT_VERSION = 2
-"""With a data file: releases that look for records in WAL entries only must not take the generation for empty."""
-
-MANIFEST_FILE = "_manifest.json"
-BLOOM_FILE = "bloom_filter.bin"
-INDEX_FILE = "key_index.arrow"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
-
-    `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
-    `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
-    another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
-    index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
-    """
-
-    region: str
-    generation: int
-    path: str
-    entries: tuple[int, ...]
-    records: int
-    min_key: Mapping[str, str]
-    max_key: Mapping[str, str]
-    bloom: str | None = None
-    key_index: str | None = None
-    data: str | None = None
-
-
-def write(
-    store: ObjectStore, memtable: Memtable, *, region: str, generation: int, clock: Clock, ids: Ids
-) -> Generation:
-    """Write the memtable as a generation into a fresh directory, durable when this returns. Three PUTs.
-
-    Nothing refers to it until the region's manifest does. Raises `CommitUnknown` when the store did not say.
-    """
-    records = memtable.records()
-    hashes = key_hashes(records, memtable.key)
-    places = key_index.build(hashes, memtable.entries, [part.num_rows for part in memtable.parts()])
-    planned = _Planned(records.select(memtable.key), hashes, memtable.entries)
-    written = planned.described(region, generation, ids, key_index=xxhash.xxh3_64_hexdigest(places))
-    _create(store, _key(written, BLOOM_FILE), planned.guard, clock)
-    _create(store, _key(written, INDEX_FILE), places, clock)
-    _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
-    return written
-
-
-def write_records(
-    store: ObjectStore,
-    records: pa.Table,
-    key: Sequence[str],
-    *,
-    region: str,
-    generation: int,
-    clock: Clock,
-    ids: Ids,
-) -> Generation:
-    """Write records that are in no WAL as a generation into a fresh directory. Three PUTs. Raises as `write` does."""
-    data = data_file.encode(records)
-    planned = _Planned(records.select(key), key_hashes(records, key), ())
-    written = planned.described(region, generation, ids, data=data_file.checksum(data))
-    _create(store, _key(written, RECORDS_FILE), data, clock)
-    _create(store, _key(written, BLOOM_FILE), planned.guard, clock)
-    _create(store, _key(written, MANIFEST_FILE), _encode(written), clock)
-    return written
-
-
-class _Planned:
-    """What is known of a generation's keys before it is written."""
-
-    def __init__(self, keys_of_records: pa.Table, hashes: Hashes, entries: tuple[int, ...]) -> None:
-        self.guard = bloom.build(hashes).to_bytes()
-        self._records = keys_of_records.num_rows
-        self._bounds = statistics.compute(keys_of_records)
-        self._entries = entries
-
-    def described(
-        self, region: str, generation: int, ids: Ids, *, key_index: str | None = None, data: str | None = None
-    ) -> Generation:
-        return Generation(
-            region=region,
-            generation=generation,
-            path=f"{ids.uuid()[:8]}_gen_{generation}",
-            entries=self._entries,
-            records=self._records,
-            min_key=self._bounds.min_values,
-            max_key=self._bounds.max_values,
-            bloom=xxhash.xxh3_64_hexdigest(self.guard),
-            key_index=key_index,
-            data=data,
-        )
 
 
 def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
@@ -139,14 +48,37 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generat
         raise Corrupt(
             f"{key}: generation {flushed.generation} of region {region} lost its manifest", key=key
         ) from error
-    found = _decode(data, key)
-    if (found.region, found.generation, found.path) != (region, flushed.generation, flushed.path):
+    found = decode(data, key)
+    if (found.region, found.flushed) != (region, flushed):
         raise Corrupt(
-            f"{key}: expected generation {flushed.generation} of region {region} in {flushed.path}, "
-            f"found generation {found.generation} of region {found.region} in {found.path}",
+            f"{key}: expected generation {flushed.generation} of region {region} in {flushed.path}{_range(flushed)}, "
+            f"found generation {found.generation} of region {found.region} in {found.path}{_range(found.flushed)}",
             key=key,
         )
     return found
+
+
+def _range(flushed: FlushedGeneration) -> str:
+    return f", sorted from {flushed.sorted_from}" if flushed.sorted_from else ""
+
+
+def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[FlushedGeneration]:
+    """Return the generations above the merged one, in order and each record once.
+
+    A sorted one of which the base has a part is given as the generations that it was made of, above the merged one:
+    what the base has is not for anybody to lay over it again (decision 0054). One GET for it; there is at most one.
+    Raises as `read` does.
+    """
+    found: list[FlushedGeneration] = []
+    for each in manifest.flushed_generations:
+        if each.generation <= merged:
+            continue
+        if each.first > merged:
+            found.append(each)
+        else:
+            parts = read(store, manifest.region_id, each).replaces
+            found += [part for part in parts if part.generation > merged]
+    return sorted(found, key=lambda each: each.generation)
 
 
 def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
@@ -155,7 +87,7 @@ def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Tabl
     Raises `Corrupt` for an entry or file that is absent or damaged, or that belongs to another generation.
     """
     if generation.data is not None:
-        yield _data(store, generation, generation.data)
+        yield _data(store, generation)
     for entry in generation.entries:
         yield _entry(store, generation, entry)
 
@@ -164,15 +96,17 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
     """Yield every record of the wanted keys, in the order of their acknowledgement, one table per WAL entry with any.
 
     `wanted` has the key columns in their order and types. One GET of the bloom filter; unless that denies every key one
-    of the key index, and one of each entry that it names. Both only save work: one that is missing or damaged, and a
-    generation without an index, cost reading all of its records. Ask `overlap.admitted` before.
+    of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
+    may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
+    cost reading all of its records. Ask `overlap.admitted` before.
     Raises `Corrupt` like `read_records`.
     """
     key = wanted.column_names
     if not _admitted(store, generation, wanted):
         return
     if generation.data is not None:
-        yield matching(_data(store, generation, generation.data), wanted, key)
+        parts = _chunks(store, generation, wanted) if generation.chunks else [_data(store, generation)]
+        yield from (matching(each, wanted, key) for each in parts)
         return
     places = _places(store, generation, wanted)
     for entry in generation.entries:
@@ -184,10 +118,25 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
             yield found
 
 
-def _data(store: ObjectStore, generation: Generation, expected: str) -> pa.Table:
-    where = _key(generation, RECORDS_FILE)
+def _data(store: ObjectStore, generation: Generation) -> pa.Table:
+    where = file_key(generation, RECORDS_FILE)
+    with _there(generation, where):
+        data = store.get(where).data
+    if generation.chunks:
+        return sorted_file.decode(data, generation.chunks, where)
+    return data_file.decode(data, generation.data or "", where)
+
+
+def _chunks(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterator[pa.Table]:
+    where = file_key(generation, RECORDS_FILE)
+    with _there(generation, where):
+        yield from sorted_file.find(store, where, generation.chunks, wanted)
+
+
+@contextmanager
+def _there(generation: Generation, where: str) -> Iterator[None]:
     try:
-        return data_file.decode(store.get(where).data, expected, where)
+        yield
     except NotFound as error:
         raise Corrupt(
             f"{where}: generation {generation.generation} of region {generation.region} lost its records", key=where
@@ -224,7 +173,7 @@ def _places(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Map
     """The rows of each entry that may have a wanted key; None when nothing says so, or one entry is all there is."""
     if generation.key_index is None or len(generation.entries) == 1:
         return None
-    where = _key(generation, INDEX_FILE)
+    where = file_key(generation, INDEX_FILE)
     try:
         data = _verified(store, where, generation.key_index)
         return key_index.find(data, key_hashes(wanted, wanted.column_names), where)
@@ -235,7 +184,7 @@ def _places(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Map
 
 def read_filter(store: ObjectStore, generation: Generation) -> bloom.BloomFilter:
     """Return the bloom filter of the generation. One GET. Raises `NotFound`, `Corrupt` also for another's filter."""
-    where = _key(generation, BLOOM_FILE)
+    where = file_key(generation, BLOOM_FILE)
     return bloom.from_bytes(_verified(store, where, generation.bloom), where)
 
 
@@ -245,60 +194,3 @@ def _verified(store: ObjectStore, where: str, expected: str | None) -> bytes:
     if expected not in (None, found):
         raise Corrupt(f"{where}: expected xxh3-64 {expected}, found {found}", key=where)
     return data
-
-
-def _key(generation: Generation, name: str) -> str:
-    return keys.generation_file_key(generation.region, generation.path, name)
-
-
-def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
-    if not create_numbered(store, key, data, clock=clock):
-        raise CommitConflict(f"{key}: another flush uses this directory; flush again, which takes a new one", key=key)
-
-
-def _encode(generation: Generation) -> bytes:
-    body = {
-        "format": FORMAT_VERSION if generation.data is None else DATA_FORMAT_VERSION,
-        "region": generation.region,
-        "generation": generation.generation,
-        "path": generation.path,
-        "entries": list(generation.entries),
-        "records": generation.records,
-        "minKey": dict(generation.min_key),
-        "maxKey": dict(generation.max_key),
-    }
-    digests = {"bloom": generation.bloom, "keyIndex": generation.key_index, "data": generation.data}
-    body |= {name: digest for name, digest in digests.items() if digest is not None}
-    return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
-
-
-def _decode(data: bytes, where: str) -> Generation:
-    try:
-        body: dict[str, Any] = json.loads(data)
-        digest = body.pop("xxh3")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
-    if digest != _digest(body):
-        raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
-    if body["format"] not in (FORMAT_VERSION, DATA_FORMAT_VERSION):
-        raise Unsupported(
-            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} and "
-            f"{DATA_FORMAT_VERSION}; upgrade",
-            key=where,
-        )
-    return Generation(
-        region=body["region"],
-        generation=body["generation"],
-        path=body["path"],
-        entries=tuple(body["entries"]),
-        records=body["records"],
-        min_key=body["minKey"],
-        max_key=body["maxKey"],
-        bloom=body.get("bloom"),
-        key_index=body.get("keyIndex"),
-        data=body.get("data"),
-    )
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

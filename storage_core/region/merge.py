@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, Corrupt
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
@@ -23,7 +24,6 @@ from storage_core.log.file_columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
-from storage_core.region.generation import Generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
@@ -56,7 +56,7 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
     if manifest is None:
         return None
     after = snapshot.merged_generations.get(manifest.region_id, 0)
-    waiting = sorted((each for each in manifest.flushed_generations if each.generation > after), key=_number)
+    waiting = generation.unmerged(store, manifest, after)
     if not waiting:
         return None
     _require_consecutive(manifest.region_id, after, waiting)
@@ -159,13 +159,9 @@ def _lineage(work: MergeWork, found: Sequence[Superseded], ids: Ids) -> Lineage:
     return Lineage(operation="merge", operation_id=ids.uuid(), replaces=replaces, merged=merged)
 
 
-def _number(flushed: FlushedGeneration) -> int:
-    return flushed.generation
-
-
 def _require_consecutive(region: str, after: int, waiting: Sequence[FlushedGeneration]) -> None:
-    expected = list(range(after + 1, after + 1 + len(waiting)))
-    found = [each.generation for each in waiting]
+    found = [number for each in waiting for number in range(each.first, each.generation + 1)]
+    expected = list(range(after + 1, after + 1 + len(found)))
     if found != expected:
         raise Corrupt(
             f"region {region}: generations up to {after} are merged, expected {expected} next, the region's manifest "

@@ -18,8 +18,9 @@ from storage_core.split.write import SplitContext
 class MergeWork:
     """One merge, planned: everything that a task needs without opening the table again. Travels as JSON.
 
-    `generations` are consecutive and start at `after` + 1. `base` are the live splits whose key bounds admit a touched
-    key, with their deletion vectors; that they hold one is decided by reading their keys.
+    `generations` are consecutive, a sorted one by the range that it stands for, and start at `after` + 1. `base` are
+    the live splits whose key bounds admit a touched key, with their deletion vectors; that they hold one is decided by
+    reading their keys.
     """
 
     region: str
@@ -39,7 +40,7 @@ class MergeWork:
         body = {
             "region": self.region,
             "after": self.after,
-            "generations": [[each.generation, each.path] for each in self.generations],
+            "generations": [[each.generation, each.path, each.sorted_from] for each in self.generations],
             "primaryKey": list(self.primary_key),
             "base": write_actions(self.base),
             "context": self.context.to_json(),
@@ -53,7 +54,10 @@ class MergeWork:
         return MergeWork(
             region=body["region"],
             after=body["after"],
-            generations=tuple(FlushedGeneration(generation=number, path=path) for number, path in body["generations"]),
+            generations=tuple(
+                FlushedGeneration(generation=number, path=path, sorted_from=sorted_from)
+                for number, path, sorted_from in body["generations"]
+            ),
             primary_key=tuple(body["primaryKey"]),
             base=read_actions(body["base"], Add, "merge work"),
             context=SplitContext.from_json(body["context"]),

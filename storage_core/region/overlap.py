@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.formats.generation_manifest import Generation
 from storage_core.log.map_columns import map_column
-from storage_core.region.generation import Generation
 from storage_core.rows.sortable import Mask, bound_keys, sortable, unless_false
 
 Bounds = Mapping[str, tuple[pa.Array, pa.Array]]

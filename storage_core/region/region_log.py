@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_core.errors import CommitUnknown, TidemarkError, WriterFenced
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
-from storage_core.region import generation
+from storage_core.region import generation_write
 from storage_core.region.claim import Claim
 from storage_core.region.manifest import check_epoch, commit
 from storage_core.region.memtable import Memtable
@@ -83,7 +83,7 @@ class RegionLog:
         flushed = self.memtable
         if not flushed.rows:
             return None
-        written = generation.write(
+        written = generation_write.write(
             self._store,
             flushed,
             region=self.region,
@@ -91,7 +91,7 @@ class RegionLog:
             clock=self._clock,
             ids=self._ids,
         )
-        self._commit_flush(FlushedGeneration(generation=self._generation, path=written.path))
+        self._commit_flush(written.flushed)
         _logger.info(
             "region %s: flushed generation %d, %d records of %d WAL entries",
             self.region,

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
-from storage_core.region.generation import Generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import admitted
 from storage_core.region.registry import read_registry
@@ -55,9 +55,8 @@ class CapturedRegion:
         if self.manifest is None:
             return
         merged = snapshot.merged_generations.get(self.manifest.region_id, 0)
-        for each in self.manifest.flushed_generations:
-            if each.generation > merged:
-                yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
+        for each in generation.unmerged(self.store, self.manifest, merged):
+            yield from self._flushed(generation.read(self.store, self.manifest.region_id, each), wanted)
         for logged in self.entries:
             if logged.entry.generation > merged:
                 yield logged.entry.records

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
-    *("compact", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("compact", "sort", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw"),
 ]
 
@@ -454,7 +454,12 @@ def test_people_get_tables_of_figures(events: str, run: Run, command: str) -> No
 @pytest.mark.usefixtures("place")
 def test_a_job_without_work_reports_that_and_starts_no_spark(run: Run) -> None:
     run("init")
-    for arguments in (["compact", "events", "--all"], ["merge", "people"], ["catch-up", "events", "--index", "text"]):
+    for arguments in (
+        ["compact", "events", "--all"],
+        ["sort", "people"],
+        ["merge", "people"],
+        ["catch-up", "events", "--index", "text"],
+    ):
         done = run(*arguments, "--json").one
         assert done.keys() >= REPORT
         assert (done["status"], done["commit_id"], done["spark_seconds"]) == ("nothing_to_do", None, 0)

@@ -10,6 +10,7 @@ import pytest
 
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, WriterFenced
 from storage_core.formats import keys
+from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.fsck.check import fsck as check
 from storage_core.fsck.repair import repair
@@ -220,7 +221,7 @@ def test_damaged_records_of_a_dealt_generation_are_a_finding() -> None:
     ]
 
 
-def _first(table: KeyedTable) -> tuple[generation.Generation, str]:
+def _first(table: KeyedTable) -> tuple[Generation, str]:
     manifest = read_latest(table.store, region_of(table.snapshot.table_id))
     assert manifest is not None
     flushed: FlushedGeneration = manifest.flushed_generations[0]

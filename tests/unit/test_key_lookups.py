@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt
 from storage_core.formats import keys
+from storage_core.formats.generation_manifest import INDEX_FILE, MANIFEST_FILE, Generation
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import generation, key_index
-from storage_core.region.generation import Generation
 from storage_core.region.key_runs import KeyRuns
 from storage_core.region.manifest import read_latest
 from storage_core.region.memtable import Memtable
@@ -110,13 +110,13 @@ def test_a_generation_of_one_entry_is_read_without_its_index(table: KeyedTable) 
 
 def test_a_generation_of_an_earlier_release_has_no_index_and_is_read_whole(table: KeyedTable) -> None:
     held = flushed(table)
-    where = keys.generation_file_key(held.region, held.path, generation.MANIFEST_FILE)
+    where = keys.generation_file_key(held.region, held.path, MANIFEST_FILE)
     body = json.loads(table.store.get(where).data)
     del body["keyIndex"], body["xxh3"]
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     older = {**body, "xxh3": xxhash.xxh3_64_hexdigest(text.encode())}
     table.store.put(where, json.dumps(older, sort_keys=True).encode(), Overwrite())
-    table.store.delete([keys.generation_file_key(held.region, held.path, generation.INDEX_FILE)])
+    table.store.delete([keys.generation_file_key(held.region, held.path, INDEX_FILE)])
     manifest = read_latest(table.store, held.region)
     assert manifest is not None
     old = generation.read(table.store, held.region, manifest.flushed_generations[0])
@@ -133,7 +133,7 @@ def test_a_damaged_index_costs_time_and_denies_nothing(
     table: KeyedTable, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = flushed(table)
-    where = keys.generation_file_key(held.region, held.path, generation.INDEX_FILE)
+    where = keys.generation_file_key(held.region, held.path, INDEX_FILE)
     data = table.store.get(where).data
     if damage == "absent":
         table.store.delete([where])

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import tail
-from storage_core.region.generation import Generation
 from storage_core.region.overlap import admitted, may_overlap
 from storage_core.rows.statistics import compute, decode
 from storage_core.testkit.keyed_table import KeyedTable

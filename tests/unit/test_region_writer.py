@@ -10,6 +10,7 @@ import pytest
 from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable, WriterFenced
 from storage_core.formats import keys, wal_entry
+from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
@@ -441,7 +442,7 @@ def test_a_generation_whose_manifest_is_damaged_is_corrupt() -> None:
     manifest = read_latest(table.store, planes.region_id)
     assert manifest is not None
     path = manifest.flushed_generations[0].path
-    key = keys.generation_file_key(planes.region_id, path, generation.MANIFEST_FILE)
+    key = keys.generation_file_key(planes.region_id, path, MANIFEST_FILE)
     table.store.put(key, table.store.get(key).data.replace(b"[2]", b"[1]"), Overwrite())
     with pytest.raises(Corrupt, match="damaged generation manifest"):
         table.rows()

@@ -1,0 +1,175 @@
+"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote (design page 03, "Memtable and
+generations"). Pure: records to bytes and back, no I/O.
+
+One JSON object with sorted keys and the xxh3-64 of all other fields under `xxh3`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats import keys
+from storage_core.formats.region_manifest import FlushedGeneration
+
+FORMAT_VERSION = 1
+DATA_FORMAT_VERSION = 2
+"""With a data file: releases that look for records in WAL entries only must not take the generation for empty."""
+SORTED_FORMAT_VERSION = 3
+"""Sorted: its data file is in chunks, and it stands for several generations."""
+
+_READABLE = (FORMAT_VERSION, DATA_FORMAT_VERSION, SORTED_FORMAT_VERSION)
+
+MANIFEST_FILE = "_manifest.json"
+BLOOM_FILE = "bloom_filter.bin"
+INDEX_FILE = "key_index.arrow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A stretch of the records of a sorted generation: where it begins in the data file, how long it is, in bytes.
+
+    `checksum` is its xxh3-64. `min_key` and `max_key` are bounds like those of the generation.
+    """
+
+    start: int
+    length: int
+    checksum: str
+    min_key: Mapping[str, str]
+    max_key: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
+
+    `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
+    `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
+    another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
+    index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
+    `size_bytes` is what the records take in memory; None where an earlier release wrote it.
+
+    A sorted generation has one record per key, ascending by key, in `chunks`. It stands for the generations from
+    `sorted_from` on, which `replaces` names in order; 0 and empty where it is not sorted.
+    """
+
+    region: str
+    generation: int
+    path: str
+    entries: tuple[int, ...]
+    records: int
+    min_key: Mapping[str, str]
+    max_key: Mapping[str, str]
+    bloom: str | None = None
+    key_index: str | None = None
+    data: str | None = None
+    size_bytes: int | None = None
+    sorted_from: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    replaces: tuple[FlushedGeneration, ...] = ()
+
+    @property
+    def flushed(self) -> FlushedGeneration:
+        """What the region's manifest has to say to vouch for it."""
+        return FlushedGeneration(generation=self.generation, path=self.path, sorted_from=self.sorted_from)
+
+
+def file_key(generation: Generation, name: str) -> str:
+    """Return the key of a file of the generation."""
+    return keys.generation_file_key(generation.region, generation.path, name)
+
+
+def encode(generation: Generation) -> bytes:
+    """Return the bytes, the checksum among them; equal generations give equal bytes."""
+    body: dict[str, Any] = {
+        "format": _format_of(generation),
+        "region": generation.region,
+        "generation": generation.generation,
+        "path": generation.path,
+        "entries": list(generation.entries),
+        "records": generation.records,
+        "minKey": dict(generation.min_key),
+        "maxKey": dict(generation.max_key),
+    }
+    optional = {
+        "bloom": generation.bloom,
+        "keyIndex": generation.key_index,
+        "data": generation.data,
+        "sizeBytes": generation.size_bytes,
+    }
+    body |= {name: value for name, value in optional.items() if value is not None}
+    if generation.sorted_from:
+        body["sortedFrom"] = generation.sorted_from
+        body["chunks"] = [_chunk_body(each) for each in generation.chunks]
+        body["replaces"] = [{"generation": each.generation, "path": each.path} for each in generation.replaces]
+    return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
+
+
+def decode(data: bytes, where: str) -> Generation:
+    """Return the generation in `data`; `where` is its key, for the error. Raises `Corrupt`, `Unsupported`."""
+    try:
+        body: dict[str, Any] = json.loads(data)
+        digest = body.pop("xxh3")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
+    if digest != _digest(body):
+        raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
+    if body["format"] not in _READABLE:
+        raise Unsupported(
+            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} to "
+            f"{SORTED_FORMAT_VERSION}; upgrade",
+            key=where,
+        )
+    return Generation(
+        region=body["region"],
+        generation=body["generation"],
+        path=body["path"],
+        entries=tuple(body["entries"]),
+        records=body["records"],
+        min_key=body["minKey"],
+        max_key=body["maxKey"],
+        bloom=body.get("bloom"),
+        key_index=body.get("keyIndex"),
+        data=body.get("data"),
+        size_bytes=body.get("sizeBytes"),
+        sorted_from=body.get("sortedFrom", 0),
+        chunks=tuple(_chunk_of(each) for each in body.get("chunks", ())),
+        replaces=tuple(
+            FlushedGeneration(generation=each["generation"], path=each["path"]) for each in body.get("replaces", ())
+        ),
+    )
+
+
+def _format_of(generation: Generation) -> int:
+    if generation.sorted_from:
+        return SORTED_FORMAT_VERSION
+    return FORMAT_VERSION if generation.data is None else DATA_FORMAT_VERSION
+
+
+def _chunk_body(chunk: Chunk) -> dict[str, Any]:
+    return {
+        "start": chunk.start,
+        "length": chunk.length,
+        "xxh3": chunk.checksum,
+        "minKey": dict(chunk.min_key),
+        "maxKey": dict(chunk.max_key),
+    }
+
+
+def _chunk_of(body: Mapping[str, Any]) -> Chunk:
+    return Chunk(
+        start=body["start"],
+        length=body["length"],
+        checksum=body["xxh3"],
+        min_key=body["minKey"],
+        max_key=body["maxKey"],
+    )
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,81 @@
+"""`jobs.sort` and `tidemark sort`: every region that is due in a task of its own, under a lease, read as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from jobs import merge, sort
+from jobs.holder import holder_of
+from jobs.request import JobRequest
+from jobs.spark import Spark
+from pipelines.cli import main as tidemark
+from storage_core import Table
+from storage_core.errors import Held
+from storage_core.lease import acquire
+from storage_core.region.manifest import read_latest
+from storage_core.region.registry import read_registry
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
+GENERATIONS = 31
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Spark]:
+    with Spark("local[2]") as running:
+        yield running
+
+
+def due(root: Path) -> Table:
+    """A table of two regions that both have more generations than may stay unsorted."""
+    regions = [{"transform": "bucket", "source": "n", "n": 2}]
+    table = Table.create(str(root / "t"), SCHEMA, primary_key="n", regions=regions)
+    with table.writer() as writer:
+        for number in range(GENERATIONS):
+            writer.put([{"n": n, "text": f"{n} of {number}"} for n in range(number, number + 9)])
+            writer.flush()
+    return table.refresh()
+
+
+def rows(table: Table, level: str) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = table.scan(consistency=level).to_arrow().sort_by("n").to_pylist()
+    return found
+
+
+def generations(table: Table) -> list[int]:
+    manifests = [read_latest(table.store, region) for region in sorted(read_registry(table.store).regions)]
+    return [len(each.flushed_generations) for each in manifests if each is not None]
+
+
+def test_the_job_sorts_every_region_that_is_due_and_rows_stay_what_they_were(
+    tmp_path: Path, spark: Spark, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = due(tmp_path)
+    before, several = rows(table, "latest"), generations(table)
+    request = JobRequest(table_uri=table.uri, run_id="run-1")
+    planned = sort.run(JobRequest(table_uri=table.uri, dry_run=True), spark)
+    assert (planned.status, planned.details) == ("planned", {"generations": sum(several), "regions": 2})
+    assert generations(table) == several
+    lease = acquire(table.log, table.snapshot, "sort", holder_of("another run"))
+    with pytest.raises(Held):
+        sort.run(request, spark)
+    lease.release()
+    done = sort.run(request, spark)
+    assert (done.status, done.rows_in, done.rows_out, done.commit_id) == (
+        "committed",
+        9 * GENERATIONS,
+        GENERATIONS + 8,
+        None,
+    )
+    assert generations(table) == [1, 1]
+    assert rows(table, "latest") == before
+    assert tidemark(["sort", table.uri, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "nothing_to_do"
+    assert merge.run(request, spark).status == "committed"
+    assert rows(table.refresh(), "snapshot") == before
