@@ -151,14 +151,7 @@ def _doubtful(
     for region, last in merged.items():
         complete = regions[region].complete if region in regions else frozenset()
         for split in splits:
-            before = split.progress.get(region, 0)
-            since = range(before + 1, last + 1)
-            told = split.certain and complete.issuperset(since) and not _cut(regions[region], {before, last})
-            if since and not told:
+            since = range(split.progress.get(region, 0) + 1, last + 1)
+            if since and not (split.certain and complete.issuperset(since)):
                 found[region] = found.get(region, 0) + 1
     return found
-
-
-def _cut(region: RegionSalvage, merged: set[int]) -> bool:
-    """Whether one of these ends lies inside of a sorted generation, which does not tell what came before it."""
-    return any(each.flushed.first <= end < each.generation for each in region.dealt for end in merged)

@@ -6,7 +6,7 @@ leaves no hole, and generations continue behind the merged one, so that the next
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import pyarrow as pa
@@ -242,11 +242,19 @@ def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: se
             continue
         number, directory = parsed.generation or 0, parsed.directory or ""
         try:
-            entries = generation.read(store, region, FlushedGeneration(generation=number, path=directory)).entries
+            found = generation.read(store, region, FlushedGeneration(generation=number, path=directory))
         except DAMAGE:
             continue  # a finding of the check already
-        (complete if numbers.issuperset(entries) else wanting).add(number)
+        (complete if numbers.issuperset(found.entries) and _has_records(store, found) else wanting).add(number)
     return frozenset(complete - wanting)
+
+
+def _has_records(store: ObjectStore, found: Generation) -> bool:
+    """Whether the file of records is sound, of a generation that has one."""
+    try:
+        return found.data is None or bool(list(generation.read_records(store, found)))
+    except DAMAGE:
+        return False  # a finding of the check already
 
 
 def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> RegionManifest | None:
@@ -277,15 +285,14 @@ def _dealt(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]
 
 def _with_records(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Iterator[Generation]:
     """The generation when its file of records is sound; of a sorted one whose file is not, what it replaced."""
-    replaced: Sequence[FlushedGeneration] = ()
     try:
         found = generation.read(store, region, flushed)
-        replaced = found.replaces
-        if found.data is not None:
-            list(generation.read_records(store, found))
-            yield found
-    except DAMAGE:  # a finding of the check already, unless it is merged and collected
-        for each in replaced:
+    except DAMAGE:
+        return  # a finding of the check already, unless it is merged and collected
+    if found.data is not None and _has_records(store, found):
+        yield found
+    else:
+        for each in found.replaces:
             yield from _with_records(store, region, each)
 
 

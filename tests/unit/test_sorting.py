@@ -21,7 +21,7 @@ from storage_core.history.restore import restore
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import dealt, generation, merge, sorting
+from storage_core.region import dealt, generation, merge, sorting, tail
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
@@ -179,8 +179,9 @@ def test_whatever_others_commit_between_plan_and_commit_is_carried_on(what: str)
     assert base_seats(table) == {name: expected[name] for name in flushed}
 
 
-def deal(table: KeyedTable, name: str) -> None:
-    records = RecordBuilder(PLANES, ("tailnum",)).puts({"tailnum": name, "seats": 7})
+def deal(table: KeyedTable, name: str, *, delete: bool = False) -> None:
+    builder = RecordBuilder(PLANES, ("tailnum",))
+    records = builder.deletes([name]) if delete else builder.puts({"tailnum": name, "seats": 7})
     region = whole_table(table.snapshot.table_id)
     turn = dealt.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
     written = dealt.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
@@ -292,6 +293,46 @@ def test_a_damaged_sorted_file_is_a_finding_and_repair_takes_what_it_replaced() 
     assert seats(KeyedTable(target)) == expected
 
 
+def test_a_repair_behind_a_lost_merge_reads_what_it_deleted_from_a_file_of_records() -> None:
+    table = new_table()
+    flush(table, {"a": 1, "b": 1, "c": 1})
+    table.merge()
+    deal(table, "b", delete=True)
+    deal(table, "a")
+    table.merge()
+    assert seats(table) == {"a": 7, "c": 1}
+    region = manifest(table)
+    last = region.flushed_generations[-1]
+    table.store.delete([keys.generation_file_key(region.region_id, last.path, RECORDS_FILE)])
+    assert repaired_without_log(table) == ({"a": 7, "c": 1}, True), "nobody knows what the lost records deleted"
+
+
+@pytest.mark.parametrize("in_part", [False, True], ids=["merged whole", "merged in part"])
+def test_a_repair_behind_a_lost_merge_lays_a_sorted_generation_over_the_base_again(in_part: bool) -> None:
+    table = new_table()
+    flush(table, {"a": 1, "b": 1})
+    table.merge()
+    flush(table, {"a": None, "e": 2}, {"c": 2}, {"b": None})
+    snapshot = table.snapshot
+    works = merge.plan(table.store, snapshot, max_records=2 if in_part else 10)
+    sort(table)
+    for work in works if in_part else merge.plan(table.store, snapshot):
+        table.commit(snapshot, work, table.execute(work))
+    assert snapshot.version < table.snapshot.version
+    assert seats(table) == {"c": 2, "e": 2}
+    assert repaired_without_log(table) == ({"c": 2, "e": 2}, False)
+
+
+def repaired_without_log(table: KeyedTable) -> tuple[dict[object, object], bool]:
+    """The seats after the log was lost and repaired, and whether the repair says that deleted rows may be back."""
+    kinds = {KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.LAST_CHECKPOINT}
+    parsed = [keys.parse(info.key) for info in table.store.list("")]
+    table.store.delete([each.key for each in parsed if each is not None and each.kind in kinds])
+    target = MemoryStore("target")
+    outcome = repair(table.store, target, clock=table.clock, ids=SeededIds(7))
+    return seats(KeyedTable(target)), any("may be live again" in each.reason for each in outcome.lost)
+
+
 def collecting() -> KeyedTable:
     clock = ManualClock(step_ms=1)
     config = TableConfig(
@@ -401,6 +442,21 @@ def test_lookups_in_a_sorted_generation_read_the_chunks_of_their_keys() -> None:
     assert look_up("n000000", "n016384", "n016385")[:2] == (["n000000", "n016384", "n016385"], 3), "two chunks apart"
     assert look_up("n008191", "n008192")[:2] == (["n008191", "n008192"], 2), "neighbours are one request"
     assert max(each.length for each in held.chunks) < whole / 3
+
+
+def test_requests_of_a_lookup_above_the_base_when_the_generation_is_sorted() -> None:
+    table, _ = large()
+    snapshot = table.snapshot
+
+    def look_up(name: str) -> tuple[int, dict[str, int]]:
+        store = MeteredStore(table.store)
+        captured = tail.capture(store, snapshot, include_wal=False)
+        before = store.requests
+        return captured.above(snapshot, keys=_keys(name)).num_rows, _since(store, before)
+
+    assert look_up("n000100") == (1, {"get": 3}), "its manifest, its filter, and the chunk"
+    assert look_up("n000100x") == (0, {"get": 2})
+    assert look_up("x") == (0, {"get": 1}), "its bounds exclude the key"
 
 
 def _keys(*names: str) -> pa.Table:
