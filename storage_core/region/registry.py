@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import xxhash
-
 from storage_core.clock import Clock
 from storage_core.errors import Corrupt, NotFound, RegionSealed, Unavailable, Unsupported
 from storage_core.formats import keys
+from storage_core.formats.json_seal import json_digest
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
@@ -146,7 +145,7 @@ def decode(data: bytes, *, etag: str | None = None) -> Registry:
     try:
         body: dict[str, Any] = json.loads(data)
         written = body.pop("xxh3")
-        if written != digest(body):
+        if written != json_digest(body):
             raise Corrupt(f"{key}: its content does not match its checksum {written}", key=key)
         if body["format"] > FORMAT_VERSION:
             raise Unsupported(
@@ -183,14 +182,9 @@ def _encode(wanted: Registry, *, nonce: str) -> bytes:
         ],
         "closed": {str(spec): successor for spec, successor in sorted(wanted.closed.items())},
     }
-    return json.dumps({**body, "xxh3": digest(body)}, separators=(",", ":")).encode()
+    return json.dumps({**body, "xxh3": json_digest(body)}, separators=(",", ":")).encode()
 
 
 def _region(body: Mapping[str, Any]) -> Region:
     values = body["values"]
     return Region(id=str(body["id"]), spec_id=int(body["spec"]), values=None if values is None else tuple(values))
-
-
-def digest(body: Mapping[str, Any]) -> str:
-    """Return the checksum that the registry carries of everything else in it."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
