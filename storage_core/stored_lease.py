@@ -14,12 +14,11 @@ from storage_core.formats.lease import LeaseRecord, decode_lease, encode_lease
 from storage_core.objectstore.contract import (
     Committed,
     Conflict,
-    IfAbsent,
-    IfMatch,
     ObjectStore,
     OutcomeUnknown,
-    PutResult,
+    unchanged,
 )
+from storage_core.objectstore.create import put_or_unknown
 
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 50
@@ -80,7 +79,7 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
     for attempt in range(_ATTEMPTS):
         if attempt:
             clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
-        match _put(store, before, wanted):
+        match put_or_unknown(store, before.key, encode_lease(wanted), unchanged(before.etag or None)):
             case Committed(etag):
                 return StoredLease(wanted, before.key, etag)
             case Conflict():
@@ -102,10 +101,3 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
             raise Overtaken(found)
         before = found
     raise CommitUnknown(f"{before.key}: the store did not say whether the lease was written ({reason})", key=before.key)
-
-
-def _put(store: ObjectStore, before: StoredLease, wanted: LeaseRecord) -> PutResult:
-    try:
-        return store.put(before.key, encode_lease(wanted), IfMatch(before.etag) if before.etag else IfAbsent())
-    except Unavailable as error:  # the connection may have broken after the request was sent
-        return OutcomeUnknown(str(error))

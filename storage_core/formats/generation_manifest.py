@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import keys
+from storage_core.formats.json_seal import json_digest
 from storage_core.formats.region_manifest import FlushedGeneration
 
 FORMAT_VERSION = 1
@@ -131,7 +130,7 @@ def encode(generation: Generation) -> bytes:
         body["replaces"] = [{"generation": each.generation, "path": each.path} for each in generation.replaces]
     if generation.segments:
         body["segments"] = [_segment_object(each) for each in generation.segments]
-    return json.dumps({**body, "xxh3": _digest(body)}, sort_keys=True).encode()
+    return json.dumps({**body, "xxh3": json_digest(body)}, sort_keys=True).encode()
 
 
 def decode(data: bytes, where: str) -> Generation:
@@ -141,8 +140,10 @@ def decode(data: bytes, where: str) -> Generation:
         digest = body.pop("xxh3")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise Corrupt(f"{where}: not a generation manifest: {error}", key=where) from error
-    if digest != _digest(body):
-        raise Corrupt(f"{where}: damaged generation manifest: expected xxh3 {digest}, found {_digest(body)}", key=where)
+    if digest != json_digest(body):
+        raise Corrupt(
+            f"{where}: damaged generation manifest: expected xxh3 {digest}, found {json_digest(body)}", key=where
+        )
     if body["format"] not in _READABLE:
         raise Unsupported(
             f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} to "
@@ -216,7 +217,3 @@ def _chunk_of(body: Mapping[str, Any]) -> Chunk:
         min_key=body["minKey"],
         max_key=body["maxKey"],
     )
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -20,8 +20,8 @@ from storage_core.log.codec import commit_info, encode_version
 from storage_core.log.conflicts import Plan, settle
 from storage_core.log.replay import advance, open_head, read_version
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, Conflict, ObjectStore, OutcomeUnknown
-from storage_core.objectstore.create import put_if_absent
+from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
+from storage_core.objectstore.create import put_or_unknown
 
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
@@ -123,7 +123,7 @@ class Committer:
         version = head.version + 1
         # Never at or before the previous commit, whatever the clock does: times order versions.
         content = (label.info(version, max(self.clock.now_ms(), head.timestamp + 1)), *actions)
-        match put_if_absent(self.store, version_key(version), encode_version(content)):
+        match put_or_unknown(self.store, version_key(version), encode_version(content), IfAbsent()):
             case Committed():
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
             case Conflict() | OutcomeUnknown() as outcome:

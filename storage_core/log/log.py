@@ -31,8 +31,8 @@ from storage_core.log.replay import (
 )
 from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, ObjectStore
-from storage_core.objectstore.create import put_if_absent
+from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
+from storage_core.objectstore.create import put_or_unknown
 from storage_core.rows.schema import from_schema_string
 
 _logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class TransactionLog:
             metadata if metadata.createdTime is not None else replace(metadata, createdTime=now),
         )
         data = encode_version(content)
-        if not isinstance(put_if_absent(self.store, version_key(0), data), Committed):
+        if not isinstance(put_or_unknown(self.store, version_key(0), data, IfAbsent()), Committed):
             self._require_own_version_zero(label.commit_id)
         _logger.info("created table %s at %s", metadata.id, self.store.uri)
         return Snapshot.apply(None, 0, decode_version(data, version_key(0)))

@@ -10,28 +10,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from storage_core.errors import (
     SEE_CORRUPT,
     CommitConflict,
-    CommitUnknown,
     Corrupt,
     NotFound,
-    Unavailable,
     Unsupported,
 )
 from storage_core.formats.keys import tags_key, validate_tag_name
-from storage_core.ids import random_pause_ms
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Committed, ObjectStore, OutcomeUnknown, PutResult, unchanged
+from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
+from storage_core.objectstore.create import put_or_unknown
+from storage_core.objectstore.exchange import ATTEMPTS
+from storage_core.objectstore.exchange import exchange as exchange_object
 
 FORMAT_VERSION = 1
-_ATTEMPTS = 10
-_FIRST_PAUSE_MS = 40
-_LONGEST_PAUSE_MS = 10_240
 
 _logger = logging.getLogger(__name__)
 
@@ -147,34 +144,28 @@ def _exchanged(name: str, before: Tag | None, after: Tag | None, tags: Mapping[s
 
 def _replace(log: TransactionLog, change: Change) -> None:
     """Replace the tags by what `change` makes of them, once. One GET and one PUT when nobody interferes."""
-    last: PutResult | None = None
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            pause_ms = random_pause_ms(log.ids, attempt, first_ms=_FIRST_PAUSE_MS, longest_ms=_LONGEST_PAUSE_MS)
-            log.clock.sleep_ms(pause_ms)
-        current = read_tags(log.store)
+
+    def changed(current: Tags) -> Tags:
         wanted = change(current.by_name)
-        if wanted == current.by_name:  # nothing to do, or our own put whose reply was lost
-            return
-        last = _put(log, current, wanted)
-        if isinstance(last, Committed):
-            return
-    if isinstance(last, OutcomeUnknown):
-        raise CommitUnknown(f"{tags_key()}: the store did not say ({last.reason}); look, and try again", key=tags_key())
-    raise CommitConflict(f"{tags_key()}: {_ATTEMPTS} attempts lost against others; nothing was changed, try again")
+        return current if wanted == current.by_name else replace(current, by_name=wanted)
+
+    key = tags_key()
+    done = exchange_object(
+        partial(read_tags, log.store), changed, partial(_put, log), key=key, clock=log.clock, ids=log.ids
+    )
+    if done is None:
+        raise CommitConflict(f"{key}: {ATTEMPTS} attempts lost against others; nothing was changed, try again")
 
 
-def _put(log: TransactionLog, current: Tags, wanted: Mapping[str, Tag]) -> PutResult:
+def _put(log: TransactionLog, wanted: Tags) -> PutResult:
     body = {
         "format": FORMAT_VERSION,
-        "counter": current.counter + 1,
+        "counter": wanted.counter + 1,
         "nonce": log.ids.uuid(),
-        "tags": {name: _body(tag) for name, tag in sorted(wanted.items())},
+        "tags": {name: _body(tag) for name, tag in sorted(wanted.by_name.items())},
     }
-    try:
-        return log.store.put(tags_key(), json.dumps(body, separators=(",", ":")).encode(), unchanged(current.etag))
-    except Unavailable as error:  # the connection may have broken after the request was sent
-        return OutcomeUnknown(str(error))
+    data = json.dumps(body, separators=(",", ":")).encode()
+    return put_or_unknown(log.store, tags_key(), data, unchanged(wanted.etag))
 
 
 def _body(tag: Tag) -> dict[str, object]:

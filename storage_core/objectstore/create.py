@@ -10,7 +10,15 @@ from typing import assert_never
 
 from storage_core.clock import Clock
 from storage_core.errors import CommitUnknown, NotFound, Unavailable
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.objectstore.contract import (
+    Committed,
+    Conflict,
+    IfAbsent,
+    ObjectStore,
+    OutcomeUnknown,
+    PutMode,
+    PutResult,
+)
 from storage_core.objectstore.reading import exists
 
 _ATTEMPTS = 4
@@ -19,10 +27,10 @@ _REFUSED = "the store refused it as already there"
 _OPEN_AGAIN = "it may still take effect: open again, which reads back what is there; delete nothing"
 
 
-def put_if_absent(store: ObjectStore, key: str, data: bytes | memoryview) -> PutResult:
-    """Create the object; a store that cannot be reached is an unknown outcome. One PUT."""
+def put_or_unknown(store: ObjectStore, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
+    """Put the object; a store that cannot be reached is an unknown outcome. One PUT."""
     try:
-        return store.put(key, data, IfAbsent())
+        return store.put(key, data, mode)
     except Unavailable as error:
         # A connection that broke after the request was sent looks the same as one that broke before.
         return OutcomeUnknown(str(error))
@@ -34,7 +42,7 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
     The key must be fresh to the caller. One PUT; after a conflict or a lost reply one GET more. Raises `CommitUnknown`
     when the store did not say and has nothing there, or cannot be read: `advice` ends its message with what to do.
     """
-    result = put_if_absent(store, key, data)
+    result = put_or_unknown(store, key, data, IfAbsent())
     match result:
         case Committed():
             return True
@@ -81,7 +89,7 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
     for attempt in range(_ATTEMPTS):
         if attempt:
             clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
-        match put_if_absent(store, key, data):
+        match put_or_unknown(store, key, data, IfAbsent()):
             case Committed():
                 return True
             case Conflict():

@@ -16,7 +16,7 @@ import pyarrow as pa
 from storage_core.clock import Clock
 from storage_core.errors import Unavailable
 from storage_core.formats.region_manifest import RegionManifest
-from storage_core.ids import Ids
+from storage_core.ids import Ids, random_pause_ms
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, read_latest
@@ -27,7 +27,8 @@ from storage_core.region.wal import Logged, WalAppender
 _logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
-_PAUSE_MS = 20
+_FIRST_PAUSE_MS = 20
+_LONGEST_PAUSE_MS = 10_240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock
 def _raise_epoch(store: ObjectStore, target: Region, writer_id: str, *, clock: Clock, ids: Ids) -> RegionManifest:
     region = target.id
     for attempt in range(_ATTEMPTS):
+        if attempt:
+            clock.sleep_ms(random_pause_ms(ids, attempt, first_ms=_FIRST_PAUSE_MS, longest_ms=_LONGEST_PAUSE_MS))
         latest = read_latest(store, region)
         if latest is None:
             claimed = RegionManifest(
@@ -88,7 +91,6 @@ def _raise_epoch(store: ObjectStore, target: Region, writer_id: str, *, clock: C
             )
         if commit(store, claimed, clock=clock):
             return claimed
-        clock.sleep_ms(_PAUSE_MS * 2**attempt * ids.fraction())
     raise Unavailable(
         f"region {region}: lost {_ATTEMPTS} races for its next epoch; other writers are claiming it, try again later",
         region=region,

@@ -13,22 +13,22 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import xxhash
-
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown, Corrupt, NotFound, RegionSealed, Unavailable, Unsupported
+from storage_core.errors import Corrupt, NotFound, RegionSealed, Unavailable, Unsupported
 from storage_core.formats import keys
+from storage_core.formats.json_seal import json_digest
 from storage_core.ids import Ids
-from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
+from storage_core.objectstore.create import put_or_unknown
+from storage_core.objectstore.exchange import ATTEMPTS, exchange
 from storage_core.region.manifest import read_latest
 from storage_core.region.spec import Region
 from storage_core.region_fields import WHOLE_TABLE_SPEC
 
 FORMAT_VERSION = 1
-_ATTEMPTS = 10
-_PAUSE_MS = 20
 
 _logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def decode(data: bytes, *, etag: str | None = None) -> Registry:
     try:
         body: dict[str, Any] = json.loads(data)
         written = body.pop("xxh3")
-        if written != digest(body):
+        if written != json_digest(body):
             raise Corrupt(f"{key}: its content does not match its checksum {written}", key=key)
         if body["format"] > FORMAT_VERSION:
             raise Unsupported(
@@ -160,24 +160,18 @@ def decode(data: bytes, *, etag: str | None = None) -> Registry:
 
 
 def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock: Clock, ids: Ids) -> Registry:
-    last: PutResult | None = None
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            clock.sleep_ms(_PAUSE_MS * 2**attempt * ids.fraction())
-        current = read_registry(store)
-        wanted = change(current)
-        if wanted is current:  # nothing to do, or our own put whose reply was lost
-            return current
-        last = _put(store, wanted, nonce=ids.uuid())
-        if isinstance(last, Committed):
-            return wanted
     key = keys.region_registry_key()
-    if isinstance(last, OutcomeUnknown):
-        raise CommitUnknown(f"{key}: the store did not say ({last.reason}); try again", key=key)
-    raise Unavailable(f"{key}: lost {_ATTEMPTS} races against others; nothing was changed, try again later", key=key)
+
+    def put(wanted: Registry) -> PutResult:
+        return put_or_unknown(store, key, _encode(wanted, nonce=ids.uuid()), unchanged(wanted.etag))
+
+    done = exchange(partial(read_registry, store), change, put, key=key, clock=clock, ids=ids)
+    if done is None:
+        raise Unavailable(f"{key}: lost {ATTEMPTS} races against others; nothing was changed, try again later", key=key)
+    return done
 
 
-def _put(store: ObjectStore, wanted: Registry, *, nonce: str) -> PutResult:
+def _encode(wanted: Registry, *, nonce: str) -> bytes:
     body = {
         "format": FORMAT_VERSION,
         "counter": wanted.counter + 1,
@@ -188,19 +182,9 @@ def _put(store: ObjectStore, wanted: Registry, *, nonce: str) -> PutResult:
         ],
         "closed": {str(spec): successor for spec, successor in sorted(wanted.closed.items())},
     }
-    data = json.dumps({**body, "xxh3": digest(body)}, separators=(",", ":")).encode()
-    mode = IfAbsent() if wanted.etag is None else IfMatch(wanted.etag)
-    try:
-        return store.put(keys.region_registry_key(), data, mode)
-    except Unavailable as error:  # the connection may have broken after the request was sent
-        return OutcomeUnknown(str(error))
+    return json.dumps({**body, "xxh3": json_digest(body)}, separators=(",", ":")).encode()
 
 
 def _region(body: Mapping[str, Any]) -> Region:
     values = body["values"]
     return Region(id=str(body["id"]), spec_id=int(body["spec"]), values=None if values is None else tuple(values))
-
-
-def digest(body: Mapping[str, Any]) -> str:
-    """Return the checksum that the registry carries of everything else in it."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

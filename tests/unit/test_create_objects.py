@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from storage_core.errors import CommitUnknown, Unavailable
-from storage_core.objectstore.contract import Conflict, OutcomeUnknown, Overwrite
-from storage_core.objectstore.create import create_derived, create_numbered, create_once, put_if_absent
+from storage_core.objectstore.contract import Conflict, IfAbsent, OutcomeUnknown, Overwrite
+from storage_core.objectstore.create import create_derived, create_numbered, create_once, put_or_unknown
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
@@ -22,8 +22,8 @@ def store() -> FaultStore:
 
 def test_a_store_that_cannot_be_reached_is_an_unknown_outcome(store: FaultStore) -> None:
     store.on_put("k", PutFault.APPLIED_THEN_UNAVAILABLE)
-    assert isinstance(put_if_absent(store, "k", b"1"), OutcomeUnknown)
-    assert put_if_absent(store, "k", b"1") == Conflict()
+    assert isinstance(put_or_unknown(store, "k", b"1", IfAbsent()), OutcomeUnknown)
+    assert put_or_unknown(store, "k", b"1", IfAbsent()) == Conflict()
 
 
 @pytest.mark.parametrize("fault", [*APPLIED, PutFault.APPLIED_THEN_UNAVAILABLE])

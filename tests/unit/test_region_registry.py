@@ -10,12 +10,13 @@ import pytest
 
 from storage_core.errors import CommitUnknown, Corrupt, RegionSealed, Unsupported
 from storage_core.formats import keys, region_manifest
+from storage_core.formats.json_seal import json_digest
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region.manifest import commit
-from storage_core.region.registry import close_spec, digest, read_registry, rebuilt, register
+from storage_core.region.registry import close_spec, read_registry, rebuilt, register
 from storage_core.region.spec import Region
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
@@ -131,7 +132,7 @@ def test_a_registry_of_a_newer_format_is_left_alone() -> None:
     add(store, region(1))
     body = json.loads(store.get(KEY).data)
     newer = {**{name: value for name, value in body.items() if name != "xxh3"}, "format": 2}
-    store.put(KEY, json.dumps({**newer, "xxh3": digest(newer)}).encode(), Overwrite())
+    store.put(KEY, json.dumps({**newer, "xxh3": json_digest(newer)}).encode(), Overwrite())
     with pytest.raises(Unsupported, match="format 2"):
         read_registry(store)
 
