@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from storage_core.config import TableConfig
+from storage_core.config import MapMode, TableConfig
 from storage_core.declaration_parts import (
     Closed,
     ColumnDeclaration,
@@ -29,6 +29,7 @@ from storage_core.declaration_parts import (
     below,
     place,
 )
+from storage_core.definition import check_maps
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import located_yaml
 from storage_core.formats.keys import validate_table_name
@@ -48,6 +49,7 @@ class TableDeclaration(Closed):
 
     `window` is in seconds; one above an hour needs `coarse_window: true` (design page 04). A keyed table may be
     windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
+    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them.
     """
 
     name: str
@@ -58,6 +60,7 @@ class TableDeclaration(Closed):
     sort_schema: str | None = None
     coarse_window: bool = False
     window: int | None = None
+    map_columns: dict[str, MapMode] = Field(default_factory=dict)
     regions: tuple[dict[str, str | tuple[str, ...]], ...] = ()
     indexes: tuple[IndexDeclaration, ...] = ()
     landing: LandingDeclaration | None = None
@@ -89,6 +92,7 @@ class TableDeclaration(Closed):
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
             late_data=self.late_data.setting() if self.late_data else None,
+            map_columns=self.map_columns,
         )
 
     def below(self, root: Path) -> TableDeclaration:
@@ -142,7 +146,10 @@ class TableDeclaration(Closed):
     @field_validator("primary_key")
     @classmethod
     def _key_columns_exist(cls, key: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        _require_columns(key, info.data.get("columns"))
+        columns = info.data.get("columns")
+        _require_columns(key, columns)
+        if maps := [name for name in key if columns is not None and columns[name].is_map]:
+            raise InvalidInput(f"{maps[0]!r} is a map; maps have no order, so none can be part of the key")
         return TableConfig(primary_key=key).primary_key
 
     @field_validator("sort_schema")
@@ -171,6 +178,13 @@ class TableDeclaration(Closed):
             if key and time_column not in key:
                 raise InvalidInput(f"a keyed table may be windowed only if {time_column!r} is part of its primary_key")
         return seconds
+
+    @field_validator("map_columns")
+    @classmethod
+    def _modes_are_of_maps(cls, modes: dict[str, MapMode], info: ValidationInfo) -> dict[str, MapMode]:
+        if {"columns", "time_column", "primary_key"} <= info.data.keys():
+            check_maps(cls.model_construct(**info.data).schema(), TableConfig(map_columns=modes))
+        return modes
 
     @field_validator("regions")
     @classmethod
@@ -201,6 +215,9 @@ class TableDeclaration(Closed):
             return landing
         if info.data["primary_key"]:
             raise InvalidInput("landed files are ingested into append tables; write a keyed table with Table.writer()")
+        maps = [name for name, column in info.data["columns"].items() if column.is_map]
+        if maps and landing.format != "parquet":
+            raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form; land the files as parquet")
         if landing.pattern is not None:
             captured = captured_columns(landing.pattern)
             _require_columns(captured, info.data["columns"])

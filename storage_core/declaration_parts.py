@@ -19,8 +19,11 @@ from storage_core.rows.schema import from_schema_string
 
 PARTITION_FORMAT = "%Y-%m-%dT%H:%M"
 _COLUMN_TYPES = (
-    "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary"
+    "string, byte, short, int, long, float, double, boolean, date, timestamp, timestamp_ntz, decimal(p,s), binary, "
+    "map<key,value> of two of these"
 )
+_SCALAR = r"\s*([a-z_]+(?:\(\d+,\s*\d+\))?)\s*"
+_MAP = re.compile(rf"map<{_SCALAR},{_SCALAR}>")
 _DAYS = re.compile(r"(\d{1,5})d")
 _CRON_FIELD = re.compile(r"(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?(,(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?)*")
 
@@ -76,12 +79,18 @@ class ColumnDeclaration(Closed):
     @field_validator("type")
     @classmethod
     def _known(cls, text: str) -> str:
-        spark = "integer" if text == "int" else text
+        entries = _MAP.fullmatch(text)
+        spark = f"map<{_spark(entries[1])},{_spark(entries[2])}>" if entries else _spark(text)
         try:
             arrow_field("column", spark)
         except InvalidInput as error:
             raise InvalidInput(f"{text!r} is not a column type; use one of {_COLUMN_TYPES}") from error
         return spark
+
+    @property
+    def is_map(self) -> bool:
+        """Whether the column holds maps."""
+        return _MAP.fullmatch(self.type) is not None
 
 
 class IndexDeclaration(Closed):
@@ -169,5 +178,12 @@ def below(root: Path, uri: str) -> str:
 
 def arrow_field(name: str, spark_type: str, *, nullable: bool = True) -> pa.Field:
     """Return the Arrow field of a column. Raises `InvalidInput` for an unknown type."""
-    field = {"name": name, "type": spark_type, "nullable": nullable, "metadata": {}}
+    kind: object = spark_type
+    if entries := _MAP.fullmatch(spark_type):
+        kind = {"type": "map", "keyType": entries[1], "valueType": entries[2], "valueContainsNull": True}
+    field = {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
     return from_schema_string(json.dumps({"type": "struct", "fields": [field]})).field(0)
+
+
+def _spark(text: str) -> str:
+    return "integer" if text == "int" else text

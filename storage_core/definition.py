@@ -41,14 +41,15 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
         if name not in schema.names:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
     check_spec(config.region_spec, schema, config.primary_key)
-    _check_maps(schema, config)
+    check_maps(schema, config)
     for index in config.indexes:
         segments.validate(index, schema)
     _check_time(schema, config)
     sort_order.bind(config, schema)
 
 
-def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
+def check_maps(schema: pa.Schema, config: TableConfig) -> None:
+    """Raise `InvalidInput` naming the column when `map_columns` cannot be what patches do; else return."""
     for name in config.map_columns:
         if name not in schema.names or not pa.types.is_map(schema.field(name).type):
             found = schema.field(name).type if name in schema.names else "no such column"

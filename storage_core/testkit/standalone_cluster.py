@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _STOP_SECONDS = 20.0
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _MASTER_PAGE = re.compile(r"Bound MasterWebUI to .* started at (http://\S+)")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from pipelines.tables import load_tables, read_tables, tables_folder
 from storage_core import declaration
 from storage_core.config import LateData
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.table import Table
 
 ROOT = Path(__file__).parents[2]
 
@@ -260,3 +262,42 @@ def test_places_are_relative_to_the_folder_that_holds_the_declarations(
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"none\.yaml"):
         declaration.load(tmp_path / "none.yaml")
+
+
+def test_map_columns_say_what_patches_do_to_them(tmp_path: Path) -> None:
+    text = KEYED.replace("  at: timestamp\n", "  attrs: map<string,int>\n  tags: map< string , decimal(10, 2) >\n")
+    declared = declaration.load(write(tmp_path, text + "map_columns: {attrs: merge}\n")).below(tmp_path)
+    assert declared.schema().field("attrs").type == pa.map_(pa.string(), pa.int32())
+    assert declared.schema().field("tags").type == pa.map_(pa.string(), pa.decimal128(10, 2))
+    Table.declare(declared)
+    table = Table.declare(declared)
+    assert table.config.merged_maps == ("attrs",)
+    with table.writer() as writer:
+        writer.patch({"tailnum": "a", "attrs": {"x": 1}, "tags": {"x": 1}})
+        writer.patch({"tailnum": "a", "attrs": {"y": 2}, "tags": {"y": 2}})
+    found = table.get("a") or {}
+    assert (found["attrs"], found["tags"]) == ([("x", 1), ("y", 2)], [("y", Decimal("2.00"))])
+    without = declaration.load(write(tmp_path, text)).below(tmp_path)
+    with pytest.raises(InvalidInput, match="differs from the existing table in map_columns"):
+        Table.declare(without)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("map_columns: {at: merge}\n", "events.yaml:7: field `map_columns`: map_columns names 'at', which is no map"),
+        ("map_columns: {nobody: merge}\n", "which is no map: no such column"),
+        ("map_columns: {m: add}\n", "events.yaml:7: field `map_columns.m`: Input should be 'replace' or 'merge'"),
+    ],
+)
+def test_modes_of_maps_are_checked_with_file_and_line(tmp_path: Path, change: str, message: str) -> None:
+    columns = KEYED.replace("  at: timestamp\n", "  at: timestamp\n  m: map<string,long>\n")
+    assert message in refusal(tmp_path, columns.replace("primary_key: tailnum\n", change))
+
+
+def test_a_map_is_no_key_and_has_no_text_form(tmp_path: Path) -> None:
+    assert "a map; maps have no order" in refusal(tmp_path, KEYED.replace("tailnum: string", "tailnum: map<int,int>"))
+    assert "'price' is a map, which has no text form" in refusal(
+        tmp_path, GOOD.replace("decimal(10,2)", "map<string,int>")
+    )
+    assert "is not a column type" in refusal(tmp_path, GOOD.replace("decimal(10,2)", '"map<string,map<int,int>>"'))
