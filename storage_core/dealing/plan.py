@@ -129,7 +129,7 @@ def _target(table: DealtTable, plan: DealPlan, chosen: Collection[tuple[str, int
         uri=table.log.store.uri,
         context=context_of(table.snapshot),
         stretches=tuple(stretches),
-        earlier=table.marks.earlier,
+        ahead=table.marks.ahead,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from storage_core.clock import Clock
 from storage_core.dealing.marks import starts, txns
+from storage_core.dealing.parts import Part
 from storage_core.dealing.plan import DealtTable, Held, RoundPlan, Terms, plan_round
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError, error_of
@@ -25,7 +26,7 @@ from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TokenUnused
-from storage_core.raw_log.chunks import Damage, RawChunkRef
+from storage_core.raw_log.chunks import Damage
 from storage_core.raw_log.history import History
 from storage_core.region import dealt
 from storage_core.region.dealt import Stretch
@@ -59,7 +60,7 @@ class _Share:
     rows: int = 0
     adds: tuple[Add, ...] = ()
     generations: int = 0
-    regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
+    parts: Mapping[Region, tuple[Part, ...]] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
     late: LateFigures = field(default_factory=LateFigures)
 
@@ -164,7 +165,7 @@ class Dealer:
         for name, target in targets.items():
             with self._settling(name, done):
                 share = _share(name, results)
-                if share.regions:
+                if share.parts:
                     fillings[name] = _Fillings(target, share, self._turns(tables[name], target, share))
                 elif self._commit(tables[name], target, share):
                     done.tables[name].add(share)
@@ -198,14 +199,11 @@ class Dealer:
 
     def _turns(self, table: DealtTable, target: Target, share: _Share) -> list[_Filling]:
         found = []
-        for region, chunks in share.regions.items():
+        for region, parts in share.parts.items():
             recorded = table.marks.regions.get(region.id, {})
-            own = replace(target, stretches=tuple(_above(target.stretches, recorded)))
-            missing = tuple(filter(own.takes, chunks))
-            if missing:  # else the region has them from a dealer that ended before it was through with the others
-                turn = dealt.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
-                work = FillWork(source=self.source, chunks=missing, target=own, turn=turn)
-                found.append(_Filling(work, recorded))
+            turn = dealt.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+            work = FillWork(uri=target.uri, key=target.config.primary_key, parts=parts, turn=turn)
+            found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
         return found
 
     def _fill(self, fillings: Mapping[str, _Fillings], tables: Mapping[str, DealtTable], done: Dealt) -> None:
@@ -231,22 +229,17 @@ class Dealer:
             except (CommitConflict, Fenced) as error:
                 lost.append(error)
             else:
-                tally.add(_Share(rows=result.rows, generations=int(result.path is not None)))
+                tally.add(_Share(rows=result.rows, generations=1))
         if lost:
             raise lost[0]
         return sum(each.rows for each in results)
 
     def _finish(self, table: DealtTable, filling: _Filling, result: FillResult) -> None:
-        if result.path is None:
-            return
-        stretches = [
-            replace(each, after=filling.recorded.get(each.writer, 0)) for each in filling.work.target.stretches
-        ]
         dealt.finish(
             table.log.store,
             filling.work.turn,
             result.path,
-            stretches,
+            filling.stretches,
             clock=self.clock,
             writer_id=self.ids.uuid(),
         )
@@ -268,8 +261,10 @@ class Dealer:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
+    """A region to fill, and what of the stretches its mark does not have yet."""
+
     work: FillWork
-    recorded: Mapping[str, int]
+    stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +305,10 @@ def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -
 
 
 def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
-    """What of the stretches a region does not have yet."""
+    """What of the stretches a region does not have yet, each from its mark on."""
     for each in stretches:
-        after = max(each.after, recorded.get(each.writer, 0))
-        if each.last > after:
-            yield replace(each, after=after)
+        if each.last > recorded.get(each.writer, 0):
+            yield replace(each, after=recorded.get(each.writer, 0))
 
 
 def _share(name: str, results: Iterable[SortResult]) -> _Share:
@@ -323,14 +317,14 @@ def _share(name: str, results: Iterable[SortResult]) -> _Share:
     for each in found:
         if each.failure is not None:
             raise error_of(*each.failure)
-    regions: dict[Region, tuple[RawChunkRef, ...]] = {}
+    parts: dict[Region, tuple[Part, ...]] = {}
     for each in found:
-        for region, refs in each.regions.items():
-            regions[region] = (*regions.get(region, ()), *refs)
+        for region, part in each.parts:
+            parts[region] = (*parts.get(region, ()), part)
     return _Share(
         rows=sum(each.rows for each in found),
         adds=tuple(add for each in found for add in each.adds),
-        regions=regions,
+        parts=parts,
         rejected=tally(*(each.rejected for each in found)),
         late=sum((each.late for each in found), LateFigures()),
     )

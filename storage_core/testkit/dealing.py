@@ -53,8 +53,7 @@ class InlineTasks:
         results = [
             execute.fill(
                 FillWork.from_json(_travelled(each.to_json())),
-                self.stores,
-                self.tables[each.target.uri],
+                self.tables[each.uri],
                 clock=self.clock,
                 ids=self.ids,
             )
