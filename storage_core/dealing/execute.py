@@ -48,7 +48,7 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
     split and part, and per chunk and table with rejections. Raises `Unavailable` when no store has a chunk and one is
     silent.
     """
-    shares = {each.name: _Share(each, work.source.name) for each in work.targets}
+    taken = {each.name: _Taken(each, work.source.name) for each in work.targets}
     damaged: dict[str, Damage] = {}
     unknown: Counter[str] = Counter()
     total = 0
@@ -63,10 +63,10 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
         total += records.num_rows
         unknown += _set_unknown_aside(raw, work, ref, records)
         for name in pc.unique(records.column("table")).to_pylist():
-            share = shares.get(name)
+            share = taken.get(name)
             if share is not None and share.target.takes(ref):
                 share.take(ref, _of_table(records, name), opened)
-    tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in shares.items()}
+    tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in taken.items()}
     return SortResult(tables=tables, unknown=unknown, damaged=tuple(damaged.values()), records=total)
 
 
@@ -81,7 +81,7 @@ def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillR
 
 
 @dataclass(slots=True)
-class _Share:
+class _Taken:
     """What one table gets of the chunks of one work item."""
 
     target: Target

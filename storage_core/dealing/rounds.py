@@ -17,21 +17,17 @@ from typing import Protocol
 
 from storage_core.clock import Clock
 from storage_core.dealing.marks import starts, txns
-from storage_core.dealing.parts import Part
-from storage_core.dealing.plan import DealtTable, Held, RoundPlan, Terms, plan_round
+from storage_core.dealing.outcome import Dealt, Share, Tally, share_of
+from storage_core.dealing.plan import DealtTable, RoundPlan, Terms, plan_round
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source, Target
-from storage_core.errors import CommitConflict, Fenced, TidemarkError, error_of
+from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids
-from storage_core.ingest.tally import tally
-from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TokenUnused
 from storage_core.raw_log.chunks import Damage
 from storage_core.raw_log.history import History
 from storage_core.region import dealt
 from storage_core.region.dealt import Stretch
-from storage_core.region.spec import Region
-from storage_core.rows.late import LateFigures
 
 _logger = logging.getLogger(__name__)
 
@@ -51,61 +47,6 @@ class Tasks(Protocol):
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         """Run `execute.fill` for each."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """What tasks did for one table in one round."""
-
-    rows: int = 0
-    adds: tuple[Add, ...] = ()
-    generations: int = 0
-    parts: Mapping[Region, tuple[Part, ...]] = field(default_factory=dict)
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    late: LateFigures = field(default_factory=LateFigures)
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason, late ones.
-
-    `version` is the table's version after it.
-    """
-
-    version: int = 0
-    rows: int = 0
-    bytes: int = 0
-    splits: int = 0
-    generations: int = 0
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    late: LateFigures = field(default_factory=LateFigures)
-
-    def add(self, share: _Share) -> None:
-        """Count what was committed."""
-        self.rows += share.rows
-        self.bytes += sum(each.size for each in share.adds)
-        self.splits += len(share.adds)
-        self.generations += share.generations
-        self.rejected = tally(self.rejected, share.rejected)
-        self.late += share.late
-
-
-@dataclass(slots=True, kw_only=True)
-class Dealt:
-    """What a run of dealing did. `records` counts what was read, `unknown` records of no table, by table name.
-
-    `held` is what is missing at the end, `given_up` what was passed on request. `failures` are the tables that did not
-    get their rows, each with its error.
-    """
-
-    records: int = 0
-    chunks: int = 0
-    tables: dict[str, Tally] = field(default_factory=dict)
-    unknown: Counter[str] = field(default_factory=Counter)
-    damaged: dict[tuple[str, int], Damage] = field(default_factory=dict)
-    held: tuple[Held, ...] = ()
-    given_up: list[Held] = field(default_factory=list)
-    failures: dict[str, TidemarkError] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +105,7 @@ class Dealer:
         targets = _before(plan.targets, damaged)
         for name, target in targets.items():
             with self._settling(name, done):
-                share = _share(name, results)
+                share = share_of(name, results)
                 if share.parts:
                     fillings[name] = _Fillings(target, share, self._turns(tables[name], target, share))
                 elif self._commit(tables[name], target, share):
@@ -172,7 +113,7 @@ class Dealer:
         self._fill(fillings, tables, done)
         return damaged
 
-    def _commit(self, table: DealtTable, target: Target, share: _Share) -> bool:
+    def _commit(self, table: DealtTable, target: Target, share: Share) -> bool:
         """Commit the splits of an append table with its marks; of a keyed one only the marks of its log.
 
         Return False when another dealer has committed just that.
@@ -197,7 +138,7 @@ class Dealer:
     def _guards(self, table: str) -> list[TokenUnused]:
         return [self.guards[table]] if table in self.guards else []
 
-    def _turns(self, table: DealtTable, target: Target, share: _Share) -> list[_Filling]:
+    def _turns(self, table: DealtTable, target: Target, share: Share) -> list[_Filling]:
         found = []
         for region, parts in share.parts.items():
             recorded = table.marks.regions.get(region.id, {})
@@ -229,7 +170,7 @@ class Dealer:
             except (CommitConflict, Fenced) as error:
                 lost.append(error)
             else:
-                tally.add(_Share(rows=result.rows, generations=1))
+                tally.add(Share(rows=result.rows, generations=1))
         if lost:
             raise lost[0]
         return sum(each.rows for each in results)
@@ -272,7 +213,7 @@ class _Fillings:
     """What is left of one keyed table in one round: its share of the first tasks, and the regions to fill."""
 
     target: Target
-    share: _Share
+    share: Share
     regions: Sequence[_Filling]
 
 
@@ -309,22 +250,3 @@ def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterato
     for each in stretches:
         if each.last > recorded.get(each.writer, 0):
             yield replace(each, after=recorded.get(each.writer, 0))
-
-
-def _share(name: str, results: Iterable[SortResult]) -> _Share:
-    """What all tasks did for one table; raises what kept one of them from it."""
-    found = [result.tables[name] for result in results if name in result.tables]
-    for each in found:
-        if each.failure is not None:
-            raise error_of(*each.failure)
-    parts: dict[Region, tuple[Part, ...]] = {}
-    for each in found:
-        for region, part in each.parts:
-            parts[region] = (*parts.get(region, ()), part)
-    return _Share(
-        rows=sum(each.rows for each in found),
-        adds=tuple(add for each in found for add in each.adds),
-        parts=parts,
-        rejected=tally(*(each.rejected for each in found)),
-        late=sum((each.late for each in found), LateFigures()),
-    )
