@@ -12,6 +12,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from jobs.pipes import report_to_dagster
 from jobs.report import JobReport
@@ -24,13 +25,32 @@ Run = Callable[[JobRequest, Spark], JobReport]
 
 def main(job: str, summary: str, run: Run, argv: Sequence[str] | None = None) -> int:
     """Run the job of one table for these arguments, print its report, and return the exit code."""
+    return command(job, parser(job, summary), on_spark(parse, run), argv)
+
+
+class Request(Protocol):
+    """What a job is asked to do, and the Spark master that it is to use."""
+
+    @property
+    def master(self) -> str:
+        """The URL of a Spark master."""
+        ...
+
+
+Asked = TypeVar("Asked", bound=Request)
+
+
+def on_spark(
+    parse: Callable[[argparse.Namespace], Asked], run: Callable[[Asked, Spark], JobReport]
+) -> Callable[[argparse.Namespace], JobReport]:
+    """Return what runs the job on Spark for arguments. They are parsed before Spark starts, which takes a while."""
 
     def start(arguments: argparse.Namespace) -> JobReport:
         request = parse(arguments)
         with Spark(request.master) as spark:
             return run(request, spark)
 
-    return command(job, parser(job, summary), start, argv)
+    return start
 
 
 def command(

@@ -5,7 +5,6 @@ python -m jobs.deal --raw-log raw_logs/x.yaml --table tables/a.yaml --table tabl
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
@@ -15,16 +14,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from jobs import tasks
-from jobs.command import command
+from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
 from storage_core.dealing.marks import log_marks
-from storage_core.dealing.plan import Held, Terms, by_gap, left
+from storage_core.dealing.outcome import Dealt
+from storage_core.dealing.plan import HeldChunks, Terms, by_gap, left
 from storage_core.dealing.remaining import DealPlan
-from storage_core.dealing.rounds import Dealer, Dealt
+from storage_core.dealing.rounds import Dealer
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
 from storage_core.declaration import TableDeclaration, load
 from storage_core.declaration_parts import below
@@ -238,7 +238,7 @@ def _details(job: _Job, done: Dealt) -> dict[str, object]:
     }
 
 
-def _gaps(job: _Job, held: Iterable[Held], given_up: Iterable[Held]) -> dict[str, object]:
+def _gaps(job: _Job, held: Iterable[HeldChunks], given_up: Iterable[HeldChunks]) -> dict[str, object]:
     return {
         "held": [asdict(each) for each in held],
         "given_up": [asdict(each) for each in dict.fromkeys(given_up)],
@@ -275,13 +275,7 @@ def _failure(failures: Mapping[str, TidemarkError]) -> TidemarkError:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-
-    def start(arguments: argparse.Namespace) -> JobReport:
-        request = parse(arguments)
-        with Spark(request.master) as spark:
-            return run(request, spark)
-
-    return command("deal", parser(SUMMARY), start, argv)
+    return command("deal", parser(SUMMARY), on_spark(parse, run), argv)
 
 
 if __name__ == "__main__":

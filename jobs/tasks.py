@@ -84,10 +84,9 @@ def deal_sort(item: Item) -> Answer:
 def deal_fill(item: Item) -> Answer:
     """Write the records of a raw log that belong to one region as its next generation."""
     work = FillWork.from_json(item["work"])
-    stores = _Stores()
-    raw = [stores.open(uri) for uri in work.source.stores]
-    result = dealing.fill(work, raw, stores.open(work.target.uri), clock=SystemClock(), ids=SystemIds())
-    return {"result": result.to_json(), "requests": stores.requests}
+    store = MeteredStore(open_store(work.uri))
+    result = dealing.fill(work, store, clock=SystemClock(), ids=SystemIds())
+    return {"result": result.to_json(), "requests": store.requests}
 
 
 class _Stores:

@@ -1,15 +1,15 @@
 """What a task of dealing does: reads chunks, divides their records by table, and writes what commits nothing by itself.
 
-Memory: one chunk, and the rows of one work item. Records that no table takes, and late ones, are in quarantine when a
-function returns, so before any mark moves; the same records are the same quarantine objects, however often they are
-dealt.
+Memory: one chunk, and the rows of one work item; to fill a region, all of its rows of one round. Records that no table
+takes, and late ones, are in quarantine when a function returns, so before any mark moves; the same records are the same
+quarantine objects, however often they are dealt.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 
 from storage_core.clock import Clock
 from storage_core.dealing import rejects
-from storage_core.dealing.fitting import fit, in_time, of_region, regions_of
+from storage_core.dealing.fitting import by_region, fit
+from storage_core.dealing.parts import Part, read_part, write_part
 from storage_core.dealing.work import FillResult, FillWork, Sorted, SortResult, SortWork, Target
-from storage_core.errors import Corrupt, TidemarkError
+from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
@@ -30,7 +31,6 @@ from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
 from storage_core.region.spec import Region
-from storage_core.rows.fold import record_schema
 from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform
 from storage_core.split.write import sort_and_write
@@ -41,13 +41,14 @@ Opener = Callable[[str], ObjectStore]
 
 
 def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> SortResult:
-    """Write the rows of append tables as sorted splits, and tell which chunks have records for which region.
+    """Write the rows of append tables as sorted splits, those of keyed ones as a part for each region.
 
     `raw` are the stores of the raw log, `opened` gives the store of a table. A chunk without a sound copy ends its
     writer here. What fails at the store of one table is told with that table. Requests: a GET per chunk, a PUT per
-    split, and per chunk and table with rejections. Raises `Unavailable` when no store has a chunk and one is silent.
+    split and part, and per chunk and table with rejections. Raises `Unavailable` when no store has a chunk and one is
+    silent.
     """
-    shares = {each.name: _Share(each, work.source.name) for each in work.targets}
+    taken = {each.name: _Taken(each, work.source.name) for each in work.targets}
     damaged: dict[str, Damage] = {}
     unknown: Counter[str] = Counter()
     total = 0
@@ -62,43 +63,32 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
         total += records.num_rows
         unknown += _set_unknown_aside(raw, work, ref, records)
         for name in pc.unique(records.column("table")).to_pylist():
-            share = shares.get(name)
+            share = taken.get(name)
             if share is not None and share.target.takes(ref):
                 share.take(ref, _of_table(records, name), opened)
-    tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in shares.items()}
+    tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in taken.items()}
     return SortResult(tables=tables, unknown=unknown, damaged=tuple(damaged.values()), records=total)
 
 
-def fill(work: FillWork, raw: Sequence[ObjectStore], store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
-    """Write the records of one region, in the order of the chunks, as the generation of the dealer's turn.
+def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
+    """Write the records of one region, in the order of its parts, as the generation of the dealer's turn.
 
-    What does not fit or is late was set aside by `sort`. A GET per chunk and the PUTs of `dealt.write`. Memory:
-    all of these records. Raises `Corrupt` when a chunk that was sound is damaged by now, and what `dealt.write` raises.
+    A GET per part and the PUTs of `dealt.write`. Memory: all of these records. Raises what `read_part` and
+    `dealt.write` raise.
     """
-    target = work.target
-    parts = [record_schema(target.context.schema).empty_table()]
-    for ref in work.chunks:
-        found = read_columns(raw, ref)
-        if isinstance(found, Damage):
-            raise Corrupt(f"chunk {ref.number} of writer {ref.writer}: {'; '.join(found.reasons)}; deal again")
-        fitting = fit(_of_table(found.records, target.name), target)
-        parts.append(of_region(in_time(fitting, target), ref, target, work.turn.region))
-    records = pa.concat_tables(parts)
-    if not records.num_rows:
-        return FillResult(path=None, rows=0)
-    key, indexes = target.config.primary_key, target.config.indexes
-    written = dealt.write(store, records, key, turn=work.turn, clock=clock, ids=ids, indexes=indexes)
+    records = pa.concat_tables([read_part(store, each) for each in work.parts])
+    written = dealt.write(store, records, work.key, turn=work.turn, clock=clock, ids=ids, indexes=work.indexes)
     return FillResult(path=written.path, rows=written.records)
 
 
 @dataclass(slots=True)
-class _Share:
+class _Taken:
     """What one table gets of the chunks of one work item."""
 
     target: Target
     source: str
     _parts: list[pa.Table] = field(default_factory=list)
-    _regions: dict[Region, list[RawChunkRef]] = field(default_factory=dict)
+    _regions: dict[Region, list[pa.Table]] = field(default_factory=dict)
     _rejected: dict[str, int] = field(default_factory=dict)
     _late: LateFigures = field(default_factory=LateFigures)
     _failure: TidemarkError | None = None
@@ -114,27 +104,33 @@ class _Share:
 
     def finish(self, opened: Opener, *, clock: Clock, ids: Ids) -> Sorted:
         """Write the rows and return what became of them."""
-        regions = {name: tuple(refs) for name, refs in self._regions.items()}
         rows = sum(part.num_rows for part in self._parts)
         try:
             if self._failure is not None:
                 raise self._failure
             adds = self._written(opened, clock=clock, ids=ids) if rows else []
+            parts = tuple(self._kept(opened, clock=clock, ids=ids))
         except TidemarkError as error:
             _logger.warning("table %s: its rows were not written: %s", self.target.name, error)
             return Sorted(failure=(error.kind, str(error)))
-        return Sorted(rows=rows, adds=tuple(adds), regions=regions, rejected=self._rejected, late=self._late)
+        return Sorted(rows=rows, adds=tuple(adds), parts=parts, rejected=self._rejected, late=self._late)
 
     def _written(self, opened: Opener, *, clock: Clock, ids: Ids) -> list[Add]:
         context = self.target.context
         rows = pa.concat_tables(self._parts)
         return sort_and_write(opened(self.target.uri), rows, context=context, ids=ids, now_ms=clock.now_ms())
 
+    def _kept(self, opened: Opener, *, clock: Clock, ids: Ids) -> Iterator[tuple[Region, Part]]:
+        for region, several in self._regions.items():
+            store, rows = opened(self.target.uri), pa.concat_tables(several)
+            yield region, write_part(store, rows, region=region.id, clock=clock, ids=ids)
+
     def _route(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
         fitting = fit(records, self.target)
         self._set_aside(ref, fitting.rejected, store)
-        for region in regions_of(self._admitted(ref, fitting, fitting.records, store), ref, self.target):
-            self._regions.setdefault(region, []).append(ref)
+        admitted = self._admitted(ref, fitting, fitting.records, store)
+        for region, rows in by_region(admitted, ref, self.target):
+            self._regions.setdefault(region, []).append(rows)
 
     def _append(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
         schema = self.target.context.schema

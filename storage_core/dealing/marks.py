@@ -38,12 +38,12 @@ _APP = "raw:"
 class Marks:
     """The marks of one table by writer: those of its log, and by id those of each region of its current spec.
 
-    `earlier` are the marks of regions of earlier specs, only those ahead of the log.
+    `ahead` are those of regions of earlier specs and of its current one, only where they are ahead of the log.
     """
 
     log: Mapping[str, int]
     regions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    earlier: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    ahead: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def log_marks(snapshot: Snapshot) -> dict[str, int]:
@@ -62,13 +62,13 @@ def read_marks(store: ObjectStore, snapshot: Snapshot) -> Marks:
     found = side_by_side(lambda each: positions(store, each.id), regions)
     current = snapshot.config.region_spec.id
     own: dict[str, Mapping[str, int]] = {}
-    earlier: dict[str, Mapping[str, int]] = {}
+    ahead: dict[str, Mapping[str, int]] = {}
     for region, marks in zip(regions, found, strict=True):
         if region.spec_id == current:
             own[region.id] = marks
-        elif ahead := {writer: last for writer, last in marks.items() if last > log.get(writer, 0)}:
-            earlier[region.id] = ahead
-    return Marks(log=log, regions=own, earlier=earlier)
+        if more := {writer: last for writer, last in marks.items() if last > log.get(writer, 0)}:
+            ahead[region.id] = more
+    return Marks(log=log, regions=own, ahead=ahead)
 
 
 def _regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:

@@ -55,7 +55,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldChunks:
     """Chunks `first` to `last` that are missing, so that what their writer wrote later waits for these tables."""
 
     writer: str
@@ -71,8 +71,8 @@ class RoundPlan:
     source: Source
     works: tuple[SortWork, ...]
     targets: Mapping[str, Target]
-    held: tuple[Held, ...]
-    given_up: tuple[Held, ...]
+    held: tuple[HeldChunks, ...]
+    given_up: tuple[HeldChunks, ...]
 
 
 def plan_round(
@@ -129,7 +129,7 @@ def _target(table: DealtTable, plan: DealPlan, chosen: Collection[tuple[str, int
         uri=table.log.store.uri,
         context=context_of(table.snapshot),
         stretches=tuple(stretches),
-        earlier=table.marks.earlier,
+        ahead=table.marks.ahead,
     )
 
 
@@ -159,13 +159,13 @@ def _cut(history: History, chunks: Sequence[RawChunkRef], most_bytes: int) -> It
         yield part
 
 
-def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[Held, ...]:
+def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[HeldChunks, ...]:
     """Return what is missing, by table, as one entry per gap."""
     tables: dict[MissingChunks, list[str]] = {}
     for name, gaps in missing.items():
         for gap in gaps:
             tables.setdefault(gap, []).append(name)
     return tuple(
-        Held(writer=gap.writer, first=gap.first, last=gap.last, tables=tuple(names))
+        HeldChunks(writer=gap.writer, first=gap.first, last=gap.last, tables=tuple(names))
         for gap, names in sorted(tables.items(), key=lambda each: (each[0].writer, each[0].first))
     )

@@ -17,20 +17,17 @@ from typing import Protocol
 
 from storage_core.clock import Clock
 from storage_core.dealing.marks import starts, txns
-from storage_core.dealing.plan import DealtTable, Held, RoundPlan, Terms, plan_round
+from storage_core.dealing.outcome import Dealt, Share, Tally, share_of
+from storage_core.dealing.plan import DealtTable, RoundPlan, Terms, plan_round
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source, Target
-from storage_core.errors import CommitConflict, Fenced, TidemarkError, error_of
+from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids
-from storage_core.ingest.tally import tally
-from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TokenUnused
-from storage_core.raw_log.chunks import Damage, RawChunkRef
+from storage_core.raw_log.chunks import Damage
 from storage_core.raw_log.history import History
 from storage_core.region import dealt
 from storage_core.region.dealt import Stretch
-from storage_core.region.spec import Region
-from storage_core.rows.late import LateFigures
 
 _logger = logging.getLogger(__name__)
 
@@ -50,61 +47,6 @@ class Tasks(Protocol):
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         """Run `execute.fill` for each."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """What tasks did for one table in one round."""
-
-    rows: int = 0
-    adds: tuple[Add, ...] = ()
-    generations: int = 0
-    regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    late: LateFigures = field(default_factory=LateFigures)
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What was dealt into one table: rows, bytes of splits, splits, generations, rejected records by reason, late ones.
-
-    `version` is the table's version after it.
-    """
-
-    version: int = 0
-    rows: int = 0
-    bytes: int = 0
-    splits: int = 0
-    generations: int = 0
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    late: LateFigures = field(default_factory=LateFigures)
-
-    def add(self, share: _Share) -> None:
-        """Count what was committed."""
-        self.rows += share.rows
-        self.bytes += sum(each.size for each in share.adds)
-        self.splits += len(share.adds)
-        self.generations += share.generations
-        self.rejected = tally(self.rejected, share.rejected)
-        self.late += share.late
-
-
-@dataclass(slots=True, kw_only=True)
-class Dealt:
-    """What a run of dealing did. `records` counts what was read, `unknown` records of no table, by table name.
-
-    `held` is what is missing at the end, `given_up` what was passed on request. `failures` are the tables that did not
-    get their rows, each with its error.
-    """
-
-    records: int = 0
-    chunks: int = 0
-    tables: dict[str, Tally] = field(default_factory=dict)
-    unknown: Counter[str] = field(default_factory=Counter)
-    damaged: dict[tuple[str, int], Damage] = field(default_factory=dict)
-    held: tuple[Held, ...] = ()
-    given_up: list[Held] = field(default_factory=list)
-    failures: dict[str, TidemarkError] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,15 +105,15 @@ class Dealer:
         targets = _before(plan.targets, damaged)
         for name, target in targets.items():
             with self._settling(name, done):
-                share = _share(name, results)
-                if share.regions:
+                share = share_of(name, results)
+                if share.parts:
                     fillings[name] = _Fillings(target, share, self._turns(tables[name], target, share))
                 elif self._commit(tables[name], target, share):
                     done.tables[name].add(share)
         self._fill(fillings, tables, done)
         return damaged
 
-    def _commit(self, table: DealtTable, target: Target, share: _Share) -> bool:
+    def _commit(self, table: DealtTable, target: Target, share: Share) -> bool:
         """Commit the splits of an append table with its marks; of a keyed one only the marks of its log.
 
         Return False when another dealer has committed just that.
@@ -196,16 +138,14 @@ class Dealer:
     def _guards(self, table: str) -> list[TokenUnused]:
         return [self.guards[table]] if table in self.guards else []
 
-    def _turns(self, table: DealtTable, target: Target, share: _Share) -> list[_Filling]:
+    def _turns(self, table: DealtTable, target: Target, share: Share) -> list[_Filling]:
         found = []
-        for region, chunks in share.regions.items():
+        for region, parts in share.parts.items():
             recorded = table.marks.regions.get(region.id, {})
-            own = replace(target, stretches=tuple(_above(target.stretches, recorded)))
-            missing = tuple(filter(own.takes, chunks))
-            if missing:  # else the region has them from a dealer that ended before it was through with the others
-                turn = dealt.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
-                work = FillWork(source=self.source, chunks=missing, target=own, turn=turn)
-                found.append(_Filling(work, recorded))
+            turn = dealt.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+            config = target.config
+            work = FillWork(uri=target.uri, key=config.primary_key, parts=parts, turn=turn, indexes=config.indexes)
+            found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
         return found
 
     def _fill(self, fillings: Mapping[str, _Fillings], tables: Mapping[str, DealtTable], done: Dealt) -> None:
@@ -231,22 +171,17 @@ class Dealer:
             except (CommitConflict, Fenced) as error:
                 lost.append(error)
             else:
-                tally.add(_Share(rows=result.rows, generations=int(result.path is not None)))
+                tally.add(Share(rows=result.rows, generations=1))
         if lost:
             raise lost[0]
         return sum(each.rows for each in results)
 
     def _finish(self, table: DealtTable, filling: _Filling, result: FillResult) -> None:
-        if result.path is None:
-            return
-        stretches = [
-            replace(each, after=filling.recorded.get(each.writer, 0)) for each in filling.work.target.stretches
-        ]
         dealt.finish(
             table.log.store,
             filling.work.turn,
             result.path,
-            stretches,
+            filling.stretches,
             clock=self.clock,
             writer_id=self.ids.uuid(),
         )
@@ -268,8 +203,10 @@ class Dealer:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
+    """A region to fill, and what of the stretches its mark does not have yet."""
+
     work: FillWork
-    recorded: Mapping[str, int]
+    stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +214,7 @@ class _Fillings:
     """What is left of one keyed table in one round: its share of the first tasks, and the regions to fill."""
 
     target: Target
-    share: _Share
+    share: Share
     regions: Sequence[_Filling]
 
 
@@ -310,27 +247,7 @@ def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -
 
 
 def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
-    """What of the stretches a region does not have yet."""
+    """What of the stretches a region does not have yet, each from its mark on."""
     for each in stretches:
-        after = max(each.after, recorded.get(each.writer, 0))
-        if each.last > after:
-            yield replace(each, after=after)
-
-
-def _share(name: str, results: Iterable[SortResult]) -> _Share:
-    """What all tasks did for one table; raises what kept one of them from it."""
-    found = [result.tables[name] for result in results if name in result.tables]
-    for each in found:
-        if each.failure is not None:
-            raise error_of(*each.failure)
-    regions: dict[Region, tuple[RawChunkRef, ...]] = {}
-    for each in found:
-        for region, refs in each.regions.items():
-            regions[region] = (*regions.get(region, ()), *refs)
-    return _Share(
-        rows=sum(each.rows for each in found),
-        adds=tuple(add for each in found for add in each.adds),
-        regions=regions,
-        rejected=tally(*(each.rejected for each in found)),
-        late=sum((each.late for each in found), LateFigures()),
-    )
+        if each.last > recorded.get(each.writer, 0):
+            yield replace(each, after=recorded.get(each.writer, 0))

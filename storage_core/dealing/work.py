@@ -1,8 +1,8 @@
 """Work items of dealing and what comes back; both travel as JSON (design page 08, "Spark").
 
 Two kinds. A `SortWork` reads some chunks for all tables at once: rows of append tables become splits at once, in
-whatever order; of keyed tables it only tells which chunks have rows. A `FillWork` reads those of one region in the
-order of the history, because of two records of a key the later one must win.
+whatever order; of keyed tables a part for each region, in the order of the history, because of two records of a key
+the later one must win. A `FillWork` makes one generation of the parts of a region.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storage_core.config import TableConfig
+from storage_core.config import IndexDefinition, TableConfig
+from storage_core.dealing.parts import Part
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage, RawChunkRef
@@ -27,14 +28,14 @@ Json = dict[str, Any]
 class Target:
     """One table as a task sees it: where it is, what its rows are, and the chunks that are to be dealt into it.
 
-    `earlier` are regions of earlier specs that have some of these chunks, with their marks (`marks.Marks`).
+    `ahead` are regions that have some of these chunks, of earlier specs too, with their marks (`marks.Marks`).
     """
 
     name: str
     uri: str
     context: SplitContext
     stretches: tuple[Stretch, ...]
-    earlier: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    ahead: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def config(self) -> TableConfig:
@@ -52,7 +53,7 @@ class Target:
             "uri": self.uri,
             "context": self.context.to_json(),
             "stretches": [asdict(each) for each in self.stretches],
-            "earlier": {region: dict(marks) for region, marks in self.earlier.items()},
+            "ahead": {region: dict(marks) for region, marks in self.ahead.items()},
         }
 
     @classmethod
@@ -104,30 +105,30 @@ class SortWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillWork:
-    """Chunks to read, in this order, for one region of one target whose turn the dealer has."""
+    """Parts to read, in this order, for one region of the table at `uri`, whose turn the dealer has."""
 
-    source: Source
-    chunks: tuple[RawChunkRef, ...]
-    target: Target
+    uri: str
+    key: tuple[str, ...]
+    parts: tuple[Part, ...]
     turn: Turn
+    indexes: tuple[IndexDefinition, ...] = ()
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
-        return {
-            "source": asdict(self.source),
-            "chunks": _refs(self.chunks),
-            "target": self.target.to_json(),
-            "turn": asdict(self.turn),
-        }
+        parts = [each.to_json() for each in self.parts]
+        indexes = TableConfig(indexes=self.indexes).to_configuration()
+        turn = asdict(self.turn)
+        return {"uri": self.uri, "key": list(self.key), "parts": parts, "turn": turn, "indexes": indexes}
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> FillWork:
         """Return the work that `to_json` gave."""
         return FillWork(
-            source=Source.from_json(found["source"]),
-            chunks=_read_refs(found["chunks"]),
-            target=Target.from_json(found["target"]),
+            uri=found["uri"],
+            key=tuple(found["key"]),
+            parts=tuple(map(Part.from_json, found["parts"])),
             turn=Turn(**found["turn"]),
+            indexes=TableConfig.from_configuration(found["indexes"]).indexes,
         )
 
 
@@ -135,14 +136,14 @@ class FillWork:
 class Sorted:
     """What became of the records of some chunks for one table.
 
-    `adds` are the splits of an append table; `regions` the regions of a keyed one with the chunks that have records for
-    them. `rejected` counts records by reason, `late` those that came too late; what is set aside is in quarantine.
-    `failure` is the kind and message of what kept this table from its rows: then nothing here is to be committed.
+    `adds` are the splits of an append table; `parts` the rows of a keyed one by region. `rejected` counts records by
+    reason, `late` those that came too late; what is set aside is in quarantine. `failure` is the kind and message of
+    what kept this table from its rows: then nothing here is to be committed.
     """
 
     rows: int = 0
     adds: tuple[Add, ...] = ()
-    regions: Mapping[Region, tuple[RawChunkRef, ...]] = field(default_factory=dict)
+    parts: tuple[tuple[Region, Part], ...] = ()
     rejected: Mapping[str, int] = field(default_factory=dict)
     late: LateFigures = field(default_factory=LateFigures)
     failure: tuple[str, str] | None = None
@@ -152,7 +153,7 @@ class Sorted:
         return {
             "rows": self.rows,
             "adds": write_actions(self.adds),
-            "regions": [[asdict(region), _refs(refs)] for region, refs in self.regions.items()],
+            "parts": [[asdict(region), part.to_json()] for region, part in self.parts],
             "rejected": dict(self.rejected),
             "late": asdict(self.late),
             "failure": self.failure,
@@ -164,7 +165,7 @@ class Sorted:
         return Sorted(
             rows=found["rows"],
             adds=read_actions(found["adds"], Add, "dealt rows"),
-            regions={_region(region): _read_refs(refs) for region, refs in found["regions"]},
+            parts=tuple((_region(region), Part.from_json(part)) for region, part in found["parts"]),
             rejected=found["rejected"],
             late=LateFigures(**found["late"]),
             failure=tuple(found["failure"]) if found["failure"] else None,
@@ -208,9 +209,9 @@ class SortResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillResult:
-    """What a `FillWork` wrote: the directory of the generation, None where it had no record for the region."""
+    """What a `FillWork` wrote: the directory of the generation, and how many rows are in it."""
 
-    path: str | None
+    path: str
     rows: int
 
     def to_json(self) -> Json:

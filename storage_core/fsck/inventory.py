@@ -9,6 +9,7 @@ from pathlib import Path
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
+from storage_core.region.data_file import RECORDS_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,16 @@ class Inventory:
     def versions(self, kind: KeyKind) -> list[int]:
         """Return the numbers of the version files or states that exist, ascending."""
         return sorted(each.version for each in self.of(kind) if each.version is not None)
+
+    @property
+    def regions(self) -> list[str]:
+        """The regions that were claimed, in order.
+
+        Not those of which there are parts only (`dealing.parts`): whoever wrote these ended before the claim.
+        """
+        parts = (KeyKind.GENERATION_FILE, RECORDS_FILE)
+        claimed = (each for each in self.parsed.values() if (each.kind, each.name) != parts)
+        return sorted({each.region for each in claimed if each.region is not None})
 
     @property
     def unknown(self) -> list[str]:

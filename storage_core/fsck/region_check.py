@@ -27,8 +27,8 @@ def check_regions(store: ObjectStore, inventory: Inventory, merged: dict[str, in
     One GET for the newest manifest and the hint of a region, one per unmerged WAL entry, two and one per index
     segment per unmerged generation; deep: one per object of the region.
     """
-    found = {each.region for each in inventory.parsed.values() if each.region is not None}
-    for region in sorted(found):
+    found = set(inventory.regions)
+    for region in inventory.regions:
         check = _Region(store, inventory, region, merged.get(region, 0), deep)
         check.run()
         yield from check.findings

@@ -92,8 +92,7 @@ def read_regions(store: ObjectStore, inventory: Inventory) -> dict[str, RegionSa
 
     Entries say their own number, so one that lies under another's key counts where it belongs.
     """
-    regions = {each.region for each in inventory.parsed.values() if each.region is not None}
-    return {region: _read_region(store, inventory, region) for region in sorted(regions)}
+    return {region: _read_region(store, inventory, region) for region in inventory.regions}
 
 
 def write_region(

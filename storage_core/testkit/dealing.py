@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from storage_core.config import TableConfig
 from storage_core.dealing import execute
+from storage_core.dealing.outcome import Dealt
 from storage_core.dealing.plan import Terms
-from storage_core.dealing.rounds import Dealer, Dealt
+from storage_core.dealing.rounds import Dealer
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
 from storage_core.ids import Ids
 from storage_core.log.log import TransactionLog
@@ -53,8 +54,7 @@ class InlineTasks:
         results = [
             execute.fill(
                 FillWork.from_json(_travelled(each.to_json())),
-                self.stores,
-                self.tables[each.target.uri],
+                self.tables[each.uri],
                 clock=self.clock,
                 ids=self.ids,
             )

@@ -12,6 +12,9 @@ from storage_core.dealing.plan import Terms
 from storage_core.dealing.rounds import Tasks
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork
 from storage_core.errors import RegionSealed
+from storage_core.formats.keys import region_registry_key
+from storage_core.fsck.check import fsck
+from storage_core.gc.collect import collect
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
@@ -120,6 +123,23 @@ def test_a_dealer_may_end_between_the_commits_of_regions(side: CrashFault, terms
         landed.add(sum(rows > 0 for rows in records_by_region(stores["users"]).values()))
         judge(stores)
     assert {0, 1, 2, 3} <= landed, "it ended before, between and behind the regions"
+
+
+def test_what_a_dealer_leaves_that_ended_before_its_claims_is_no_damage_and_is_collected() -> None:
+    stores = copies(given())
+    claims = FaultStore(stores["users"])
+    claims.on("put", region_registry_key(), CrashFault.BEFORE)
+    with pytest.raises(Crash):
+        board({**stores, "users": claims}, 2).deal()
+    parts = {info.key for info in stores["users"].list("_mem_wal/") if info.key.endswith("/records.arrow")}
+    assert len(parts) == 3
+    table = KeyedTable(stores["users"], ids=SeededIds(8))
+    assert fsck(stores["users"], clock=table.clock, deep=True).clean
+    judge(stores)
+    table = KeyedTable(stores["users"], ids=SeededIds(9))
+    report = collect(stores["users"], table.log, clock=table.clock, horizon_ms=0)
+    assert parts <= {each.key for each in report.candidates}
+    assert texts(stores) == EXPECTED
 
 
 @pytest.mark.parametrize("fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.DROPPED_THEN_UNKNOWN])

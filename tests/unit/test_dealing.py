@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from storage_core.dealing.marks import read_marks
-from storage_core.dealing.plan import Held, Terms
+from storage_core.dealing.plan import HeldChunks, Terms
 from storage_core.dealing.rounds import Tasks
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork
 from storage_core.errors import CommitConflict, Fenced, Unavailable
@@ -214,7 +214,7 @@ def test_behind_a_gap_a_writer_waits_and_others_go_on_until_it_is_restored_or_gi
     lost = given.stores[0].get(keys[2]).data
     given.stores[0].delete([keys[2]])
     done = given.deal()
-    assert done.held == (Held(writer=writer, first=3, last=3, tables=("a", "users")),)
+    assert done.held == (HeldChunks(writer=writer, first=3, last=3, tables=("a", "users")),)
     assert (given.numbers("a"), list(given.rows("users"))) == ([1, 2, 100], [1, 2])
     restored = Board(
         [copy_of(given.stores[0], "raw")], {name: copy_of(each, name) for name, each in given.tables.items()}
@@ -238,7 +238,7 @@ def test_a_chunk_that_is_damaged_everywhere_is_a_gap(work_bytes: int) -> None:
     given.stores[0].put(keys[3], sound[:50], Overwrite())
     terms = Terms(work_bytes=work_bytes)
     done = given.deal(terms)
-    assert done.held == (Held(writer=writer, first=4, last=4, tables=("a", "users")),)
+    assert done.held == (HeldChunks(writer=writer, first=4, last=4, tables=("a", "users")),)
     assert list(done.damaged) == [(writer, 4)]
     assert (given.numbers("a"), list(given.rows("users"))) == ([1, 2, 3, 100], [1, 2, 3])
     given.stores[0].put(keys[3], sound, Overwrite())
@@ -249,7 +249,7 @@ def test_a_chunk_that_is_damaged_everywhere_is_a_gap(work_bytes: int) -> None:
 def test_a_torn_end_can_be_given_up_for_good() -> None:
     given, writer, keys = gapped()
     given.stores[0].put(keys[4], b"Obj", Overwrite())
-    assert given.deal().held == (Held(writer=writer, first=5, last=5, tables=("a", "users")),)
+    assert given.deal().held == (HeldChunks(writer=writer, first=5, last=5, tables=("a", "users")),)
     given.deal(Terms(pass_up_to={writer: 5}))
     after = given.deal()
     assert (after.held, after.damaged, after.records) == ((), {}, 0)
