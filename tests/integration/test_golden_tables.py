@@ -52,8 +52,9 @@ def test_an_old_table_opens_and_answers_as_it_did(name: str) -> None:
     store = MemoryStore(name, clock=clock)
     for key, data in _objects(name).items():
         store.put(key, data, Overwrite())
-    found = answers(store, clock, expected["older"])
-    assert json.loads(json.dumps(found)) == expected["answers"]
+    found = json.loads(json.dumps(answers(store, clock, expected["older"])))
+    # Questions that came later have answers too, or they could not be dumped; what they were then nobody wrote down.
+    assert {question: found[question] for question in expected["answers"]} == expected["answers"]
 
 
 @pytest.mark.parametrize("kind", REENCODED)

@@ -29,6 +29,7 @@ built_keys = st.one_of(
     st.builds(keys.region_hint_key, uuids),
     st.builds(keys.wal_entry_key, uuids, numbers),
     st.builds(keys.generation_file_key, uuids, directories, st.sampled_from(keys.GENERATION_FILES)),
+    st.builds(keys.generation_file_key, uuids, directories, index_names.map("{}.seg".format)),
     st.just(keys.gc_candidates_key()),
     st.just(keys.gc_boundary_key()),
     st.just(keys.tags_key()),

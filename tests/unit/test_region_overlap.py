@@ -18,7 +18,7 @@ from storage_core.log.actions import Add
 from storage_core.log.file_columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import tail
-from storage_core.region.overlap import admitted, may_overlap
+from storage_core.region.overlap import admitted, may_hold, may_overlap
 from storage_core.rows.statistics import compute, decode
 from storage_core.testkit.keyed_table import KeyedTable
 
@@ -94,6 +94,25 @@ def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
     wanted = {identity(row, key) for rows in touched for row in rows}
     for may, rows in zip(found, base, strict=True):
         assert may or not wanted & {identity(row, key) for row in rows}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(KEYS, max_size=4), KEYS, st.permutations(SCHEMA.names))
+def test_a_split_that_holds_a_wanted_key_is_never_ruled_out(
+    base: list[list[dict[str, Any]]], asked: list[dict[str, Any]], order: list[str]
+) -> None:
+    key = order[:2]
+    figures = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in base]
+    files = table_of([split(each.min_values, each.max_values) for each in figures])
+    found = may_hold(files, pa.Table.from_pylist(asked, schema=SCHEMA).select(key)).to_pylist()
+    wanted = {identity(row, key) for row in asked}
+    for may, rows in zip(found, base, strict=True):
+        assert may or not wanted & {identity(row, key) for row in rows}
+
+
+def test_wanted_keys_rule_out_the_splits_on_either_side_of_them() -> None:
+    files = table_of([split({"n": str(low)}, {"n": str(low + 2)}) for low in range(8)])
+    assert may_hold(files, pa.table({"n": [5, 6]})).to_pylist() == [False] * 3 + [True] * 4 + [False]
 
 
 def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
