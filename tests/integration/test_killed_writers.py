@@ -29,7 +29,7 @@ from storage_core.testkit.s3_server import S3Server
 from tests.integration.threaded_writer import THREADS, journal_of
 
 KILLS = int(os.environ.get("TIDEMARK_KILLS", "12"))
-S3_KILLS = int(os.environ.get("TIDEMARK_S3_KILLS", "6"))
+S3_KILLS = int(os.environ.get("TIDEMARK_S3_KILLS", "4"))
 REPOSITORY = Path(__file__).parents[2]
 LONGEST_S = 0.2
 PATIENCE_S = 60
