@@ -18,6 +18,7 @@ from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
+from jobs.run import require_shared
 from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
 from storage_core.dealing.marks import log_marks
@@ -109,7 +110,7 @@ class _Job:
         if unknown := sorted(set(raw.tables) - known):
             raise InvalidInput(f"{request.raw_log}: {', '.join(unknown)} is declared by no file of tables/*.yaml")
         chosen = raw.tables or tuple(sorted(known))
-        uris = tuple(_shared(below(root, uri)) for uri in raw.uris)
+        uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)
         stores = [MeteredStore(open_store(uri)) for uri in uris]
         return cls(
             raw=raw,
@@ -125,7 +126,7 @@ class _Job:
         found: dict[str, Table] = {}
         for name, declaration in self.declared.items():
             try:
-                uri = _shared(declaration.uri)
+                uri = require_shared(declaration.uri)
                 if declaring:
                     found[name] = Table.declare(declaration)
                     found[name].require_capable()
@@ -258,12 +259,6 @@ def _tables(files: Sequence[str], root: Path) -> tuple[dict[str, TableDeclaratio
             LOG.warning("a table is left out: %s", error)
             broken[Path(file).stem] = error
     return declared, broken
-
-
-def _shared(uri: str) -> str:
-    if uri.startswith("memory:"):
-        raise InvalidInput(f"{uri}: what is in memory lives in one process; Spark tasks cannot see it")
-    return uri
 
 
 def _failure(failures: Mapping[str, TidemarkError]) -> TidemarkError:

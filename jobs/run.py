@@ -91,15 +91,19 @@ class Figures:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
+def require_shared(uri: str) -> str:
+    """Return the URI of a place that Spark tasks can see. Raises `InvalidInput` for one in the memory of a process."""
+    if uri.startswith("memory:"):
+        raise InvalidInput(f"{uri}: what is in memory lives in one process; Spark tasks cannot see it", uri=uri)
+    return uri
+
+
 class JobRun:
     """One run of one job on one table, planned against the snapshot that `before` holds."""
 
     def __init__(self, job: str, request: JobRequest, spark: Spark, table: Table | None = None) -> None:
         """Open the table unless it is given. Raises `InvalidInput` for a table that other processes cannot see."""
-        if request.table_uri.startswith("memory:"):
-            raise InvalidInput(
-                f"{request.table_uri}: a table in memory lives in one process; Spark tasks cannot see it"
-            )
+        require_shared(request.table_uri)
         self._started = time.perf_counter()
         self._job = job
         self._request = request

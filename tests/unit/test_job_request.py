@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.request import WindowRange, window_range
+from jobs.run import require_shared
 from pipelines.commands.arguments import duration_ms
 from storage_core.errors import InvalidInput
 
@@ -42,3 +43,9 @@ def test_nothing_is_a_duration_without_a_unit_and_every_other_needs_one() -> Non
     for text in ("5", "00", "-0", ""):
         with pytest.raises(InvalidInput, match="--horizon"):
             duration_ms("--horizon", text)
+
+
+def test_a_place_in_the_memory_of_one_process_is_refused_for_jobs() -> None:
+    assert require_shared("file:///lake/t") == "file:///lake/t"
+    with pytest.raises(InvalidInput, match="memory://t: what is in memory lives in one process"):
+        require_shared("memory://t")
