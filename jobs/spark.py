@@ -2,7 +2,7 @@
 
 A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled but the items
 themselves. DataFrame API only, so Spark Connect can stand in (design page 08, "Spark"). On a cluster the code of the
-tasks travels with the session (decision 0064).
+tasks travels with the session (decision 0062).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts: what one task found for one region, typed, until the generation is written (decision 0062).
+"""Parts: what one task found for one region, typed, until the generation is written (decision 0060).
 
 A part is a data file in a generation's directory that no manifest names, as a dealer that ended before its manifest
 leaves one, too: nobody reads it but the task that was told of it, and the collector takes it when it is old. So records

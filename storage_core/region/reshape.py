@@ -101,7 +101,7 @@ def seal_spec(
     if not spec.fields:
         return (seal(only_region(snapshot.table_id, spec)),)
     # Its manifest says that the spec is closed where the registry is lost, also of a spec without any other region; and
-    # who came in through a lost registry before it did so is in the second answer (decision 0066).
+    # who came in through a lost registry before it did so is in the second answer (decision 0063).
     closing = closing_region(snapshot.table_id, spec)
     close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
     close()
