@@ -20,8 +20,8 @@ GENERATIONS = 5
 ROWS = 100
 VIEW_GETS = 4
 """Of a `latest` read: the hint and the manifest of the region, the end of its log, and that no version is new."""
-KEY_COLUMN_GETS = 2
-"""Of a split whose key column is one chunk: the footer, and the chunk."""
+SMALL_SPLIT_GETS = 1
+"""Of a split that is read whole with its footer."""
 
 _names = itertools.count()
 
@@ -65,14 +65,14 @@ def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table:
     assert gets(table, "N99999") == (None, VIEW_GETS + manifests)  # outside of all bounds
 
 
-def test_a_get_reads_keys_first_and_the_whole_split_only_on_a_hit(table: Table) -> None:
+def test_a_get_reads_a_small_split_by_one_request_and_none_whose_bounds_exclude_the_key(table: Table) -> None:
     flush(table, planes(0, step=2))
     merge(table)
     assert gets(table, "N00004", consistency="snapshot") == (
         {"tail": "N00004", "seats": 4, "model": "x" * 50},
-        KEY_COLUMN_GETS + 1,
+        SMALL_SPLIT_GETS,
     )
-    assert gets(table, "N00005", consistency="snapshot") == (None, KEY_COLUMN_GETS)
+    assert gets(table, "N00005", consistency="snapshot") == (None, SMALL_SPLIT_GETS)
     assert gets(table, "Z", consistency="snapshot") == (None, 0)
 
 
