@@ -64,20 +64,23 @@ def get_many(
 ) -> list[dict[str, object] | None]:
     """Return for each of these keys (`key_rows`) its row, or None when there is none. Times beyond year 9999 are text.
 
-    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. Per
-    split whose bounds admit one of the keys: one GET of the footer, two when it is long, then at most one per key
-    column and row group that may hold one, and one per column and row group that does; what lies close together is read
-    by one (`split.read.AHEAD_BYTES`), so mostly one does for all of it.
+    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. The
+    base is asked for the keys without a record, and with a patch. Per split whose bounds admit one of those: one GET of
+    the footer, two when it is long, then at most one per key column and row group that may hold one, and one per column
+    and row group that does; what lies close together is read by one (`split.read.AHEAD_BYTES`), so mostly one does for
+    all of it.
     """
     columns = snapshot.config.primary_key
+    newer = None if records is None else fold.fold(_matching(records, wanted), columns)
+    asked_of_base = wanted if newer is None else _left_open(newer, wanted)
     base = [
         conform_split(rows, snapshot.schema)
-        for add in _candidates(snapshot, wanted)
-        for rows in _held(store, add, wanted)
+        for add in _candidates(snapshot, asked_of_base)
+        for rows in _held(store, add, asked_of_base)
     ]
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
-    if records is not None and records.num_rows:
-        rows = fold.apply(rows, fold.fold(_matching(records, wanted), columns), columns)
+    if newer is not None and newer.num_rows:
+        rows = fold.apply(rows, newer, columns)
     found: list[dict[str, object]] = as_text(rows).to_pylist()
     codes, asked = key_codes([rows, wanted], columns)
     by_code = dict(zip(codes.tolist(), found, strict=True))
@@ -130,6 +133,15 @@ def _held(store: ObjectStore, add: Add, wanted: pa.Table) -> Iterator[pa.Table]:
     hit = [group for group, rows in parts if _matching(rows, wanted).num_rows]
     for rows in split.batches(groups=hit):
         yield _matching(rows, wanted)
+
+
+def _left_open(folded: pa.Table, wanted: pa.Table) -> pa.Table:
+    """The keys whose row is not known from their folded record alone: a put, a reset and a delete say all of it."""
+    whole = folded.filter(pc.not_equal(folded.column(fold.OPERATION), int(fold.Operation.PATCH)))
+    if not whole.num_rows:
+        return wanted
+    told, keys = key_codes([whole, wanted], wanted.column_names)
+    return wanted.filter(pa.array(~np.isin(keys, told)))
 
 
 def _matching(rows: pa.Table, wanted: pa.Table) -> pa.Table:

@@ -94,6 +94,22 @@ def test_the_newest_record_wins_whichever_generations_are_skipped(table: Table) 
     assert opened.get("N0") == {"tail": "N0", "seats": 0, "model": None}
 
 
+def test_the_base_is_read_for_keys_that_no_newer_record_tells_whole(table: Table) -> None:
+    flush(table, planes(0, 4))
+    table = merge(table)
+    with table.writer() as writer:
+        writer.put({"tail": "N00000", "seats": 10})
+        writer.delete("N00001")
+        writer.patch({"tail": "N00002", "seats": 12})
+        told, cost = gets(table, "N00000")
+        assert told == {"tail": "N00000", "seats": 10, "model": None}
+        assert gets(table, "N00001") == (None, cost)
+        patched = {"tail": "N00002", "seats": 12, "model": "x" * 50}
+        assert gets(table, "N00002") == (patched, cost + SMALL_SPLIT_GETS)
+        whole = {"tail": "N00003", "seats": 3, "model": "x" * 50}
+        assert table.get_many(["N00003", "N00000", "N00001", "N00002"]) == [whole, told, None, patched]
+
+
 @pytest.mark.parametrize("damage", [b"", b"TMBLOOM\x01" + bytes(48), None])
 def test_a_generation_whose_filter_is_damaged_is_read_without_it(
     table: Table, damage: bytes | None, caplog: pytest.LogCaptureFixture
