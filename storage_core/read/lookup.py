@@ -71,7 +71,7 @@ def get_many(
     all of it.
     """
     columns = snapshot.config.primary_key
-    newer = None if records is None else fold.fold(_matching(records, wanted), columns)
+    newer = fold.fold(_matching(records, wanted), columns) if records is not None and records.num_rows else None
     asked_of_base = wanted if newer is None else _left_open(newer, wanted)
     base = [
         conform_split(rows, snapshot.schema)
