@@ -23,6 +23,7 @@ from storage_core.region.options import WriterOptions
 
 GENERATIONS = 10
 _ROWS_OF_GENERATION = 10_000
+_KEYS_AT_ONCE = 1_000
 _NEVER = WriterOptions(flush_rows=10**9, flush_bytes=10**11)
 
 
@@ -51,6 +52,9 @@ def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Figure]:
     asked = {"a hit in the base": never_flushed, "a hit in a generation": flushed[4], "a miss": shuffled + 1}
     for what, chosen in asked.items():
         yield from _get(uri, f"get, {keys:,} keys, {GENERATIONS} generations, {what}", chosen[:gets])
+    for what, chosen in asked.items():
+        named = f"get_many of {_KEYS_AT_ONCE:,} keys, {keys:,} keys, {GENERATIONS} generations, each {what}"
+        yield from _get_many(uri, named, chosen[:_KEYS_AT_ONCE], max(2, gets // 5))
 
 
 def _get(uri: str, name: str, asked: Keys) -> Iterator[Figure]:
@@ -63,6 +67,16 @@ def _get(uri: str, name: str, asked: Keys) -> Iterator[Figure]:
         requests.append(sum(table.store.requests.values()) - before)
     yield Figure(name=f"{name}, p50", value=median(taken), unit="ms")
     yield Figure(name=f"{name}, requests", value=median(requests), unit="requests")
+
+
+def _get_many(uri: str, name: str, asked: Keys, repeated: int) -> Iterator[Figure]:
+    table = Table.open(uri)
+    table.get(-1)
+    before = sum(table.store.requests.values())
+    taken = [seconds(partial(table.get_many, asked.tolist())) * 1000 for _ in range(repeated)]
+    yield Figure(name=f"{name}, p50", value=median(taken), unit="ms")
+    requests = (sum(table.store.requests.values()) - before) / repeated
+    yield Figure(name=f"{name}, requests", value=requests, unit="requests")
 
 
 def _merge(table: Table) -> None:

@@ -54,6 +54,7 @@ class LiveFiles(Mapping[str, Add]):
         self.added: Mapping[str, Added] = added or {}
         self.certain = certain
         self._all: pa.Table | None = None
+        self._added: pa.Table | None = None
         self._records: dict[str, Add] | None = None
         self._times: dict[str, tuple[int, int]] | None = None
 
@@ -144,7 +145,11 @@ class LiveFiles(Mapping[str, Add]):
 
     def added_table(self) -> pa.Table:
         """Return the rows of the splits added since the state. Reads nothing."""
-        return table_of([each.add for each in self.added.values()], [each.at for each in self.added.values()])
+        if self._added is None:
+            self._added = table_of(
+                [each.add for each in self.added.values()], [each.at for each in self.added.values()]
+            )
+        return self._added
 
     def _as_records(self) -> dict[str, Add]:
         if self._records is None:

@@ -12,6 +12,9 @@ from storage_core.objectstore.contract import ObjectStore
 
 LIST_FROM = 100
 
+AHEAD_MOST = 2**24
+"""Bytes that a file read in order asks for at once, at most."""
+
 
 def exists(store: ObjectStore, key: str) -> bool:
     """Return whether the object is there. One HEAD."""
@@ -35,17 +38,22 @@ def missing(store: ObjectStore, keys: Collection[str]) -> list[str]:
 
 
 class ObjectFile(io.RawIOBase):
-    """An object of known size as a seekable file: one ranged GET per read, and no HEAD.
+    """An object of known size as a seekable file: at most one ranged GET per read, and no HEAD.
 
-    A read raises `NotFound` when the object is gone.
+    With `ahead` a GET asks for so many bytes at least, for twice as many as the one before where it continues that
+    one, up to `AHEAD_MOST`. What it got stays in memory until the next: reads within it are no request. A read raises
+    `NotFound` when the object is gone.
     """
 
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+    def __init__(self, store: ObjectStore, key: str, size: int, *, ahead: int = 0) -> None:
         super().__init__()
         self._store = store
         self._key = key
         self._size = size
         self._position = 0
+        self._least_ahead = self._ahead = ahead
+        self._held_from = 0
+        self._held = b""
 
     def readable(self) -> bool:
         """Return True."""
@@ -70,12 +78,23 @@ class ObjectFile(io.RawIOBase):
         end = self._size if size < 0 else min(self._position + size, self._size)
         if end <= self._position:
             return b""
-        data = self._store.get_range(self._key, self._position, end)
-        self._position = end
-        return data
+        start, self._position = self._position, end
+        if not self._held_from <= start <= end <= self._held_to:
+            self._fetch(start, end)
+        return self._held[start - self._held_from : end - self._held_from]
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill a writable buffer as far as the object reaches and return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+    @property
+    def _held_to(self) -> int:
+        return self._held_from + len(self._held)
+
+    def _fetch(self, start: int, end: int) -> None:
+        continues = self._held_from <= start <= self._held_to + self._least_ahead
+        self._ahead = min(2 * self._ahead, AHEAD_MOST) if continues and self._held else self._least_ahead
+        last = min(max(end, start + self._ahead), self._size)
+        self._held_from, self._held = start, self._store.get_range(self._key, start, last)

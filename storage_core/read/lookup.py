@@ -1,12 +1,13 @@
 """Point lookups by primary key: the newest row of a key, or of many, exact (design page 07).
 
 Of the regions' generations only those are read whose bounds and bloom filter admit the key, of the base only the splits
-whose minimum and maximum do; and of such a split first the key columns, the rest only on a hit.
+whose minimum and maximum do; of such a split the key columns of the row groups that may hold it, the rest of a row
+group only on a hit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from storage_core.rows.calendar import as_text
 from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
-from storage_core.split.read import conform_split, read_split
+from storage_core.split.read import conform_split, open_split
 
 Key = object
 
@@ -63,19 +64,23 @@ def get_many(
 ) -> list[dict[str, object] | None]:
     """Return for each of these keys (`key_rows`) its row, or None when there is none. Times beyond year 9999 are text.
 
-    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. Per
-    split whose bounds admit one of the keys: ranged GETs of the footer and the key columns, and one of the whole split
-    on a hit.
+    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. The
+    base is asked for the keys without a record, and with a patch. Per split whose bounds admit one of those: one GET of
+    the footer, two when it is long, then at most one per key column and row group that may hold one, and one per column
+    and row group that does; what lies close together is read by one (`split.read.AHEAD_BYTES`), so mostly one does for
+    all of it.
     """
     columns = snapshot.config.primary_key
+    newer = fold.fold(_matching(records, wanted), columns) if records is not None and records.num_rows else None
+    asked_of_base = wanted if newer is None else _left_open(newer, wanted)
     base = [
-        conform_split(_matching(read_split(store, add), wanted), snapshot.schema)
-        for add in _candidates(snapshot, wanted)
-        if _matching(read_split(store, add, columns), wanted).num_rows
+        conform_split(rows, snapshot.schema)
+        for add in _candidates(snapshot, asked_of_base)
+        for rows in _held(store, add, asked_of_base)
     ]
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
-    if records is not None and records.num_rows:
-        rows = fold.apply(rows, fold.fold(_matching(records, wanted), columns), columns)
+    if newer is not None and newer.num_rows:
+        rows = fold.apply(rows, newer, columns)
     found: list[dict[str, object]] = as_text(rows).to_pylist()
     codes, asked = key_codes([rows, wanted], columns)
     by_code = dict(zip(codes.tolist(), found, strict=True))
@@ -117,6 +122,26 @@ def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
         equal = (And(tuple(Compare(name, Comparison.EQ, row[name]) for name in row)) for row in some)
         found |= {add.path: add for add in prune(snapshot, Or(tuple(equal)))}
     return [found[path] for path in sorted(found)]
+
+
+def _held(store: ObjectStore, add: Add, wanted: pa.Table) -> Iterator[pa.Table]:
+    """The rows of a split with one of the keys."""
+    key = wanted.column_names
+    split = open_split(store, add, whole=False)
+    admitted = split.groups_admitting(wanted)
+    parts = zip(admitted, split.batches(key, groups=admitted), strict=True)
+    hit = [group for group, rows in parts if _matching(rows, wanted).num_rows]
+    for rows in split.batches(groups=hit):
+        yield _matching(rows, wanted)
+
+
+def _left_open(folded: pa.Table, wanted: pa.Table) -> pa.Table:
+    """The keys whose row is not known from their folded record alone: a put, a reset and a delete say all of it."""
+    whole = folded.filter(pc.not_equal(folded.column(fold.OPERATION), int(fold.Operation.PATCH)))
+    if not whole.num_rows:
+        return wanted
+    told, keys = key_codes([whole, wanted], wanted.column_names)
+    return wanted.filter(pa.array(~np.isin(keys, told)))
 
 
 def _matching(rows: pa.Table, wanted: pa.Table) -> pa.Table:

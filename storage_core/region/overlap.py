@@ -56,13 +56,11 @@ def admitted(generation: Generation, wanted: pa.Table) -> Mask:
 
 
 def _bounds_of(generation: Generation, types: Mapping[str, pa.DataType]) -> Bounds:
-    return {
-        name: (
-            bound_keys(pa.array([generation.min_key.get(name)], pa.string()), type_),
-            bound_keys(pa.array([generation.max_key.get(name)], pa.string()), type_),
-        )
+    found = {
+        name: bound_keys(pa.array([generation.min_key.get(name), generation.max_key.get(name)], pa.string()), type_)
         for name, type_ in types.items()
     }
+    return {name: (both[:1], both[1:]) for name, both in found.items()}
 
 
 def _overlaps(files: pa.RecordBatch, touched: Sequence[Bounds], types: Mapping[str, pa.DataType]) -> Mask:

@@ -27,8 +27,8 @@ def beyond(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array | N
         return None
     least, greatest = _MICROSECONDS if pa.types.is_timestamp(column.type) else _DAYS
     ticks = column.cast(pa.int64() if pa.types.is_timestamp(column.type) else pa.int32())
-    found = pc.min_max(ticks).as_py()
-    if found["min"] is None or (found["min"] >= least and found["max"] <= greatest):
+    lowest, highest = (each.as_py() for each in pc.min_max(ticks).values())
+    if lowest is None or (lowest >= least and highest <= greatest):
         return None
     return pc.or_(pc.less(ticks, least), pc.greater(ticks, greatest))
 

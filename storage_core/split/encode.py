@@ -17,10 +17,14 @@ import pyarrow.parquet as pq
 
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
+from storage_core.split import row_groups
 
 ZSTD_LEVEL: Final = 3
 ROWS_PER_PAGE: Final = 1024
 """Small pages make the page index selective: one lookup in a sorted file decodes about this many rows per column."""
+
+DICTIONARY_BYTES: Final = 65_536
+"""Where a dictionary stops paying in so small a row group; Parquet's mebibyte would hold every value of a number."""
 
 _SAMPLE_SLICES: Final = 8
 _SAMPLE_ROWS: Final = 8192
@@ -51,10 +55,11 @@ def encode(rows: pa.Table, order: SortOrder, metadata: Mapping[str, str]) -> pa.
         write_page_index=True,
         write_page_checksum=True,
         max_rows_per_page=ROWS_PER_PAGE,
+        dictionary_pagesize_limit=DICTIONARY_BYTES,
         sorting_columns=_native_sorting(order, plain),
     )
     with writer:
-        writer.write_table(rows.replace_schema_metadata(None))
+        writer.write_table(rows.replace_schema_metadata(None), row_group_size=row_groups.ROWS_PER_GROUP)
         writer.add_key_value_metadata(dict(metadata))
     return sink.getvalue()
 

@@ -39,6 +39,7 @@ NOT_IN_THE_LOG: Final = frozenset(
         "operation_id",
         "replaces",
         "merged",
+        "row_groups",
         "seal",
     )
 )

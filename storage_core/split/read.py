@@ -6,7 +6,7 @@ every page where only some columns are read, and the path that the file itself c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,10 +24,15 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.metadata import FORMAT, PREFIX
+from storage_core.split.row_groups import admitting
 from storage_core.split.vectors import rows_gone, visible
 
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
+
+
+AHEAD_BYTES = 2**20
+"""What a ranged GET asks for at least: a request takes about as long as a mebibyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,30 @@ class OpenSplit:
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
+        if not self._in_memory and self.row_groups:
+            return pa.concat_tables(self.batches(columns))
         with _corrupt_on_failure(self.add):
-            table = self._file.read(columns=self._present(columns), use_threads=self._in_memory)
+            table = self._file.read(columns=self._present(columns), use_threads=True)
         return self._visible(table, 0)
 
-    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
-        """Yield the rows in file order, one table per row group, so that at most one row group is in memory."""
-        for index, first in enumerate(self._first_rows()):
-            yield self._visible(self._row_group(index, columns), int(first))
+    def batches(
+        self, columns: Collection[str] | None = None, *, groups: Sequence[int] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows in file order, one table per row group or per one of `groups`, ascending.
+
+        At most one row group is in memory.
+        """
+        chosen = range(self.row_groups) if groups is None else groups
+        first_rows = self._first_rows()
+        for index in chosen:
+            yield self._visible(self._row_group(index, columns), int(first_rows[index]))
+
+    def groups_admitting(self, wanted: pa.Table) -> Sequence[int]:
+        """Return the row groups that may hold a row with one of these keys, ascending; all when in doubt. No request.
+
+        Raises `Corrupt` where the file's bounds of its row groups are damaged.
+        """
+        return admitting(self.metadata, self.add.path, self.row_groups, wanted)
 
     def since(self, place: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
         """Yield the rows from this place in the file on, and the place of each, in tables of at most `BATCH_ROWS`.
@@ -97,7 +118,14 @@ class OpenSplit:
 
     def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:
         with _corrupt_on_failure(self.add):
-            return self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
+            rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
+        expected = self._file.metadata.row_group(index).num_rows
+        if rows.num_rows != expected and rows.num_columns:
+            raise Corrupt(
+                f"{self.add.path}: expected {expected} rows in row group {index}, found {rows.num_rows}; {SEE_CORRUPT}",
+                key=self.add.path,
+            )
+        return rows
 
     def _first_rows(self) -> npt.NDArray[np.int64]:
         """The place in the file of the first row of each row group."""
@@ -122,7 +150,8 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
     """Open a split for reading; `as_dictionary` returns top-level strings dictionary-encoded, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
-    memory while the result lives. Else ranged GETs as columns are read (footer first), each page by its own checksum.
+    memory while the result lives. Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its
+    own checksum.
     One GET more for a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written,
     `SnapshotExpired` for a vanished file.
     """
@@ -130,7 +159,10 @@ def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionar
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it
         # aborts the process. So nothing is read ahead, and ranges are read in the calling thread.
-        source = pa.BufferReader(_whole_file(store, add)) if whole else ObjectFile(store, add.path, add.size)
+        if whole:
+            source = pa.BufferReader(_whole_file(store, add))
+        else:
+            source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:

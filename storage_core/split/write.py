@@ -29,6 +29,7 @@ from storage_core.rows.order import sort_indices
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import OrderColumn, SortOrder, bind
 from storage_core.rows.windows import split_by_window, window_starts
+from storage_core.split import row_groups
 from storage_core.split.encode import cut, decoded, encode, present_order
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe, sealed
@@ -172,7 +173,10 @@ def write_split(
     described = _describe_rows(rows, context, bare)
     schema_string = to_schema_string(decoded(rows.slice(0, 0)).schema)
     metadata = describe(described, table_id=context.table_id, schema_string=schema_string)
-    data = encode(rows, context.order, sealed(metadata | write_origin(_origin(context, lineage))))
+    metadata |= write_origin(_origin(context, lineage))
+    for first in context.order.columns[:1]:
+        metadata |= row_groups.bounds(rows, first.name)
+    data = encode(rows, context.order, sealed(metadata))
     _create(store, key, data)
     _logger.info("wrote split %s: %d rows, %d bytes", key, rows.num_rows, data.size)
     return with_file_figures(described, data)

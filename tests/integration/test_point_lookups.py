@@ -20,8 +20,8 @@ GENERATIONS = 5
 ROWS = 100
 VIEW_GETS = 4
 """Of a `latest` read: the hint and the manifest of the region, the end of its log, and that no version is new."""
-KEY_COLUMN_GETS = 2
-"""Of a split whose key column is one chunk: the footer, and the chunk."""
+SMALL_SPLIT_GETS = 1
+"""Of a split that is read whole with its footer."""
 
 _names = itertools.count()
 
@@ -65,14 +65,14 @@ def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table:
     assert gets(table, "N99999") == (None, VIEW_GETS + manifests)  # outside of all bounds
 
 
-def test_a_get_reads_keys_first_and_the_whole_split_only_on_a_hit(table: Table) -> None:
+def test_a_get_reads_a_small_split_by_one_request_and_none_whose_bounds_exclude_the_key(table: Table) -> None:
     flush(table, planes(0, step=2))
     merge(table)
     assert gets(table, "N00004", consistency="snapshot") == (
         {"tail": "N00004", "seats": 4, "model": "x" * 50},
-        KEY_COLUMN_GETS + 1,
+        SMALL_SPLIT_GETS,
     )
-    assert gets(table, "N00005", consistency="snapshot") == (None, KEY_COLUMN_GETS)
+    assert gets(table, "N00005", consistency="snapshot") == (None, SMALL_SPLIT_GETS)
     assert gets(table, "Z", consistency="snapshot") == (None, 0)
 
 
@@ -92,6 +92,22 @@ def test_the_newest_record_wins_whichever_generations_are_skipped(table: Table) 
     assert opened.get("N2") == {"tail": "N2", "seats": 22, "model": None}
     assert opened.get("N2", consistency="committed") == {"tail": "N2", "seats": 2, "model": None}
     assert opened.get("N0") == {"tail": "N0", "seats": 0, "model": None}
+
+
+def test_the_base_is_read_for_keys_that_no_newer_record_tells_whole(table: Table) -> None:
+    flush(table, planes(0, 4))
+    table = merge(table)
+    with table.writer() as writer:
+        writer.put({"tail": "N00000", "seats": 10})
+        writer.delete("N00001")
+        writer.patch({"tail": "N00002", "seats": 12})
+        told, cost = gets(table, "N00000")
+        assert told == {"tail": "N00000", "seats": 10, "model": None}
+        assert gets(table, "N00001") == (None, cost)
+        patched = {"tail": "N00002", "seats": 12, "model": "x" * 50}
+        assert gets(table, "N00002") == (patched, cost + SMALL_SPLIT_GETS)
+        whole = {"tail": "N00003", "seats": 3, "model": "x" * 50}
+        assert table.get_many(["N00003", "N00000", "N00001", "N00002"]) == [whole, told, None, patched]
 
 
 @pytest.mark.parametrize("damage", [b"", b"TMBLOOM\x01" + bytes(48), None])

@@ -38,3 +38,20 @@ def test_what_lies_behind_the_end_costs_no_request(store: MeteredStore) -> None:
     file = ObjectFile(store, "k", 10)
     file.seek(10)
     assert (file.read(5), store.requests["get"]) == (b"", 0)
+
+
+def test_reading_ahead_asks_for_more_while_reads_go_on_where_the_last_ended(store: MeteredStore) -> None:
+    file = ObjectFile(store, "k", 10, ahead=2)
+    assert [(file.read(1), store.requests["get"]) for _ in range(7)] == [
+        (b"0", 1),
+        (b"1", 1),
+        (b"2", 2),
+        (b"3", 2),
+        (b"4", 2),
+        (b"5", 2),
+        (b"6", 3),
+    ]
+    assert (file.read(), store.requests["get"]) == (b"789", 3)
+    file.seek(1)
+    assert (file.read(1), file.read(1), file.read(2), store.requests["get"]) == (b"1", b"2", b"34", 5)
+    assert store.bytes_read == 2 + 4 + 4 + 2 + 4

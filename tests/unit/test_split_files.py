@@ -142,10 +142,10 @@ def test_large_batches_are_cut_at_the_target_size_where_the_key_changes(store: M
         {"at": 7200 + i % 7 / 10, "service": name, "host": "h", "count": i * 7919 % 99_991, "value": i / 3}
         for i, name in enumerate(names)
     )
-    small = replace(context(), target_bytes=100_000)
+    small = replace(context(), target_bytes=80_000)
     adds = sort_and_write(store, rows, context=small, ids=SeededIds(1), now_ms=NOW_MS)
     assert len(adds) > 3
-    assert all(50_000 < add.size < 150_000 for add in adds)
+    assert all(40_000 < add.size < 120_000 for add in adds)
     assert sum(add.numRecords or 0 for add in adds) == 60_000
     keys = [(row["service"], row["host"], row["at"]) for row in read_split(store, adds[0]).to_pylist()]
     for add in adds[1:]:

@@ -1,0 +1,147 @@
+"""Which row groups a lookup reads, and by how many requests; no bound of a footer alone hides a row (page 07)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import math
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage_core import Table
+from storage_core.errors import Corrupt
+from storage_core.objectstore.contract import Overwrite
+from storage_core.split import row_groups
+from storage_core.split.metadata import sealed
+from storage_core.split.read import open_split
+from storage_core.testkit.keyed_table import KeyedTable
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
+ROWS_PER_GROUP = 3
+ROWS = 15
+
+_names = itertools.count()
+
+
+def admitted(values: Sequence[object], kind: pa.DataType, wanted: Sequence[object]) -> list[int]:
+    rows = pa.table([pa.array(values, kind)], names=["n"])
+    metadata = sealed(row_groups.bounds(rows, "n"))
+    groups = -(-len(values) // row_groups.ROWS_PER_GROUP)
+    return list(row_groups.admitting(metadata, "a", groups, pa.table([pa.array(wanted, kind)], names=["n"])))
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", ROWS_PER_GROUP)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(-20, 20), min_size=1, max_size=40),
+    st.lists(st.integers(-25, 25), min_size=1, max_size=4),
+    st.sampled_from([pa.int64(), pa.int16(), pa.float64(), pa.string(), pa.decimal128(9, 2)]),
+    st.booleans(),
+)
+def test_every_row_group_that_holds_a_wanted_value_is_read(
+    values: list[int], wanted: list[int], kind: pa.DataType, ascending: bool
+) -> None:
+    rows, asked = ([f"{each:03}" if kind == pa.string() else each for each in some] for some in (values, wanted))
+    if ascending:
+        rows = sorted(rows)
+    holding = {place // ROWS_PER_GROUP for place, value in enumerate(rows) if value in asked}
+    assert holding <= set(admitted(rows, kind, asked))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "absent"),
+    [
+        (pa.int64(), [1, 3, 5, 7, 9, 11, 13, 15, 17], 8),
+        (pa.string(), ["a", "c", "e", "g", "i", "k", "m", "o", "é"], "h"),
+        (pa.date32(), [dt.date(1969, 12, day) for day in range(1, 18, 2)], dt.date(1969, 12, 8)),
+        (
+            pa.timestamp("us", "UTC"),
+            [dt.datetime(1969, 12, day, tzinfo=dt.UTC) for day in range(1, 18, 2)],
+            dt.datetime(1969, 12, 8, tzinfo=dt.UTC),
+        ),
+    ],
+    ids=str,
+)
+def test_of_ascending_keys_only_the_row_groups_around_a_value_are_read(
+    kind: pa.DataType, values: list[object], absent: object
+) -> None:
+    assert [admitted(values, kind, [value]) for value in values] == [[0]] * 3 + [[1]] * 3 + [[2]] * 3
+    assert admitted(values, kind, [absent]) in ([], [1])
+    assert admitted(values, kind, [values[0], values[-1]]) == [0, 2]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(math.nan, [2]), (-0.0, [0]), (5.0, [1]), (math.inf, [2])])
+def test_floats_are_bounded_in_the_order_of_keys(value: float, expected: list[int]) -> None:
+    assert admitted([0.0, 1.0, 2.0, 4.0, 5.0, 6.0, 8.0, math.inf, math.nan], pa.float64(), [value]) == expected
+
+
+def test_bounds_of_another_column_leave_nothing_out() -> None:
+    metadata = sealed(row_groups.bounds(pa.table({"n": range(9)}), "n"))
+    assert list(row_groups.admitting(metadata, "a", 3, pa.table({"m": [1]}))) == [0, 1, 2]
+    assert list(row_groups.admitting({}, "a", 3, pa.table({"n": [1]}))) == [0, 1, 2]
+    assert list(row_groups.admitting(metadata, "a", 4, pa.table({"n": [1]}))) == [0, 1, 2, 3]
+
+
+def test_damaged_bounds_are_corrupt() -> None:
+    metadata = sealed(row_groups.bounds(pa.table({"n": range(9)}), "n"))
+    damaged = {name: text.replace('["0"', '["1"') for name, text in metadata.items()}
+    assert damaged != metadata
+    with pytest.raises(Corrupt, match="checksum"):
+        row_groups.admitting(damaged, "a", 3, pa.table({"n": [0]}))
+
+
+@pytest.fixture
+def table() -> Table:
+    """A keyed table of one split with even keys in five row groups."""
+    made = Table.create(f"memory://row-groups-{next(_names)}", SCHEMA, primary_key="n")
+    with made.writer() as writer:
+        writer.put([{"n": 2 * number, "text": f"row {number}"} for number in range(ROWS)])
+        writer.flush()
+    assert KeyedTable(made.store).merge() is not None
+    return made.refresh()
+
+
+def test_a_flipped_bit_in_the_footer_never_hides_or_changes_the_row_of_a_key(table: Table) -> None:
+    (add,) = table.snapshot.splits.values()
+    data = table.store.get(add.path).data
+    asked = [0, 4, 6, 10, 11, 18, 28, 90]
+    expected = table.get_many(asked, consistency="snapshot")
+    assert [row is not None for row in expected] == [True, True, True, True, False, True, True, False]
+    for position in range(add.footerStartOffset or 0, len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        table.store.put(add.path, bytes(damaged), Overwrite())
+        try:
+            assert table.get_many(asked, consistency="snapshot") == expected, position
+        except Corrupt:
+            continue
+
+
+@pytest.mark.parametrize(("keys", "groups"), [([13], 1), ([14], 1), ([5], 0), ([0, 2, 14, 28], 3)], ids=str)
+def test_a_lookup_reads_only_row_groups_that_may_hold_a_key(keys: list[int], groups: int, table: Table) -> None:
+    (add,) = table.snapshot.splits.values()
+    wanted = pa.table({"n": pa.array(keys, pa.int64())})
+    split = open_split(table.store, add, whole=False)
+    assert split.row_groups == ROWS // ROWS_PER_GROUP
+    admitted = split.groups_admitting(wanted)
+    assert len(admitted) == groups
+    assert [rows.num_rows for rows in split.batches(["n"], groups=admitted)] == [ROWS_PER_GROUP] * len(admitted)
+    found = table.get_many(keys, consistency="snapshot")
+    assert found == [{"n": key, "text": f"row {key // 2}"} if key % 2 == 0 else None for key in keys]
+
+
+def test_row_groups_that_lie_close_together_are_read_by_one_request(table: Table) -> None:
+    (add,) = table.snapshot.splits.values()
+    before = table.store.requests["get"]
+    split = open_split(table.store, add, whole=False)
+    assert split.read(["n"]).column("n").to_pylist() == list(range(0, 2 * ROWS, 2))
+    assert split.read().num_rows == ROWS
+    assert table.store.requests["get"] - before == 1
