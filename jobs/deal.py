@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from jobs import tasks
@@ -46,7 +46,7 @@ SUMMARY = "Deal the closed segments of a raw log to its tables."
 
 
 def run(request: DealRequest, spark: Spark) -> JobReport:
-    """Deal everything that is closed and not in its table yet, all tables at once, one Spark task per 32 MB of chunks.
+    """Deal everything that is closed and not in its table yet, all tables at once, by as many tasks as there are slots.
 
     The declared tables are made where they do not exist. What is missing of a writer holds back what it wrote later,
     and is in the report as `held`; records that no table takes go to quarantine. A table that cannot take its rows
@@ -174,7 +174,8 @@ def _deal(job: _Job, work: _OnSpark, terms: Terms, run_id: str | None) -> Dealt:
             run_id=run_id,
             guards={name: lease.requirement for name, lease in leases.items()},
         )
-        done = dealer.deal(terms)
+        # Without a lease there is nothing to deal, and no Spark is started.
+        done = dealer.deal(replace(terms, slots=work.spark.slots) if leases else terms)
     done.failures |= job.failures
     return done
 

@@ -72,6 +72,14 @@ class Spark:
             LOG.info("started Spark on %s in %.1f s", self._master, time.perf_counter() - started)
         return self._session
 
+    @property
+    def slots(self) -> int:
+        """How many tasks run at a time; the session is started where needed. Raises what `session` raises."""
+        try:
+            return int(self.session().sparkContext.defaultParallelism)
+        except _spark_errors() as error:
+            raise _failure(error) from error
+
     def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Return the answer for each item, in the order of the items; each item is one task.
 

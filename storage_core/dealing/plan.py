@@ -6,6 +6,7 @@ one generation in one task; rounds follow one another until nothing is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,12 +16,14 @@ from storage_core.dealing.work import SortWork, Source, Target
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
-from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks
+from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks, RawSegment
 from storage_core.region.dealt import Stretch
 from storage_core.split.write import context_of
 
 ROUND_BYTES = 256 * 2**20
 WORK_BYTES = 32 * 2**20
+LEAST_WORK_BYTES = 4 * 2**20
+"""Of less, another task costs more than it saves, and the tables get more and smaller splits and parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class DealtTable:
 class Terms:
     """How to deal. Sizes are bytes of chunks as they are stored.
 
+    `slots` is how many works run at a time: a round is cut into as many of equal size, or a multiple of that, so that
+    none has to wait for the last one; but into works of at most `work_bytes`, and not below `LEAST_WORK_BYTES`.
     `pass_up_to` gives up what is missing of a writer up to a chunk number. `damaged` are chunks, by writer and number,
     that were found to have no sound copy.
     """
@@ -50,6 +55,7 @@ class Terms:
     closed_after_ms: int = CLOSED_AFTER_MS
     round_bytes: int = ROUND_BYTES
     work_bytes: int = WORK_BYTES
+    slots: int = 1
     pass_up_to: Mapping[str, int] = field(default_factory=dict)
     damaged: frozenset[tuple[str, int]] = frozenset()
 
@@ -91,7 +97,7 @@ def plan_round(
         source=source,
         works=tuple(
             SortWork(source=source, chunks=part, targets=tuple(targets.values()))
-            for part in _parts(history, chosen, terms.work_bytes)
+            for part in cut_into_works(chosen, history.segments(), terms)
         ),
         targets=targets,
         held=by_gap({name: plan.held for name, plan in plans.items()}),
@@ -136,20 +142,37 @@ def _target(table: DealtTable, plan: DealPlan, chosen: Collection[tuple[str, int
 def _first_of(history: History, plans: Iterable[DealPlan], most_bytes: int) -> list[RawChunkRef]:
     """The oldest chunks that any table wants, up to about `most_bytes`, at least one."""
     wanted = {(each.segment_ms, each.writer, each.number): each for plan in plans for each in plan.chunks}
-    return next(_cut(history, [wanted[place] for place in sorted(wanted)], most_bytes), [])
+    ordered = [wanted[place] for place in sorted(wanted)]
+    return next(_cut(ordered, _sizes(ordered, history.segments()), most_bytes), [])
 
 
-def _parts(history: History, chunks: Sequence[RawChunkRef], most_bytes: int) -> Iterable[tuple[RawChunkRef, ...]]:
-    return map(tuple, _cut(history, chunks, most_bytes))
+def cut_into_works(
+    chunks: Sequence[RawChunkRef], segments: Iterable[RawSegment], terms: Terms
+) -> Iterator[tuple[RawChunkRef, ...]]:
+    """Yield the chunks of one round in order, those of one work after another, cut as `Terms` says."""
+    sizes = _sizes(chunks, segments)
+    return map(tuple, _cut(chunks, sizes, _most_bytes(sizes, terms)))
 
 
-def _cut(history: History, chunks: Sequence[RawChunkRef], most_bytes: int) -> Iterator[list[RawChunkRef]]:
-    """Yield the chunks in order, in parts of about `most_bytes`; a chunk counts as the mean of its segment."""
-    sizes = {(each.writer, each.segment_ms): each.bytes / each.chunks for each in history.segments()}
+def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
+    """The bytes of one work. With a chunk more than its share none is below it, so there is no work too many."""
+    total = sum(sizes)
+    waves = math.ceil(total / (terms.work_bytes * terms.slots))
+    share = total / max(1, waves * terms.slots) + max(sizes, default=0)
+    return min(terms.work_bytes, max(share, LEAST_WORK_BYTES))
+
+
+def _sizes(chunks: Iterable[RawChunkRef], segments: Iterable[RawSegment]) -> list[float]:
+    """The bytes of each chunk: the mean of its segment."""
+    means = {(each.writer, each.segment_ms): each.bytes / each.chunks for each in segments}
+    return [means[each.writer, each.segment_ms] for each in chunks]
+
+
+def _cut(chunks: Sequence[RawChunkRef], sizes: Sequence[float], most_bytes: float) -> Iterator[list[RawChunkRef]]:
+    """Yield the chunks in order, in parts of about `most_bytes`, each of at least one chunk."""
     part: list[RawChunkRef] = []
     taken = 0.0
-    for each in chunks:
-        size = sizes[each.writer, each.segment_ms]
+    for each, size in zip(chunks, sizes, strict=True):
         if part and taken + size > most_bytes:
             yield part
             part, taken = [], 0.0

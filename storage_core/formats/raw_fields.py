@@ -56,6 +56,16 @@ def encode_fields(fields: Mapping[str, object]) -> str:
     return text
 
 
+def encode_value(value: object) -> str:
+    """Return one value as it stands in the text of its record. Raises `ValueError`, `TypeError`, `RecursionError`."""
+    return _ENCODE(_plain(value))
+
+
+def encode_name(name: str) -> str:
+    """Return the name of a field as it stands in the text of its record."""
+    return _ENCODE(_escaped(name))
+
+
 def decode_fields(text: str) -> dict[str, Any]:
     """Return the fields that `encode_fields` wrote, each of the type it had. Raises `InvalidInput` for other text."""
     try:

@@ -31,11 +31,15 @@ _UTC = r"(?:Z|\+00:00)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueForm:
-    """What a value looks like (RE2), the type that Arrow reads it as, and what makes the column of what was read."""
+    """What a value looks like (RE2), the type that Arrow reads it as, and what makes the column of what was read.
+
+    `tag` is the tag under which a producer's value of this type is written, if it is under one.
+    """
 
     pattern: str
     read_as: pa.DataType
     finish: Callable[[pa.ChunkedArray], pa.ChunkedArray | pa.Array]
+    tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +51,18 @@ class RowForm:
 
     @property
     def reading(self) -> pa.Schema:
-        """The schema for Arrow's JSON reader."""
+        """The schema for Arrow's JSON reader where no value has a tag."""
         return pa.schema([pa.field(name, each.read_as) for name, each in self.values.items()])
+
+    @property
+    def reading_tagged(self) -> pa.Schema:
+        """The schema for Arrow's JSON reader where every value that may have its tag has it, as a struct of one."""
+        return pa.schema(
+            [
+                pa.field(name, pa.struct([(each.tag, each.read_as)]) if each.tag else each.read_as)
+                for name, each in self.values.items()
+            ]
+        )
 
 
 def row_form(schema: pa.Schema) -> RowForm | None:
@@ -76,7 +90,7 @@ def _form(type_: pa.DataType) -> ValueForm | None:
         return _list_form(type_)
     if kinds.is_date32(type_):
         text = _either(f'"{_DAY}"', rf'\{{"\$date":"{_DAY}"\}}')
-        return ValueForm(pattern=text, read_as=pa.string(), finish=lambda column: column.cast(type_))
+        return ValueForm(pattern=text, read_as=pa.string(), finish=lambda column: column.cast(type_), tag="$date")
     if kinds.is_timestamp(type_):
         return _moment_form(type_)
     if kinds.is_decimal128(type_) and type_.precision > type_.scale:
@@ -131,9 +145,9 @@ def _moment_form(type_: pa.DataType) -> ValueForm | None:
     local = rf'\{{"\$local":"{_DAY}T{_TIME}"\}}'
     if type_.tz is None:
         text = _either(f'"{_DAY}[T ]{_TIME}"', local)
-        return ValueForm(pattern=text, read_as=pa.string(), finish=lambda column: column.cast(type_))
+        return ValueForm(pattern=text, read_as=pa.string(), finish=lambda column: column.cast(type_), tag="$local")
     text = _either(f'"{_DAY}[T ]{_TIME}{_UTC}?"', rf'\{{"\$timestamp":"{_DAY}T{_TIME}{_UTC}"\}}', local)
-    return ValueForm(pattern=text, read_as=pa.string(), finish=_instants)
+    return ValueForm(pattern=text, read_as=pa.string(), finish=_instants, tag="$timestamp")
 
 
 def _instants(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -147,7 +161,7 @@ def _decimal_form(type_: pa.DataType) -> ValueForm:
     fraction = rf"(?:\.[0-9]{{1,{type_.scale}}})?" if type_.scale else ""
     text = rf'"[+-]?[0-9]{{1,{whole}}}{fraction}"'
     pattern = _either(text, rf'\{{"\$decimal":{text}\}}', _digits(whole))
-    return ValueForm(pattern=pattern, read_as=type_, finish=_as_read)
+    return ValueForm(pattern=pattern, read_as=type_, finish=_as_read, tag="$decimal")
 
 
 def _list_form(type_: pa.DataType) -> ValueForm | None:

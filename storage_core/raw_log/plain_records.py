@@ -71,17 +71,30 @@ def _read(records: pa.Table, form: RowForm) -> pa.Table | None:
     if not len(texts):
         return form.reading.empty_table()
     if pc.any(pc.match_substring(texts, _TAG)).as_py():
+        # Most producers tag all values of a column, and taking tags out of the text costs as much as reading it.
+        tagged = _parsed(texts, form.reading_tagged)
+        if tagged is not None:
+            return _untagged(tagged)
         texts = pc.replace_substring_regex(texts, TAGGED, r"\1")
+    return _parsed(texts, form.reading)
+
+
+def _parsed(texts: pa.StringArray, schema: pa.Schema) -> pa.Table | None:
     lines = pc.binary_join_element_wise(texts, "", "\n")
     data = lines.buffers()[2].slice(0, pc.sum(pc.binary_length(lines)).as_py())
     try:
         return pj.read_json(
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=data.size + 1),
-            parse_options=pj.ParseOptions(explicit_schema=form.reading, unexpected_field_behavior="error"),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
         )
     except pa.ArrowInvalid:
         return None
+
+
+def _untagged(read: pa.Table) -> pa.Table:
+    columns = [pc.struct_field(each, [0]) if pa.types.is_struct(each.type) else each for each in read.columns]
+    return pa.Table.from_arrays(columns, names=read.column_names)
 
 
 def _named_once(records: pa.Table, form: RowForm) -> Mask:

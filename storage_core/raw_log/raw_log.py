@@ -14,6 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import probe_key
@@ -22,7 +24,7 @@ from storage_core.ids import Ids, SystemIds
 from storage_core.objectstore.probe import require_capable
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.optional_store import OptionalStore, StoreReport
-from storage_core.raw_log.records import RawRecord, all_prepared, record_of, rows_of
+from storage_core.raw_log.records import RawRecord, all_prepared, prepared_columns, record_of, rows_of
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
 from storage_core.rows.incoming import Rows
@@ -81,6 +83,12 @@ class RawLog:
         calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log (nothing is
         written then), and what `append_many` raises.
         """
+        if isinstance(rows, pa.Table | pa.RecordBatch):
+            given = RawRecord(table=table, fields={}, operation=operation)
+            columns = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+            records = prepared_columns(columns, given, key=key, now_ms=self._clock.now_ms())
+            if records is not None:
+                return self._writer.append(records)
         return self.append_many(record_of(table, row, operation=operation, key=key) for row in rows_of(rows))
 
     def append_many(self, records: Iterable[RawRecord]) -> Appended:

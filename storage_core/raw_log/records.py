@@ -10,6 +10,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
+from storage_core.formats.raw_field_columns import encode_rows
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.limits import MAX_RECORD_BYTES
 from storage_core.rows.incoming import Rows
@@ -71,9 +72,44 @@ def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRe
             raise InvalidInput(f"record {index}: {error}; nothing was appended", row=index, **error.context) from error
 
 
+def prepared_columns(rows: pa.Table, given: RawRecord, *, key: str | None, now_ms: int) -> list[LogRecord] | None:
+    """Return a record of each row, as `record_of` and `prepared` do; None where these would refuse one, and say why.
+
+    `given` has the table and the operation; `key` is as for `record_of`. Memory: the texts, and a batch of columns.
+    """
+    if not rows.num_rows:
+        return []
+    try:
+        prepared(given, now_ms=now_ms)
+    except InvalidInput:
+        return None
+    texts, keys = encode_rows(rows), _keys(rows, key)
+    if texts is None or keys is None:
+        return None
+    records = [
+        LogRecord(timestamp_ms=now_ms, table=given.table, operation=given.operation, fields=fields, key=each)
+        for fields, each in zip(texts, keys, strict=True)
+    ]
+    return records if all(size_of(each) <= MAX_RECORD_BYTES for each in records) else None
+
+
+def _keys(rows: pa.Table, key: str | None) -> list[str | None] | None:
+    if key is None:
+        return [None] * rows.num_rows
+    if rows.schema.get_field_index(key) < 0:
+        return None
+    column = rows.column(key)
+    is_key = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
+    return column.cast(pa.string()).to_pylist() if is_key and not column.null_count else None
+
+
 def size_of(record: LogRecord) -> int:
     """Return about how many bytes the record takes before compression."""
-    return len(record.fields.encode()) + len(record.table) + len((record.key or "").encode()) + 64
+    return _bytes(record.fields) + len(record.table) + _bytes(record.key or "") + 64
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def rows_of(rows: Rows) -> Sequence[Mapping[str, object]]:

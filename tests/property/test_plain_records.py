@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -193,6 +194,17 @@ def test_every_odd_value_in_every_column_is_typed_as_one_by_one() -> None:
     found = _same_as_one_by_one(_records([("patch", fields) for fields in made if _is_text(fields)]), ("id",))
     with_values = {name for name in SCHEMA.names if found.column(name).null_count < found.num_rows}
     assert with_values == {*SCHEMA.names} - {"share", "blob", "tags", "days", "point", "a-b"}
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["all in tags", "one without"])
+def test_values_in_their_tags_are_typed_as_one_by_one(mixed: bool) -> None:
+    tags = {"price": "$decimal", "whole": "$decimal", "at": "$timestamp", "local": "$local", "day": "$date"}
+    values = {name: ["null", *(f'{{"{tag}":{text}}}' for text in QUOTED)] for name, tag in tags.items()}
+    made = [f'{{"id":1,"required":1.5,"{name}":{value}}}' for name, several in values.items() for value in several]
+    given = [*made, '{"id":1,"required":1.5}', *(['{"id":1,"required":1.5,"day":"2024-01-01"}'] if mixed else [])]
+    found = _same_as_one_by_one(_records([("patch", fields) for fields in given if _is_text(fields)]), ("id",))
+    assert {name for name in tags if found.column(name).null_count < found.num_rows} == {*tags}
+    assert found.column("day").to_pylist()[-1] == (dt.date(2024, 1, 1) if mixed else None)
 
 
 @given(st.lists(given_fields, max_size=8), st.sampled_from([(), ("id",), ("name",), ("a-b",)]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from storage_core.dealing.marks import read_marks
-from storage_core.dealing.plan import HeldChunks, Terms
+from storage_core.dealing.plan import HeldChunks, Terms, cut_into_works
 from storage_core.dealing.rounds import Tasks
 from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork
 from storage_core.errors import CommitConflict, Fenced, Unavailable
@@ -20,6 +20,8 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TxnProgress
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.raw_log.chunks import RawChunkRef
+from storage_core.raw_log.history import RawSegment
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
@@ -87,6 +89,28 @@ def test_many_small_rounds_and_works_deal_what_one_deals() -> None:
     assert given.rows("users") == {1: {"n": 1, "text": "2 5"}}
     assert done.tables["users"].generations > 1
     assert done.tables["users"].rows == 12
+
+
+@pytest.mark.parametrize(
+    ("terms", "works"),
+    [
+        (Terms(), [21, 19]),
+        (Terms(slots=2), [21, 19]),
+        (Terms(slots=4), [11, 11, 11, 7]),
+        (Terms(slots=1_000), [4] * 10),
+        (Terms(slots=2, work_bytes=15 * 2**20), [11, 11, 11, 7]),
+        (Terms(slots=2, work_bytes=2**20), [1] * 40),
+    ],
+    ids=["one at a time", "two", "four", "none too small", "none too large, a multiple of two", "one chunk at least"],
+)
+def test_a_round_is_cut_into_as_many_works_as_run_at_a_time(terms: Terms, works: list[int]) -> None:
+    chunks = [RawChunkRef(writer="w", number=n, segment_ms=1, keys=(str(n),)) for n in range(1, 41)]
+    segment = RawSegment(
+        writer="w", segment_ms=1, first_number=1, last_number=40, chunks=40, bytes=40 * 2**20, copies={}
+    )
+    found = [*cut_into_works(chunks, [segment], terms)]
+    assert [len(each) for each in found] == works
+    assert [ref for each in found for ref in each] == chunks
 
 
 def test_only_closed_segments_are_dealt() -> None:
