@@ -203,7 +203,7 @@ def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -
     plan = read_plan(table.store)
     new = [each for each in found.candidates if each.key not in plan.candidates]
     horizon = Horizon(asked_ms=found.horizon_ms, configured_ms=found.horizon_ms)
-    if not new and not may_be_due(plan, horizon, now_ms=clock.now_ms()):
+    if not new and not found.forgotten and not may_be_due(plan, horizon, now_ms=clock.now_ms()):
         return Demands()
     reason = f"{len(found.candidates)} objects are unreachable, {len(new)} of them newly so"
     return Demands((Demand(mark=f"v{table.version} plan {plan.counter} new {len(new)}", reason=reason),))
