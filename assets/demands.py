@@ -30,6 +30,7 @@ from storage_core.ingest.waiting import (
     waiting_files,
 )
 from storage_core.region import merge as merging
+from storage_core.region import sorting
 from storage_core.table import Table, exists
 
 MOST_PER_LOOK = 10
@@ -139,6 +140,16 @@ def _merge(declaration: TableDeclaration, table: Table | None, clock: Clock) -> 
     return Demands((Demand(mark=mark, reason=f"{sum(len(each.generations) for each in work)} generations wait"),))
 
 
+def _sort(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    del declaration, clock
+    work = sorting.plan(table.store, table.snapshot) if table else []
+    if not work:
+        return Demands()
+    mark = " ".join(f"{each.region}:{each.generations[0].generation}+{len(each.generations)}" for each in work)
+    count = sum(len(each.generations) for each in work)
+    return Demands((Demand(mark=mark, reason=f"{count} generations wait unsorted"),))
+
+
 def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
     debts = table.debt() if table else []
     span = span_of(declaration, clock)
@@ -192,7 +203,7 @@ def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -
     plan = read_plan(table.store)
     new = [each for each in found.candidates if each.key not in plan.candidates]
     horizon = Horizon(asked_ms=found.horizon_ms, configured_ms=found.horizon_ms)
-    if not new and not may_be_due(plan, horizon, now_ms=clock.now_ms()):
+    if not new and not found.forgotten and not may_be_due(plan, horizon, now_ms=clock.now_ms()):
         return Demands()
     reason = f"{len(found.candidates)} objects are unreachable, {len(new)} of them newly so"
     return Demands((Demand(mark=f"v{table.version} plan {plan.counter} new {len(new)}", reason=reason),))
@@ -200,6 +211,7 @@ def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -
 
 _LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Demands]] = {
     "merge": _merge,
+    "sort": _sort,
     "compact": _compact,
     "checkpoint": _checkpoint,
     "catch_up": _catch_up,

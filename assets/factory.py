@@ -42,6 +42,7 @@ ROWS_KEPT = "rows_kept"
 _KINDS: Mapping[JobName, set[str]] = {
     "ingest": {"spark", "parquet"},
     "merge": {"spark", "parquet"},
+    "sort": {"spark"},
     "compact": {"spark", "parquet"},
     "checkpoint": {"avro"},
     "catch_up": {"spark"},
@@ -138,7 +139,8 @@ def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Ste
         after=("checkpointed", *(step.name for step in indexes)),
         request=base,
     )
-    return [*sources, compacted, checkpointed, *indexes, collected]
+    tidied = [_sorted(base)] if declaration.primary_key else []
+    return [*sources, *tidied, compacted, checkpointed, *indexes, collected]
 
 
 def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
@@ -157,6 +159,17 @@ def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
         request=replace(request, declaration=None),
     )
     return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
+
+
+def _sorted(request: JobRequest) -> Step:
+    # After the merge: what that is about to take is not worth sorting.
+    return Step(
+        name="sorted",
+        job="sort",
+        description="Generations that merges left behind: where many wait in a region, one sorted by key.",
+        after=("merged",),
+        request=request,
+    )
 
 
 def _asset(

@@ -40,7 +40,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     figures = Figures(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
     if request.dry_run:
         return job.report("planned", figures=figures, details=_details(found))
-    return job.report("committed" if found.deleted else "nothing_to_do", figures=figures, details=_details(found))
+    done = found.deleted or found.forgotten
+    return job.report("committed" if done else "nothing_to_do", figures=figures, details=_details(found))
 
 
 def _details(found: CollectionReport) -> dict[str, object]:
@@ -52,6 +53,7 @@ def _details(found: CollectionReport) -> dict[str, object]:
         "deleted_keys": list(found.deleted),
         "failed": dict(found.failed),
         "unknown_keys": list(found.unknown_keys),
+        "forgotten": dict(found.forgotten),
         "horizon_ms": found.horizon_ms,
     }
 

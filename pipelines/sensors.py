@@ -1,4 +1,4 @@
-"""Sensors that look at storage every minute: landed files, waiting generations, compaction debt, lagging indexes.
+"""Sensors that look at storage every minute: landed files, generations, compaction debt, lagging indexes.
 
 They ask the same question as the schedules. A run key says what a run is for, so what was requested is not requested
 again while it waits in the queue, nor after it failed; then the schedule of the step asks again. The cursor is the
@@ -18,7 +18,7 @@ from pipelines.run_requests import answer
 from storage_core.declaration import TableDeclaration
 
 INTERVAL_SECONDS = 60
-WATCHED: frozenset[JobName] = frozenset({"ingest", "merge", "compact", "catch_up"})
+WATCHED: frozenset[JobName] = frozenset({"ingest", "merge", "sort", "compact", "catch_up"})
 
 
 def build_sensors(declaration: TableDeclaration) -> list[SensorDefinition]:

@@ -138,6 +138,7 @@ class ScheduleDeclaration(Closed):
 
     ingest: Cron = "*/15 * * * *"
     merge: Cron = "*/15 * * * *"
+    sort: Cron = "10 * * * *"
     compact: Cron = "5 * * * *"
     checkpoint: Cron = "20 * * * *"
     catch_up: Cron = "10,40 * * * *"

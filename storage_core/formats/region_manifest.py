@@ -15,6 +15,7 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | checksum | 101 | fixed64 | ours: xxh3-64 of the message with all fields but this one; absent in early 0.1 |
 | sealed_by | 102 | uint32 | ours: the region spec that follows the region's own; then it takes no more rows |
 | dealt | 103 | repeated | ours: raw log writer (1, string) and its last chunk that is in the region (2, uint64) |
+| collected_generation | 104 | uint64 | ours: generations up to this one are collected and not listed any more |
 
 Protobuf finds little wrong with damaged bytes, and a replay point that is off by a bit hides acknowledged rows: hence
 the checksum.
@@ -58,6 +59,7 @@ class RegionManifest:
     """The state of one region at one manifest version: who may write, what is flushed, where replay starts.
 
     `dealt` is the tide mark of the raw log: per writer the number of its last chunk whose rows are all in the region.
+    `collected_generation` is the last generation that is not listed because it is collected (`region.collected`).
     """
 
     region_id: str
@@ -71,6 +73,7 @@ class RegionManifest:
     writer_id: str = ""
     sealed_by: int = 0
     dealt: Mapping[str, int] = field(default_factory=dict)
+    collected_generation: int = 0
 
 
 def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
@@ -112,6 +115,7 @@ def _manifest_class() -> type[Message]:
         ("checksum", 101, _FIELD.TYPE_FIXED64, ""),
         ("sealed_by", 102, _FIELD.TYPE_UINT32, ""),
         ("dealt", 103, _FIELD.TYPE_MESSAGE, "Dealt"),
+        ("collected_generation", 104, _FIELD.TYPE_UINT64, ""),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -144,6 +148,7 @@ def _body(manifest: RegionManifest) -> bytes:
         writer_id=manifest.writer_id,
         sealed_by=manifest.sealed_by,
         dealt=[{"writer": writer, "chunk": manifest.dealt[writer]} for writer in sorted(manifest.dealt)],
+        collected_generation=manifest.collected_generation,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -182,6 +187,7 @@ def decode(data: bytes, where: str) -> RegionManifest:
         writer_id=present.get("writer_id", ""),
         sealed_by=present.get("sealed_by", 0),
         dealt={each.writer: each.chunk for each in present.get("dealt", ())},
+        collected_generation=present.get("collected_generation", 0),
     )
     if present.get("checksum", digest := xxhash.xxh3_64_intdigest(_body(found))) != digest:
         raise Corrupt(f"{where}: damaged region manifest: its content does not match its checksum", key=where)

@@ -143,6 +143,12 @@ class _Region:
             self._generation(flushed, Kind.GENERATION_DAMAGED, Kind.BLOOM_DAMAGED, Kind.WAL_ENTRY_DAMAGED)
 
     def _waiting(self, manifest: RegionManifest) -> list[FlushedGeneration] | None:
+        if (collected := manifest.collected_generation) > self.merged:
+            where, lacking = self._manifest_key(manifest.version), f"{self.merged + 1} to {collected}"
+            self._add(
+                Kind.GENERATION_GAP, where, f"the unmerged generations {lacking}", "a mark that they are collected"
+            )
+            return None
         try:
             return generation.unmerged(self.store, manifest, self.merged)
         except DAMAGE as error:  # a sorted one, merged in part, that no longer says what it was made of

@@ -138,6 +138,7 @@ def write_region(
         sealed_by=found.sealed_by,
         writer_id=writing.writer_id,
         dealt=found.marks,
+        collected_generation=merged,
     )
     if not commit(target, manifest, clock=clock):
         raise _taken(keys.region_manifest_key(found.region, 1))

@@ -15,6 +15,7 @@ from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.collected import forget_collected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +23,15 @@ class CollectionReport:
     """What one run found and did. `candidates` is everything unreachable at its start, the deleted included.
 
     `unknown_keys` are objects in the table's folder that are not ours: never deleted, and worth a look.
+    `forgotten` says up to which generation a region's manifest lists none any more, where that is new: their objects
+    are gone (decision 0055).
     """
 
     candidates: tuple[Candidate, ...]
     deleted: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     unknown_keys: tuple[str, ...] = ()
+    forgotten: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0
     horizon_ms: int
     dry_run: bool
@@ -58,8 +62,9 @@ def collect(
     The horizon is the table's (`gc_horizon_ms`, 24 h) unless `horizon_ms` overrides it; with 0 an object goes in the
     run that first sees it. An override shortens neither the retention of versions nor the horizon of numbered objects.
     With `dry_run` nothing is written or deleted. Idempotent, and restartable wherever it was killed. Expired tags keep
-    nothing, and only this removes them. `require_held` raises when the caller has lost its lease: it is asked before
-    each batch is deleted.
+    nothing, and only this removes them. Last, the manifests of regions forget generations that were gone before it.
+    `require_held` raises when the caller has lost its lease: it is asked before each batch is deleted, and each
+    manifest is written.
 
     Age is judged by the earlier of our clock and the store's own, so a clock that runs ahead deletes nothing early
     (lesson 48). Raises whatever a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
@@ -77,11 +82,16 @@ def collect(
         swept = _plan_and_sweep(
             store, log, stored, candidates, horizon=horizon, now_ms=now_ms, require_held=require_held
         )
+    forgotten = {each.region: each.collected_generation for each in marked.roots.regions.values()}
+    forgotten = {region: generation for region, generation in forgotten.items() if generation}
+    if not dry_run:
+        _forget(store, log, forgotten, clock=clock, require_held=require_held)
     return CollectionReport(
         candidates=tuple(candidates[key] for key in sorted(candidates)),
         deleted=tuple(each.key for each in swept.deleted),
         failed=swept.failed,
         unknown_keys=marked.unknown_keys,
+        forgotten=forgotten,
         bytes=sum(each.size for each in swept.deleted),
         horizon_ms=horizon.asked_ms,
         dry_run=dry_run,
@@ -110,6 +120,14 @@ def _plan_and_sweep(
         rest = {key: each for key, each in plan.candidates.items() if key not in gone}
         write_plan(store, plan, rest, nonce=log.ids.uuid())
     return swept
+
+
+def _forget(
+    store: ObjectStore, log: TransactionLog, forgotten: Mapping[str, int], *, clock: Clock, require_held: RequireHeld
+) -> None:
+    for region, generation in forgotten.items():
+        require_held()
+        forget_collected(store, region, generation, clock=clock, writer_id=log.ids.uuid())
 
 
 def _horizon(asked_ms: int | None, configured_ms: int) -> Horizon:

@@ -4,6 +4,9 @@ A generation is kept until *every* retained version has merged it. What a sorted
 a retained version has merged a part of it (decision 0054). Indexes need no generation longer than that: readers index
 what their segments do not cover themselves (design page 05). WAL entries go with the generation that names them.
 
+When the objects of the oldest generations that a manifest lists are gone, it may forget them (decision 0055): then no
+flush, claim or collection pays for what was merged long ago.
+
 An entry that no generation names is kept, however old: it is a fence sentinel. A writer that was fenced and stalls for
 weeks still tries the number of the sentinel next, and must find it taken (lesson 06). One small object per claim is
 the price of that until writers check the collector's boundary.
@@ -11,8 +14,9 @@ the price of that until writers check the collector's boundary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
@@ -30,6 +34,8 @@ class RegionRoots:
 
     `merged_directories` are those of merged ones, `merged_entries` the WAL entries that merged and replaced ones leave
     to be collected. Everything else in the region, WAL entries that none of them names above all, is kept.
+    `collected_generation` is the last of the oldest generations on the manifest's list whose objects are gone, 0
+    without any: the manifest need not list them.
     """
 
     region: str
@@ -37,6 +43,7 @@ class RegionRoots:
     unmerged_directories: frozenset[str]
     merged_directories: frozenset[str]
     merged_entries: frozenset[int]
+    collected_generation: int
 
 
 def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionRoots | None:
@@ -70,7 +77,14 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
         unmerged_directories=frozenset(each.path for each in (*unmerged, *needed)),
         merged_directories=frozenset(each.path for each in merged),
         merged_entries=gone - kept,
+        collected_generation=_collected(merged, spent),
     )
+
+
+def _collected(merged: Iterable[FlushedGeneration], spent: Collection[FlushedGeneration]) -> int:
+    """The last one before the first that still has objects: what is forgotten has no hole."""
+    in_order = sorted(merged, key=lambda each: each.generation)
+    return max((each.generation for each in takewhile(lambda each: each not in spent, in_order)), default=0)
 
 
 def _is_merged_in_part(found: Generation, region: str, retained: Retained) -> bool:

@@ -18,7 +18,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 
 # Names that a stalled writer could take again once they are free. A shorter horizon than the table's own never applies
-# to them, whatever the caller overrides.
+# to them, whatever the caller overrides, nor to the manifest of a generation, which alone tells its WAL entries.
 NUMBERED_KINDS = frozenset({KeyKind.VERSION, KeyKind.REGION_MANIFEST, KeyKind.WAL_ENTRY})
 
 _logger = logging.getLogger(__name__)
@@ -34,9 +34,10 @@ class Horizon:
     asked_ms: int
     configured_ms: int
 
-    def of(self, kind: KeyKind) -> int:
-        """Return the horizon of an object of this kind."""
-        return max(self.asked_ms, self.configured_ms) if kind in NUMBERED_KINDS else self.asked_ms
+    def of(self, candidate: Candidate) -> int:
+        """Return the horizon of a candidate."""
+        numbered = _kind(candidate) in NUMBERED_KINDS or _goes_last(candidate)
+        return max(self.asked_ms, self.configured_ms) if numbered else self.asked_ms
 
 
 @dataclass(slots=True)
@@ -123,17 +124,16 @@ def _goes_last(candidate: Candidate) -> bool:
 
 
 def _is_due(each: Unreachable, candidate: Candidate, horizon: Horizon, now_ms: int) -> bool:
-    needed_ms = horizon.of(each.kind)
+    needed_ms = horizon.of(candidate)
     # Zero means now, also where two clocks disagree by some milliseconds about what now is.
     old_enough = needed_ms == 0 or now_ms - each.since_ms >= needed_ms
     return old_enough and _seen_long_enough(candidate, horizon, now_ms)
 
 
 def _seen_long_enough(candidate: Candidate, horizon: Horizon, now_ms: int) -> bool:
-    kind = _kind(candidate)
-    if kind is None:
+    if _kind(candidate) is None:
         return False
-    needed_ms = horizon.of(kind)
+    needed_ms = horizon.of(candidate)
     return needed_ms == 0 or now_ms - candidate.first_seen_ms >= needed_ms
 
 

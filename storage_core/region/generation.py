@@ -29,6 +29,7 @@ from storage_core.formats.generation_manifest import (
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import bloom, data_file, key_index, sorted_file, wal
+from storage_core.region.collected import require_listed
 from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import matching
@@ -67,8 +68,9 @@ def unmerged(store: ObjectStore, manifest: RegionManifest, merged: int) -> list[
 
     A sorted one of which the base has a part is given as the generations that it was made of, above the merged one:
     what the base has is not for anybody to lay over it again (decision 0054). One GET for it; there is at most one.
-    Raises as `read` does.
+    Raises as `read` does, and `SnapshotExpired` where one of them is collected (`region.collected`).
     """
+    require_listed(manifest, merged)
     found: list[FlushedGeneration] = []
     for each in manifest.flushed_generations:
         if each.generation <= merged:

@@ -94,11 +94,13 @@ class KeyedTable:
         actions = [action for each in results for action in each.actions]
         return self.log.commit(snapshot, actions, operation="COMPACT") if actions else None
 
-    def sort(self, terms: SortingTerms = ALWAYS) -> None:
-        """Sort the generations that wait, of each region what one run takes."""
-        for work in sorting.plan(self.store, self.snapshot, terms=terms):
+    def sort(self, terms: SortingTerms = ALWAYS) -> bool:
+        """Sort the generations that wait, of each region what one run takes, and tell whether there were any."""
+        works = sorting.plan(self.store, self.snapshot, terms=terms)
+        for work in works:
             done = sorting.execute(self.store, work, clock=self.clock, ids=self.ids)
             sorting.finish(self.store, work, done, clock=self.clock, writer_id=self.ids.uuid())
+        return bool(works)
 
     def base_rows(self, snapshot: Snapshot | None = None) -> list[Row]:
         """Return the rows of the base table, in no particular order."""

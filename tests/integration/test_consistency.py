@@ -1,4 +1,4 @@
-"""Threads write, flush, merge, compact, collect and read one table at each level: a model judges what they saw.
+"""Threads write, flush, merge, sort, compact, collect and read one table at each level: a model judges what they saw.
 
 The history is recorded as it happens; `TIDEMARK_SECONDS` lets it happen for longer.
 """
@@ -95,7 +95,7 @@ def reading(ledger: Ledger, table: KeyedTable, session: str) -> Act:
 
 
 def maintaining(ledger: Ledger, table: KeyedTable) -> list[Act]:
-    """The acts of a merger, a compactor and a collector, which leave most of the time to the others."""
+    """The acts of a merger, a sorter, a compactor and a collector, which leave most of the time to the others."""
 
     def now_and_then(act: Callable[[], object]) -> Act:
         def maintain(random: Random) -> None:
@@ -107,6 +107,7 @@ def maintaining(ledger: Ledger, table: KeyedTable) -> list[Act]:
 
     return [
         now_and_then(lambda: ledger.merged(table.merge())),
+        now_and_then(table.sort),
         now_and_then(table.compact),
         now_and_then(lambda: collect(table.store, table.log, clock=SystemClock())),
     ]

@@ -22,6 +22,7 @@ from pipelines.tables import load_tables, tables_folder
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
+from storage_core.region.sorting import DEFAULT_TERMS
 
 pytestmark = pytest.mark.dagster
 
@@ -76,22 +77,24 @@ def test_every_table_has_its_assets_jobs_schedules_and_sensors(checkout: Path) -
         "planes/compacted",
         "planes/index_manufacturer",
         "planes/merged",
+        "planes/sorted",
     ]
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
         *(f"access_log_{each}" for each in ("backfill", "catch_up", "check", "checkpoint", "collect", "compact")),
         *("access_log_ingest", "access_log_upkeep"),
         *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact", "upkeep")),
-        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "upkeep")),
+        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge")),
+        *("planes_sort", "planes_upkeep"),
     ]
     assert sorted(schedule.name.removesuffix("_schedule") for schedule in repository.schedule_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "ingest")),
         *(f"departures_{each}" for each in ("check", "checkpoint", "collect", "compact")),
-        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge")),
+        *(f"planes_{each}" for each in ("catch_up", "check", "checkpoint", "collect", "compact", "merge", "sort")),
     ]
     assert sorted(sensor.name.removesuffix("_sensor") for sensor in repository.sensor_defs) == [
         *(f"access_log_{each}" for each in ("catch_up", "compact", "ingest")),
         "departures_compact",
-        *(f"planes_{each}" for each in ("catch_up", "compact", "merge")),
+        *(f"planes_{each}" for each in ("catch_up", "compact", "merge", "sort")),
     ]
     assert sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys) == [
         "access_log/compacted:rows_kept",
@@ -129,6 +132,7 @@ def test_assets_follow_each_other_as_the_data_does(checkout: Path) -> None:
     assert parents["access_log/index_text"] == ["access_log/compacted"]
     assert parents["access_log/checkpointed"] == ["access_log/compacted"]
     assert parents["planes/compacted"] == ["planes/merged"]
+    assert parents["planes/sorted"] == ["planes/merged"]
     assert parents["planes/collected"] == ["planes/checkpointed", "planes/index_manufacturer"]
 
 
@@ -148,7 +152,7 @@ def test_one_invalid_declaration_leaves_the_other_tables_working(checkout: Path)
     left_out = graph.get(AssetKey(["invalid_declarations", "broken"]))
     assert "tables/broken.yaml:4: field `columns.a" in str(left_out.description)
     assert not left_out.is_materializable
-    assert len(graph.materializable_asset_keys) == 14
+    assert len(graph.materializable_asset_keys) == 15
 
 
 def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
@@ -251,7 +255,7 @@ def test_a_backfill_outside_the_partitions_is_refused(
 
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
-        for job in ("ingest", "merge", "compact", "checkpoint", "catch_up", "collect"):
+        for job in ("ingest", "merge", "sort", "compact", "checkpoint", "catch_up", "collect"):
             assert demands(job, load(checkout / "tables" / f"{file}.yaml")).wanted == ()
     assert not (checkout / "warehouse").exists()
 
@@ -348,6 +352,23 @@ def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) 
     assert found.warnings == ()
     Table.declare(declaration)  # as the run does first
     assert demands("catch_up", declaration).wanted == ()
+
+
+def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(checkout: Path) -> None:
+    declaration = load(checkout / "tables" / "planes.yaml")
+    bound = DEFAULT_TERMS.generations
+
+    with Table.declare(declaration).writer() as writer:
+        for number in range(bound):
+            writer.put({"tailnum": f"N{number}"})
+            writer.flush()
+        assert demands("sort", declaration).wanted == ()
+        writer.put({"tailnum": "one more"})
+        writer.flush()
+
+    asked = demands("sort", declaration)
+    assert [demand.reason for demand in asked.wanted] == [f"{bound + 1} generations wait unsorted"]
+    assert demands("sort", declaration) == asked
 
 
 def test_a_schedule_requests_ranges_and_single_windows(checkout: Path, land: Land) -> None:

@@ -3,8 +3,9 @@
 `python -m tests.integration.threaded_writer write URI FOLDER` reads numbers from its input, forks a writer for each,
 which is much faster than starting one, and prints its process id. Each thread of a writer has keys of its own, and a
 journal in the folder in which it says what it is going to do and, once that was acknowledged, that it did.
-`… maintain URI FOLDER` merges, compacts and collects, each in a thread, until there is a file `stop` in the folder and
-each has done something; then it prints how often. Without leases: what two of them do to each other is tried as well.
+`… maintain URI FOLDER` merges, sorts, compacts and collects, each in a thread, until there is a file `stop` in the
+folder and each has done something; then it prints how often. Without leases: what two of them do to each other is tried
+as well.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.region.options import WriterOptions
+from storage_core.region.sorting import SortingTerms
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.keyed_table import KeyedTable, Row
 
@@ -108,9 +110,9 @@ def fork_writers(uri: str, folder: str) -> None:
 
 
 def maintain(uri: str, folder: str) -> None:
-    """Merge, compact and collect until told to stop, and print how often each did something."""
-    done = dict.fromkeys(("merged", "compacted", "collected"), 0)
-    acts = dict(zip(done, (merged, compacted, collected), strict=True))
+    """Merge, sort, compact and collect until told to stop, and print how often each did something."""
+    done = dict.fromkeys(("merged", "tidied", "compacted", "collected"), 0)
+    acts = dict(zip(done, (merged, tidied, compacted, collected), strict=True))
 
     def work(name: str) -> None:
         table = KeyedTable(open_store(uri), ids=SystemIds())
@@ -136,6 +138,11 @@ def run_all(acts: list[Callable[[], None]]) -> None:
 def merged(table: KeyedTable) -> bool:
     """Merge what is flushed."""
     return table.merge() is not None
+
+
+def tidied(table: KeyedTable) -> bool:
+    """Sort the generations that wait, where there are several."""
+    return table.sort(SortingTerms(generations=1))
 
 
 def compacted(table: KeyedTable) -> bool:

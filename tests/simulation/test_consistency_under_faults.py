@@ -1,4 +1,4 @@
-"""Readers at every level, while before any of their requests others write, flush, merge, compact or end.
+"""Readers at every level, while before any of their requests others write, flush, merge, sort, compact or end.
 
 One thread plays all: two writers of a region each, two maintainers, two readers, with clocks twenty minutes apart.
 Stores lose replies, refuse, and end processes. What everybody did and found is a history that a model judges
@@ -183,7 +183,7 @@ def writing(world: World, name: str, minutes: int) -> Process:
 
 
 def maintaining(world: World, minutes: int) -> Process:
-    """A process that merges and compacts; its clock is wrong by so much."""
+    """A process that merges, sorts and compacts; its clock is wrong by so much."""
 
     def merge(process: Process) -> None:
         done = process.table.merge()
@@ -194,7 +194,11 @@ def maintaining(world: World, minutes: int) -> Process:
         if process.table.compact():
             world.tell("compacted")
 
-    return Process(world, merge, merge, compact, minutes=minutes)
+    def sort(process: Process) -> None:
+        if process.table.sort():
+            world.tell("sorted")
+
+    return Process(world, merge, merge, sort, compact, minutes=minutes)
 
 
 def reading(world: World, session: str) -> Process:
@@ -234,7 +238,14 @@ def test_clocks_that_are_wrong_by_ten_minutes_change_nothing_that_anybody_is_tol
 def test_the_seeds_meet_everything_that_can_happen() -> None:
     """A simulation that nothing happens in shows nothing."""
     worlds = [simulate(seed) for seed in range(1_000, 1_012)]
-    happened = ("crashed", "merged", "compacted", "collected", *(f"read at {level}" for level in list(Level)[:3]))
+    happened = (
+        "crashed",
+        "merged",
+        "sorted",
+        "compacted",
+        "collected",
+        *(f"read at {level}" for level in list(Level)[:3]),
+    )
     met = {each: sum(world.met.get(each, 0) for world in worlds) for each in happened}
     assert min(met.values()) > 1, met
     open_ones = [write for world in worlds for write in world.ledger.history.writes if write.durable is None]

@@ -106,6 +106,21 @@ def test_merged_generations_go_with_their_wal_entries_and_fences_stay(table: Key
     assert run(table).candidates == ()
 
 
+def test_a_shorter_horizon_of_one_run_leaves_no_wal_entry_behind_for_ever(table: KeyedTable) -> None:
+    with table.writer() as writer:
+        writer.put(row("a", 1))
+        writer.flush()
+        table.merge()
+        table.log.checkpoint(table.snapshot)
+        table.clock.sleep_ms(2 * HOUR_MS)
+        deleted = run(table, horizon_ms=0).deleted
+        assert entries(table) == {1, 2}, "numbers wait for the horizon of the table"
+        assert any(key.endswith("/bloom_filter.bin") for key in deleted)
+    run_until_quiet(table)
+    assert entries(table) == {1}
+    assert generations(table) == set()
+
+
 def test_a_writer_that_stalls_through_a_collection_is_fenced_and_acknowledges_nothing(table: KeyedTable) -> None:
     # Lesson 06: the number that the stalled writer tries next must not be free again.
     stalled = table.writer()
@@ -153,7 +168,7 @@ def test_killed_at_any_delete_the_next_runs_find_the_rest() -> None:
         return table
 
     def remaining(table: KeyedTable) -> set[str]:
-        for _ in range(2):
+        for _ in range(3):  # delete, forget, delete the manifest from before
             run(table)
         return {info.key for info in table.store.list("_mem_wal/")}
 

@@ -72,6 +72,14 @@ def test_the_tide_mark_of_the_raw_log_is_field_103_and_under_the_checksum() -> N
         region_manifest.decode(data.replace(field, b""), "here")
 
 
+def test_the_mark_of_collected_generations_is_field_104_and_under_the_checksum() -> None:
+    bare = RegionManifest(region_id=REGION, version=1, writer_epoch=1)
+    marked = replace(bare, collected_generation=300)
+    body = region_manifest.encode(bare)[:-10] + bytes.fromhex("c006 ac02")
+    assert region_manifest.encode(marked) == body + _checksum(body)
+    assert region_manifest.decode(region_manifest.encode(marked), "here") == marked
+
+
 def test_every_flipped_bit_of_a_region_manifest_is_noticed_or_changes_nothing() -> None:
     flushed = (FlushedGeneration(generation=3, path="a1b2c3d4_gen_3"),)
     manifest = RegionManifest(

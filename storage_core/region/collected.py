@@ -1,0 +1,61 @@
+"""Forgetting what is collected, so that a region's manifest does not grow with its history (decision 0055).
+
+Every flush and every claim writes the whole list of generations. Those that each retained version has merged are
+collected (`gc.regions`), and when their objects are gone the collector takes them off the list. It claims nothing, like
+a sorter: it keeps the epoch, and carries on whatever others committed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from storage_core.clock import Clock
+from storage_core.errors import SnapshotExpired
+from storage_core.formats.region_manifest import RegionManifest
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.region.manifest import commit, read_latest
+
+_logger = logging.getLogger(__name__)
+
+
+def forget_collected(store: ObjectStore, region: str, generation: int, *, clock: Clock, writer_id: str) -> bool:
+    """Make sure that the region's manifest lists no generation up to this one; return whether it was us who did it.
+
+    Only for generations whose objects are gone; the mark never goes back, so whoever comes late changes nothing. About
+    four requests, and the newest manifest is read again after each lost race. Raises `CommitUnknown` when the store
+    does not say: the next collection reads what is there.
+    """
+    while True:
+        latest = read_latest(store, region)
+        if latest is None or latest.collected_generation >= generation:
+            return False
+        listed = tuple(each for each in latest.flushed_generations if each.generation > generation)
+        manifest = replace(
+            latest,
+            version=latest.version + 1,
+            writer_id=writer_id,
+            flushed_generations=listed,
+            collected_generation=generation,
+        )
+        if commit(store, manifest, clock=clock):
+            break
+    count = len(latest.flushed_generations) - len(listed)
+    _logger.info("region %s: %d generations up to %d are collected, not listed any more", region, count, generation)
+    return True
+
+
+def require_listed(manifest: RegionManifest, merged: int) -> None:
+    """Raise `SnapshotExpired` unless the manifest lists every flushed generation above the merged one of a snapshot.
+
+    A snapshot that was retained when something was collected has merged it; an older one would miss rows.
+    """
+    if merged < manifest.collected_generation:
+        raise SnapshotExpired(
+            f"region {manifest.region_id}: generations up to {manifest.collected_generation} are merged and collected, "
+            f"this snapshot has merged those up to {merged} and would lack the rows between; open the newest version, "
+            "and if this is the newest, see tidemark fsck",
+            region=manifest.region_id,
+            expected=merged,
+            found=manifest.collected_generation,
+        )
