@@ -62,7 +62,7 @@ def sort(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Sort flushed generations that wait for a merge, where there are many."""
+    """Sort generations that wait for a merge, if many do."""
     from jobs.request import JobRequest
     from jobs.sort import run
 
