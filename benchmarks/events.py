@@ -17,7 +17,6 @@ SCHEMA = pa.schema(
         ("latency", pa.float64()),
     ]
 )
-SQL_COLUMNS = "id bigint, time timestamp, service string, message string, latency double"
 
 _SERVICES = pa.array([f"service-{number}" for number in range(20)])
 

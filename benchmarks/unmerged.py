@@ -84,9 +84,7 @@ def _merge(table: Table) -> None:
     store, log = table.store, table.log
     works = merge.plan(store, table.snapshot)
     results = [merge.execute(store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
-    actions = merge.actions_of(store, results, ids=log.ids, now_ms=log.clock.now_ms())
-    requirements = [each for work in works for each in work.requirements]
-    log.commit(table.snapshot, actions, operation="MERGE", requirements=requirements)
+    merge.commit(log, table.snapshot, works, results)
 
 
 def _replay(uri: str, *, log_mb: int) -> Iterator[Figure]:

@@ -24,7 +24,7 @@ _PAUSE_MS = 500
 
 
 def regions(uri: Uri, *, as_json: Json = False) -> None:
-    """List the regions of a keyed table and what of them is not merged."""
+    """List the regions of a table, and what of them waits."""
     from storage_core.clock import SystemClock
     from storage_core.read.unmerged import region_figures
 
@@ -46,9 +46,9 @@ def tail(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the newest acknowledged records that are not merged yet, the newest last.
+    """Print the newest records that are not merged yet.
 
-    Regions come one after the other.
+    These are acknowledged; the newest comes last, and regions one after the other.
     """
     from storage_core.read.unmerged import Tail
 

@@ -56,25 +56,22 @@ def compact(
 def sort(
     uri: Uri,
     *,
-    all_: All = False,
+    _all: All = False,
     dry_run: DryRun = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Sort flushed generations that wait for a merge, where there are many."""
-    from jobs.request import JobRequest
+    """Sort generations that wait for a merge, if many do."""
     from jobs.sort import run
 
-    _everything(all_)
-    request = JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
-    run_job(run, request, as_json=as_json)
+    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=master), as_json=as_json)
 
 
 def merge(
     uri: Uri,
     *,
-    all_: All = False,
+    _all: All = False,
     dry_run: DryRun = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
@@ -82,23 +79,17 @@ def merge(
 ) -> None:
     """Apply flushed generations to a keyed table's base."""
     from jobs.merge import run
-    from jobs.request import JobRequest
 
-    _everything(all_)
-    request = JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
-    run_job(run, request, as_json=as_json)
+    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=master), as_json=as_json)
 
 
 def checkpoint(
-    uri: Uri, *, all_: All = False, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False
+    uri: Uri, *, _all: All = False, dry_run: DryRun = False, wait: Wait = None, as_json: Json = False
 ) -> None:
     """Write the state that keeps opening a table fast."""
     from jobs.checkpoint import run
-    from jobs.request import JobRequest
 
-    _everything(all_)
-    request = JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, wait_ms=waiting_ms(wait))
-    run_job(run, request, as_json=as_json)
+    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=LOCAL_SPARK), as_json=as_json)
 
 
 def catch_up(
@@ -178,8 +169,11 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
     return chosen
 
 
-def _everything(_all: bool) -> None:  # noqa: FBT001  # takes the option and needs nothing of it
-    """Say that `--all` is what these jobs do anyway: it is accepted so that all four read alike."""
+def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:
+    """Of a whole table: `--all` is what these jobs do anyway, and is accepted so that all of them read alike."""
+    from jobs.request import JobRequest
+
+    return JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
 
 
 def _show_collection(done: JobReport, *, as_json: bool) -> None:

@@ -20,7 +20,9 @@ from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
+from storage_core.log.commit import CommitResult
 from storage_core.log.file_columns import adds_of
+from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
@@ -74,7 +76,7 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
 def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
     """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
 
-    Commits nothing: pass `actions` with `work.requirements` to the log. No split is rewritten; one whose last live row
+    Commits nothing: that is `commit`. No split is rewritten; one whose last live row
     is gone is removed. Memory holds the records, the keys of one split, a row group and the rows that patches hit. A
     delete of what does not exist writes nothing (lesson 28). Requests: those of the generations, of `superseded.find`
     per split of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged
@@ -120,6 +122,19 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         len(adds),
     )
     return result
+
+
+def commit(
+    log: TransactionLog, snapshot: Snapshot, works: Sequence[MergeWork], results: Sequence[MergeResult]
+) -> CommitResult:
+    """Commit the executed merges of several regions, planned on `snapshot`, at once: all of them or none.
+
+    Requests: those of `actions_of` and of a commit. Raises `CommitConflict` when one of the regions or a split that a
+    merge changed is no longer as it was planned; then nothing of them is in the table.
+    """
+    actions = actions_of(log.store, results, ids=log.ids, now_ms=log.clock.now_ms())
+    requirements = [each for work in works for each in work.requirements]
+    return log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
 
 
 def actions_of(store: ObjectStore, results: Sequence[MergeResult], *, ids: Ids, now_ms: int) -> list[Action]:

@@ -63,9 +63,7 @@ def _merge_everything(log: TransactionLog) -> None:
     while works := merge.plan(log.store, snapshot):
         now_ms = log.clock.now_ms()
         results = [merge.execute(log.store, work, ids=log.ids, now_ms=now_ms) for work in works]
-        actions = merge.actions_of(log.store, results, ids=log.ids, now_ms=now_ms)
-        requirements = [each for work in works for each in work.requirements]
-        snapshot = log.commit(snapshot, actions, operation="MERGE", requirements=requirements).snapshot
+        snapshot = merge.commit(log, snapshot, works, results).snapshot
 
 
 def _commit_spec(log: TransactionLog, spec: RegionSpec, progress: Sequence[MergeProgress]) -> None:

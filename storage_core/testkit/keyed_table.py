@@ -77,14 +77,15 @@ class KeyedTable:
 
     def commit(self, snapshot: Snapshot, work: MergeWork, result: MergeResult) -> CommitResult:
         """Commit an executed merge that was planned on `snapshot`."""
-        return self.log.commit(snapshot, result.actions, operation="MERGE", requirements=work.requirements)
+        return merge.commit(self.log, snapshot, [work], [result])
 
     def merge(self) -> CommitResult | None:
-        """Plan, execute and commit what there is to merge; None when there is nothing."""
+        """Plan, execute and commit what there is to merge, all regions at once; None when there is nothing."""
         snapshot = self.snapshot
-        for work in merge.plan(self.store, snapshot):
-            return self.commit(snapshot, work, self.execute(work))
-        return None
+        works = merge.plan(self.store, snapshot)
+        if not works:
+            return None
+        return merge.commit(self.log, snapshot, works, [self.execute(work) for work in works])
 
     def compact(self) -> CommitResult | None:
         """Plan, execute and commit what there is to compact; None when there is nothing."""

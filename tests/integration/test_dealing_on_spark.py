@@ -17,12 +17,12 @@ import pytest
 
 from jobs import deal
 from jobs.code_archive import ROOT
-from jobs.deal_request import DealRequest, parse, parser, to_argv
+from jobs.deal_request import DealRequest, to_argv
 from jobs.spark import Spark
 from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs
 from storage_core.declaration import load
-from storage_core.errors import Held, InvalidInput
+from storage_core.errors import Held
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.lease import acquire
 from storage_core.objectstore.local import LocalStore
@@ -47,7 +47,7 @@ def spark() -> Iterator[Spark]:
         yield running
 
 
-def declare(root: Path, tables: list[str], stores: tuple[str, ...] = ("raw",)) -> DealRequest:
+def declare(root: Path, tables: list[str]) -> DealRequest:
     (root / "tables").mkdir()
     (root / "raw_logs").mkdir()
     for name in tables:
@@ -55,12 +55,11 @@ def declare(root: Path, tables: list[str], stores: tuple[str, ...] = ("raw",)) -
         (root / "tables" / f"{name}.yaml").write_text(
             f"name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n  text: string\n{key}"
         )
-    listed = ", ".join(stores)
-    (root / "raw_logs" / "all.yaml").write_text(f"name: all\nstores: [{listed}]\n")
+    (root / "raw_logs" / "all.yaml").write_text("name: all\nstores: [raw]\n")
     return read_raw_logs(root / "tables").named("all").request
 
 
-def produce(root: Path, tables: list[str], stores: tuple[str, ...] = ("raw",), *, seed: int = 1) -> int:
+def produce(root: Path, tables: list[str], *, seed: int = 1) -> int:
     """Write twenty rows per table and, one in twenty, a record that no table takes; return how many of those."""
     records = [
         RawRecord(table=name, fields={"n": number, "text": f"{name} {number}"})
@@ -75,9 +74,7 @@ def produce(root: Path, tables: list[str], stores: tuple[str, ...] = ("raw",), *
     ]
     mixed = [each for at, record in enumerate(records) for each in (record, *bad[at // 20 : at // 20 + (at % 20 == 0)])]
     clock = ManualClock()
-    with RawLog(
-        [str(root / each) for each in stores], clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=SECOND)
-    ) as log:
+    with RawLog([str(root / "raw")], clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=SECOND)) as log:
         for start in range(0, len(mixed), 20):
             log.append_many(mixed[start : start + 20])
             clock.now += SECOND // 2
@@ -163,16 +160,6 @@ def test_a_table_that_another_run_deals_into_is_held_and_the_others_get_their_ro
     assert deal.run(request, spark).status == "nothing_to_do"
 
 
-def test_one_store_is_lost_half_way_and_nothing_is_missing(tmp_path: Path, spark: Spark) -> None:
-    request = declare(tmp_path, APPEND[:1], ("raw", "other"))
-    produce(tmp_path, APPEND[:1], ("raw", "other"))
-    chunks = sorted((tmp_path / "raw" / "live").rglob("*.avro"))
-    for file in chunks[: len(chunks) // 2]:
-        file.unlink()
-    assert deal.run(request, spark).details["held"] == []
-    assert numbers(tmp_path, APPEND[0]) == list(range(PER_TABLE))
-
-
 def test_the_command_names_a_gap_and_passes_it_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,45 +198,6 @@ def test_a_broken_table_declaration_leaves_its_rows_waiting(tmp_path: Path, spar
     file.write_text(sound)
     deal.run(request, spark)
     assert numbers(tmp_path, APPEND[1]) == list(range(PER_TABLE))
-
-
-def test_a_request_travels_as_arguments() -> None:
-    request = DealRequest(
-        raw_log="raw_logs/a b.yaml",
-        tables=("tables/x.yaml", "tables/y.yaml"),
-        root="/somewhere",
-        skip_gaps=("w:3",),
-        dry_run=True,
-        run_id="run",
-        master="local[1]",
-    )
-    assert parse(parser("").parse_args([*to_argv(request)])) == request
-    assert request.pass_up_to() == {"w": 3}
-    with pytest.raises(InvalidInput, match="WRITER:LAST"):
-        replace(request, skip_gaps=("w",)).pass_up_to()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name: all\n", "field `stores`: is missing"),
-        ("name: all\nstores: [raw, raw]\n", "'raw' is given twice"),
-        ("name: all\nstores:\n  - uri: raw\n    mandatory: false\n", "needs a mandatory store"),
-        ("name: all\nstores: [raw]\ntabels: [x]\n", "field `tabels`: is not a field"),
-        ("name: All\nstores: [raw]\n", "field `name`: expected a table name"),
-        ("name: all\nstores: [../raw]\n", "leaves its folder"),
-        ("name: all\nstores: [raw]\nschedule: daily\n", "field `schedule`: 'daily' is not a cron line"),
-    ],
-)
-def test_a_declaration_of_a_raw_log_is_refused_with_file_line_and_field(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    declare(tmp_path, [])
-    (tmp_path / "raw_logs" / "all.yaml").write_text(text)
-    with pytest.raises(InvalidInput) as refused:
-        read_raw_logs(tmp_path / "tables").named("all")
-    assert message in str(refused.value)
-    assert "all.yaml:" in str(refused.value)
 
 
 def _started(request: DealRequest) -> subprocess.Popen[bytes]:

@@ -27,9 +27,10 @@ def row(number: int, seats: int) -> dict[str, object]:
 
 
 def merge_all(table: Table) -> None:
-    for work in merge.plan(table.store, table.refresh().snapshot):
-        result = merge.execute(table.store, work, ids=SystemIds(), now_ms=table.log.clock.now_ms())
-        table.log.commit(table.snapshot, result.actions, operation="MERGE", requirements=work.requirements)
+    store, log = table.store, table.log
+    if works := merge.plan(store, table.refresh().snapshot):
+        results = [merge.execute(store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
+        merge.commit(log, table.snapshot, works, results)
 
 
 def compact(table: Table) -> list[str]:

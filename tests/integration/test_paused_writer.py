@@ -62,6 +62,23 @@ for number, uri in json.loads(sys.argv[1]):
     print(json.dumps([key and f"{request.kind} {key}", answers]), flush=True)
 """
 
+# It is never stopped: it puts one row after the other and says so of each, until it is told that it is fenced.
+BUSY_WRITER = """
+import itertools, sys
+from storage_core import Table
+from storage_core.errors import WriterFenced
+
+writer = Table.open(sys.argv[1]).writer()
+for number in itertools.count():
+    try:
+        writer.put({"tailnum": f"n{number}", "seats": number})
+        if number % 9 == 8:
+            writer.flush()
+    except WriterFenced:
+        break
+    print(number, flush=True)
+"""
+
 Step = tuple[str | None, list[str]]
 
 FENCED = ["writer_fenced"] * 4
@@ -150,3 +167,23 @@ def test_a_writer_stopped_anywhere_wakes_up_fenced_and_none_of_its_later_rows_ap
 
 def test_the_same_holds_on_s3(s3_server: S3Server) -> None:
     pause_and_check([s3_server.uri(f"paused-writer-{number}") for number in range(len(ON_S3))], ON_S3)
+
+
+def test_a_writer_that_is_never_stopped_is_fenced_and_what_it_was_told_is_taken_over(tmp_path: Path) -> None:
+    table = KeyedTable(open_store((tmp_path / "planes").as_uri()), SystemIds()).create()
+    command = [sys.executable, "-c", BUSY_WRITER, table.store.uri]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            with table.writer() as other:
+                taken_over = table.rows()
+                told = len((first + process.communicate(timeout=60)[0]).splitlines())
+                assert process.returncode == 0, "it ended, but not because it was fenced"
+                assert len(taken_over) in {told, told + 1}, "one more may have taken effect before it was told"
+                found = {key: row["seats"] for key, row in taken_over.items()}
+                assert found == {f"n{number}": number for number in range(len(found))}
+                other.put({"tailnum": "n0", "seats": -1})
+        finally:
+            process.kill()
+    assert table.rows() == {**taken_over, "n0": {"tailnum": "n0", "seats": -1, "model": None}}

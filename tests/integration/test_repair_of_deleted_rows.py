@@ -161,7 +161,7 @@ def _emptied_by_two_regions() -> KeyedTable:
         for n in range(6, 10):
             writer.delete(f"t{n}")
         writer.flush()
-    _merge_together(table)
+    _merge_both(table)
     assert path not in table.snapshot.splits
     return table
 
@@ -175,13 +175,9 @@ def _one_split_before_two_regions() -> KeyedTable:
     return table
 
 
-def _merge_together(table: KeyedTable) -> None:
-    snapshot = table.snapshot
-    works = merge.plan(table.store, snapshot)
-    assert len(works) == 2
-    actions = merge.actions_of(table.store, [table.execute(each) for each in works], ids=table.ids, now_ms=1)
-    requirements = [each for work in works for each in work.requirements]
-    table.log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
+def _merge_both(table: KeyedTable) -> None:
+    assert len(merge.plan(table.store, table.snapshot)) == 2
+    table.merge()
 
 
 def test_rows_of_regions_before_a_change_stay_when_the_log_is_lost() -> None:
@@ -190,7 +186,7 @@ def test_rows_of_regions_before_a_change_stay_when_the_log_is_lost() -> None:
         writer.put([_plane(n, 2) for n in range(3)])
         writer.delete("t9")
         writer.flush()
-    _merge_together(table)
+    _merge_both(table)
     expected = table.rows()
     _lose(table.store, LOG)
     target, _ = _repaired(table)
@@ -222,11 +218,10 @@ def test_a_lost_version_around_a_change_of_regions_loses_no_row(lost: int) -> No
         writer.put([_plane(n, 2) for n in range(3)])
         writer.delete("t9")
         writer.flush()
-        _merge_together(table)
+        _merge_both(table)
         writer.put(_plane(0, 3))
         writer.flush()
-        while table.merge() is not None:
-            pass
+        table.merge()
         writer.put(_plane(1, 3))
     expected = table.rows()
     assert [each.operation for each in table.log.history()][::-1][1:] == ["MERGE", "CONFIGURE", "MERGE", "MERGE"]

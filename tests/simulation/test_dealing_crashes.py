@@ -62,7 +62,10 @@ def judge(stores: dict[str, MemoryStore], seed: int) -> None:
     manifest = read_latest(stores["users"], region_of(KeyedTable(stores["users"]).snapshot.table_id))
     assert manifest is not None
     flushed = [generation.read(stores["users"], manifest.region_id, each) for each in manifest.flushed_generations]
-    assert sum(each.records for each in flushed) == 5
+    records = [
+        row for each in flushed for part in generation.read_records(stores["users"], each) for row in part.to_pylist()
+    ]
+    assert [row["text"] for row in records] == ["direct", "10", "11", "20", "21"], "in their order, each once"
     assert [len(list(read_quarantine(stores[name]))) for name in NAMES] == [4, 0, 4]
 
 

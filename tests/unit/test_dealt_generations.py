@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, WriterFenced
+from storage_core.errors import CommitConflict, Corrupt, WriterFenced
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
@@ -22,8 +21,6 @@ from storage_core.region.dealt import Stretch, Turn
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import whole_table
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 
@@ -100,63 +97,6 @@ def test_of_two_dealers_with_one_plan_the_later_one_conflicts_and_the_fenced_one
     with pytest.raises(WriterFenced):
         dealt.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
     assert (seats(table), marks(table)) == ({"a": 1}, {WRITER: 2})
-
-
-@pytest.mark.parametrize("side", list(CrashFault))
-def test_a_dealer_may_end_at_any_request_and_the_next_one_deals_once(side: CrashFault) -> None:
-    start = KeyedTable(MemoryStore("planes")).create()
-    start.writer().put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}])
-    counting = FaultStore(copy_of(start.store))
-    deal(_as(counting, 2), puts(a=2), 0, 1)
-    outcomes = set()
-    for number in range(len(counting.trace)):
-        objects = copy_of(start.store)
-        store = FaultStore(objects)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            deal(_as(store, 2), puts(a=2), 0, 1)
-        after = _as(objects, 3)
-        in_already = marks(after).get(WRITER) == 1
-        outcomes.add(in_already)
-        assert seats(after) == ({"a": 2, "b": 1} if in_already else {"a": 1, "b": 1})
-        if not in_already:
-            deal(after, puts(a=2), 0, 1)
-        manifest = read_latest(objects, region_of(after.snapshot.table_id))
-        assert manifest is not None
-        held = [
-            record
-            for each in manifest.flushed_generations
-            for part in generation.read_records(objects, generation.read(objects, manifest.region_id, each))
-            for record in part.to_pylist()
-        ]
-        assert [(each["tailnum"], each["seats"]) for each in held] == [("a", 1), ("b", 1), ("a", 2)]
-        while after.merge() is not None:
-            pass
-        assert seats(after) == {"a": 2, "b": 1}
-    assert outcomes == {False, True}
-
-
-@pytest.mark.parametrize(
-    "fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN]
-)
-def test_a_lost_reply_to_any_put_deals_once(fault: PutFault) -> None:
-    counting = FaultStore(MemoryStore("planes"))
-    table = KeyedTable(counting).create()
-    counting.forget()
-    deal(table, puts(a=2), 0, 1)
-    for number, happened in enumerate(counting.trace):
-        if happened.request.kind != "put":
-            continue
-        store = FaultStore(MemoryStore("planes"))
-        again = KeyedTable(store).create()
-        store.forget()
-        store.at(number, fault)
-        with suppress(CommitUnknown):
-            deal(again, puts(a=2), 0, 1)
-        store.forget()
-        if marks(again) == {}:
-            deal(again, puts(a=2), 0, 1)
-        assert (seats(again), marks(again)) == ({"a": 2}, {WRITER: 1})
 
 
 def test_records_that_are_damaged_or_gone_are_corrupt_and_named() -> None:

@@ -234,20 +234,6 @@ def test_a_delete_followed_by_a_patch_is_a_new_row_of_those_fields_only() -> Non
     assert table.base_rows() == [_plane("a", 2)]
 
 
-def test_of_two_racing_merges_one_wins_and_the_other_goes_on_with_the_next_generation() -> None:
-    table = _table()
-    _put(table, _plane("a", 1))
-    snapshot = table.snapshot
-    (work,) = merge.plan(table.store, snapshot)
-    mine, theirs = table.execute(work), table.execute(work)
-    table.commit(snapshot, work, theirs)
-    with pytest.raises(CommitConflict, match="plan again"):
-        table.commit(snapshot, work, mine)
-    _put(table, _plane("a", 2))
-    assert table.merge() is not None
-    assert table.base_rows() == [_plane("a", 2)]
-
-
 def test_an_older_merge_never_lands_under_a_newer_progress() -> None:
     table = _table()
     _put(table, _plane("a", 1))
@@ -263,27 +249,6 @@ def test_an_older_merge_never_lands_under_a_newer_progress() -> None:
     with pytest.raises(CommitConflict):
         table.commit(table.snapshot, skipping, table.execute(skipping))
     assert table.base_rows() == [_plane("a", 2)]
-
-
-def test_a_merge_that_crashed_after_its_commit_is_recognised_by_the_progress() -> None:
-    table = _table()
-    _put(table, _plane("a"))
-    snapshot = table.snapshot
-    (work,) = merge.plan(table.store, snapshot)
-    table.commit(snapshot, work, table.execute(work))
-    again = KeyedTable(table.store)
-    assert again.merge() is None
-    assert again.base_rows() == [_plane("a")]
-
-
-def test_a_merge_that_crashed_before_its_commit_leaves_orphans_and_the_same_answer() -> None:
-    table = _table()
-    _put(table, _plane("a"))
-    (work,) = merge.plan(table.store, table.snapshot)
-    orphans = {add.path for add in table.execute(work).adds}
-    table.merge()
-    assert orphans.isdisjoint(table.snapshot.splits)
-    assert table.base_rows() == [_plane("a")]
 
 
 def _compact(table: KeyedTable, snapshot: Snapshot) -> list[Action]:

@@ -1,0 +1,52 @@
+"""What a raw log is declared to be, and what a run of its dealing is asked for: read, checked and passed on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.deal_request import DealRequest, parse, parser, to_argv
+from pipelines.raw_logs import read_raw_logs
+from storage_core.errors import InvalidInput
+
+
+def test_a_request_travels_as_arguments() -> None:
+    request = DealRequest(
+        raw_log="raw_logs/a b.yaml",
+        tables=("tables/x.yaml", "tables/y.yaml"),
+        root="/somewhere",
+        skip_gaps=("w:3",),
+        dry_run=True,
+        run_id="run",
+        master="local[1]",
+    )
+    assert parse(parser("").parse_args([*to_argv(request)])) == request
+    assert request.pass_up_to() == {"w": 3}
+    with pytest.raises(InvalidInput, match="WRITER:LAST"):
+        replace(request, skip_gaps=("w",)).pass_up_to()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: all\n", "field `stores`: is missing"),
+        ("name: all\nstores: [raw, raw]\n", "'raw' is given twice"),
+        ("name: all\nstores:\n  - uri: raw\n    mandatory: false\n", "needs a mandatory store"),
+        ("name: all\nstores: [raw]\ntabels: [x]\n", "field `tabels`: is not a field"),
+        ("name: All\nstores: [raw]\n", "field `name`: expected a table name"),
+        ("name: all\nstores: [../raw]\n", "leaves its folder"),
+        ("name: all\nstores: [raw]\nschedule: daily\n", "field `schedule`: 'daily' is not a cron line"),
+    ],
+)
+def test_a_declaration_of_a_raw_log_is_refused_with_file_line_and_field(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "raw_logs").mkdir()
+    (tmp_path / "raw_logs" / "all.yaml").write_text(text)
+    with pytest.raises(InvalidInput) as refused:
+        read_raw_logs(tmp_path / "tables").named("all")
+    assert message in str(refused.value)
+    assert "all.yaml:" in str(refused.value)
