@@ -156,7 +156,9 @@ class _Taken:
 
 
 def _of_table(records: pa.Table, name: str) -> pa.Table:
-    return records.filter(pc.equal(records.column("table"), name))
+    own = pc.equal(records.column("table"), name)
+    # Most chunks are of one table, and a copy of all their text is dear.
+    return records if pc.all(own).as_py() else records.filter(own)
 
 
 def _no_put(record: dict[str, Any]) -> RejectedRecord:

@@ -172,11 +172,12 @@ class _Cursor:
     def long(self) -> int:
         """Return the next zig-zag number of at most 64 bits."""
         number = 0
-        for shift in range(0, 7 * _LONGEST_LONG, 7):
-            byte = self.take(1)[0]
-            number |= (byte & 0x7F) << shift
+        for index, byte in enumerate(self._data[self.position : self.position + _LONGEST_LONG]):
+            number |= (byte & 0x7F) << 7 * index
             if byte < 0x80:
+                self.position += index + 1
                 return (number >> 1) ^ -(number & 1)
+        self.take(_LONGEST_LONG)  # which is refused where the file ends within the number
         raise Corrupt(f"{self._where}: a number at byte {self.position} is longer than 64 bits", key=self._where)
 
     def require_seal(self, found: bytes) -> None:

@@ -42,7 +42,7 @@ def plain_records(records: pa.Table, schema: pa.Schema, key: Sequence[str]) -> P
     if form is None:
         return nothing
     matched = np.flatnonzero(_matching(records.column("fields"), form))
-    found = records.take(pa.array(matched))
+    found = records if len(matched) == records.num_rows else records.take(pa.array(matched))
     read = _read(found, form)
     if read is None:
         # Somewhere a name is given twice. These are rare, and looking for them costs as much as all the rest.
