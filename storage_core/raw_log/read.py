@@ -143,17 +143,19 @@ def _valued(value: Any, type_: pa.DataType) -> Any:
     return _from_text(_numbered(value, type_), type_)
 
 
-def _numbered(value: Any, type_: pa.DataType | None) -> Any:
+def _numbered(value: Any, type_: pa.DataType) -> Any:
     """Return the value, its `Digits` exact where the type is decimal and otherwise the nearest float."""
     match value:
         case Digits():
-            return value.as_decimal() if type_ is not None and pa.types.is_decimal(type_) else value.as_float()
+            return value.as_decimal() if pa.types.is_decimal(type_) else value.as_float()
         case dict():
             return {name: _numbered(each, _type_within(type_, name)) for name, each in value.items()}
         case list():
             return [_numbered(each, _type_within(type_, None)) for each in value]
         case (key, item):  # of a map, which may have keys that are no text
-            key_type, item_type = (type_.key_type, type_.item_type) if _is_map(type_) else (None, None)
+            key_type, item_type = (
+                (type_.key_type, type_.item_type) if pa.types.is_map(type_) else (pa.null(), pa.null())
+            )
             return _numbered(key, key_type), _numbered(item, item_type)
         case _:
             return value
@@ -173,18 +175,13 @@ def _from_text(value: Any, type_: pa.DataType) -> Any:
     return Decimal(value) if pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value) else value
 
 
-def _type_within(type_: pa.DataType | None, name: str | None) -> pa.DataType | None:
+def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
     """Return the type of what an object has under a name, or an array without one; the pairs of a map have its own."""
-    if type_ is None or _is_map(type_):
-        return type_ if name is None or type_ is None else type_.item_type
-    if pa.types.is_struct(type_) and name is not None:
-        index = type_.get_field_index(name)
-        return type_.field(index).type if index >= 0 else None
-    return type_.value_type if name is None and pa.types.is_list(type_) else None
-
-
-def _is_map(type_: pa.DataType | None) -> bool:
-    return type_ is not None and pa.types.is_map(type_)
+    if pa.types.is_map(type_):
+        return type_ if name is None else type_.item_type
+    if pa.types.is_struct(type_) and name in [field.name for field in type_.fields]:
+        return type_.field(name).type
+    return type_.value_type if name is None and pa.types.is_list(type_) else pa.null()
 
 
 def _check(rows: list[dict[str, Any] | str], field: pa.Field) -> None:
