@@ -11,8 +11,10 @@ JSON; everything else is an object with one member, a tag:
 | NaN, infinities | `{"$float": "nan"}`, `inf`, `-inf` | | bytes | `{"$bytes": "<base64>"}` |
 | decimal | `{"$decimal": "1.50"}` | | map | `{"$map": [[key, value], …]}` |
 
-An object's own name that starts with `$` gets one `$` more. Text keeps a chunk readable for every Avro reader; a union
-of Avro types would have to be recursive, and how deep a decoder in C recurses would be the file's choice.
+A number with point or exponent that a producer wrote in JSON keeps its digits (`Digits`): whether they are a float or a
+decimal, the column says. An object's own name that starts with `$` gets one `$` more. Text keeps a chunk readable for
+every Avro reader; a union of Avro types would have to be recursive, and how deep a decoder in C recurses would be the
+file's choice.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import datetime as dt
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -32,6 +35,21 @@ from storage_core.errors import InvalidInput
 _TAG = "$"
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
 _PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """A finite number with point or exponent as it is written in JSON: its text, which a float would not keep."""
+
+    text: str
+
+    def as_float(self) -> float:
+        """Return the nearest float."""
+        return float(self.text)
+
+    def as_decimal(self) -> Decimal:
+        """Return exactly this number."""
+        return Decimal(self.text)
 
 
 def encode_fields(fields: Mapping[str, object]) -> str:
@@ -49,7 +67,7 @@ def encode_fields(fields: Mapping[str, object]) -> str:
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"field {name!r}: {error}", column=name) from error
     try:
-        text = _ENCODE(written)
+        text = _text(written)
         text.encode()
     except (UnicodeEncodeError, RecursionError) as error:
         raise InvalidInput(f"the fields {list(fields)!r} hold text that is not valid Unicode") from error
@@ -58,7 +76,7 @@ def encode_fields(fields: Mapping[str, object]) -> str:
 
 def encode_value(value: object) -> str:
     """Return one value as it stands in the text of its record. Raises `ValueError`, `TypeError`, `RecursionError`."""
-    return _ENCODE(_plain(value))
+    return _text(_plain(value))
 
 
 def encode_name(name: str) -> str:
@@ -67,7 +85,10 @@ def encode_name(name: str) -> str:
 
 
 def decode_fields(text: str) -> dict[str, Any]:
-    """Return the fields that `encode_fields` wrote, each of the type it had. Raises `InvalidInput` for other text."""
+    """Return the fields that `encode_fields` or a producer wrote, each of the type it has, and `Digits` for floats.
+
+    Raises `InvalidInput` for other text, for a name given twice in one object, and for a number beyond every float.
+    """
     try:
         found = _DECODE(text)
     except (ValueError, TypeError, LookupError, OverflowError, InvalidOperation, RecursionError) as error:
@@ -77,9 +98,25 @@ def decode_fields(text: str) -> dict[str, Any]:
     return found
 
 
+def _text(value: object) -> str:
+    try:
+        return _ENCODE(value)
+    except TypeError:  # there are `Digits` somewhere, which the encoder in C has no way to write
+        pass
+    match value:
+        case Digits(text):
+            return text
+        case dict():
+            return f"{{{','.join(f'{_ENCODE(name)}:{_text(each)}' for name, each in value.items())}}}"
+        case list():
+            return f"[{','.join(map(_text, value))}]"
+        case _:
+            return _ENCODE(value)
+
+
 def _plain(value: object) -> object:
     match value:
-        case None | bool() | str():
+        case None | bool() | str() | Digits():
             return value
         case int() | np.integer():
             return _long(int(value))
@@ -134,8 +171,11 @@ def _escaped(name: str) -> str:
     return _TAG + name if name.startswith(_TAG) else name
 
 
-def _restored(found: dict[str, Any]) -> Any:
+def _restored(pairs: list[tuple[str, Any]]) -> Any:
     """Called for every object, from the inside out."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"the field {_named_twice(pairs)!r} is given twice")
     if not any(name.startswith(_TAG) for name in found):
         return found
     if len(found) == 1:
@@ -143,6 +183,19 @@ def _restored(found: dict[str, Any]) -> Any:
         if not name.startswith(_TAG + _TAG):
             return _TAGS[name](value)
     return {_unescaped(name): value for name, value in found.items()}
+
+
+def _named_twice(pairs: Sequence[tuple[str, Any]]) -> str:
+    names = [name for name, _ in pairs]
+    return next(name for name in names if names.count(name) > 1)
+
+
+def _digits(text: str) -> Digits:
+    found = Digits(text)
+    if not math.isfinite(found.as_float()):
+        raise ValueError(f"{text[:80]} is beyond every float")
+    found.as_decimal()  # raises for an exponent that no decimal has
+    return found
 
 
 def _unescaped(name: str) -> str:
@@ -189,4 +242,4 @@ _TAGS: Mapping[str, Callable[[Any], Any]] = {
     "$map": _pairs,
 }
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
-_DECODE = json.JSONDecoder(object_hook=_restored, parse_constant=_refused).decode
+_DECODE = json.JSONDecoder(object_pairs_hook=_restored, parse_float=_digits, parse_constant=_refused).decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.ingest.convert import RowFormat, connected
+from storage_core.ingest.json_digits import as_written, without_exponent
 from storage_core.ingest.lines import LineBlock, read_lines
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
 
@@ -52,10 +53,11 @@ def pattern_blocks(
 def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
     """Yield the lines that are JSON objects whose fields are columns of the table.
 
-    A nested value is its JSON text; a missing field and a JSON null are null.
+    A nested value is its JSON text; a missing field and a JSON null are null. Numbers keep the digits that a double
+    would lose; one with an exponent is a decimal if it is exactly one of the column's.
     """
     for block in read_lines(stream, block_bytes):
-        yield _parsed(file, block, lambda lines: _json_fields(lines, target.schema.names), target)
+        yield _parsed(file, block, lambda lines: _json_fields(lines, target.schema), target)
 
 
 def _parsed(
@@ -76,18 +78,23 @@ def _parsed(
     return typed(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
 
 
-def _json_fields(lines: pa.StringArray, names: Sequence[str]) -> Fields:
+def _json_fields(lines: pa.StringArray, schema: pa.Schema) -> Fields:
+    names = schema.names
     # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
     chosen = ", ".join(f"found[{index + 1}] AS c{index}" for index in range(len(names)))
     with connected() as connection:
         connection.register("lines", pa.table({"line": lines}))
-        table = connection.sql(_WHY_NO_OBJECT, params={"names": list(names)}).to_arrow_table()
+        table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
         reasons = table.column(0).combine_chunks()
-        connection.register("objects", pa.table({"line": lines.filter(reasons.is_null())}))
+        connection.register("objects", pa.table({"line": as_written(lines.filter(reasons.is_null()))}))
         fields = connection.sql(
             # `chosen` is made of column numbers only.
             f"SELECT {chosen} FROM (SELECT json_extract_string(line, $pointers) AS found FROM objects)",  # noqa: S608
             params={"pointers": pointers},
         ).to_arrow_table()
-    return reasons.cast(pa.string()), fields.rename_columns(list(names))
+    columns = [
+        without_exponent(column) if pa.types.is_decimal(field.type) else column
+        for field, column in zip(schema, fields.columns, strict=True)
+    ]
+    return reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names)

@@ -160,7 +160,10 @@ def _decimal_form(type_: pa.DataType) -> ValueForm:
     whole = type_.precision - type_.scale
     fraction = rf"(?:\.[0-9]{{1,{type_.scale}}})?" if type_.scale else ""
     text = rf'"[+-]?[0-9]{{1,{whole}}}{fraction}"'
-    pattern = _either(text, rf'\{{"\$decimal":{text}\}}', _digits(whole))
+    number = _digits(whole) + (
+        rf"|-?(?:0|[1-9][0-9]{{0,{whole - 1}}})\.[0-9]{{1,{type_.scale}}}" if type_.scale else ""
+    )
+    pattern = _either(text, rf'\{{"\$decimal":{text}\}}', number)
     return ValueForm(pattern=pattern, read_as=type_, finish=_as_read, tag="$decimal")
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
-from storage_core.formats.raw_fields import decode_fields
+from storage_core.formats.raw_fields import Digits, decode_fields
 from storage_core.raw_log.plain_records import plain_records
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
@@ -135,7 +135,30 @@ def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> di
     for field in schema:
         if not field.nullable and fields.get(field.name) is None and (makes or field.name in fields):
             return f"column {field.name!r}: a value is required"
-    return {name: _from_text(value, schema.field(name).type) for name, value in fields.items()}
+    return {name: _valued(value, schema.field(name).type) for name, value in fields.items()}
+
+
+def _valued(value: Any, type_: pa.DataType) -> Any:
+    """Return a value at the top as `_from_text` does, and each number, at any depth, as its column takes numbers."""
+    return _from_text(_numbered(value, type_), type_)
+
+
+def _numbered(value: Any, type_: pa.DataType) -> Any:
+    """Return the value, its `Digits` exact where the type is decimal and otherwise the nearest float."""
+    match value:
+        case Digits():
+            return value.as_decimal() if pa.types.is_decimal(type_) else value.as_float()
+        case dict():
+            return {name: _numbered(each, _type_within(type_, name)) for name, each in value.items()}
+        case list():
+            return [_numbered(each, _type_within(type_, None)) for each in value]
+        case (key, item):  # of a map, which may have keys that are no text
+            key_type, item_type = (
+                (type_.key_type, type_.item_type) if pa.types.is_map(type_) else (pa.null(), pa.null())
+            )
+            return _numbered(key, key_type), _numbered(item, item_type)
+        case _:
+            return value
 
 
 def _from_text(value: Any, type_: pa.DataType) -> Any:
@@ -150,6 +173,15 @@ def _from_text(value: Any, type_: pa.DataType) -> Any:
     except ValueError:
         return value
     return Decimal(value) if pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value) else value
+
+
+def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
+    """Return the type of what an object has under a name, or an array without one; the pairs of a map have its own."""
+    if pa.types.is_map(type_):
+        return type_ if name is None else type_.item_type
+    if pa.types.is_struct(type_) and name in [field.name for field in type_.fields]:
+        return type_.field(name).type
+    return type_.value_type if name is None and pa.types.is_list(type_) else pa.null()
 
 
 def _check(rows: list[dict[str, Any] | str], field: pa.Field) -> None:

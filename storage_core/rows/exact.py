@@ -1,7 +1,8 @@
 """Python values as Arrow columns, each value kept or refused.
 
-Arrow itself takes 1.9 for an integer (1), a moment for a date and 1e300 for a single float (inf). One pass over the
-types of the values tells whether any of that can have happened; only then they are compared one by one.
+Arrow itself takes 1.9 for an integer (1), a moment for a date, 1e300 for a single float (inf), and 1e-77 for a decimal
+(0); a decimal of an exponent like -999999999 even ends its process, so decimals get their scale before. One pass over
+the types of the values tells whether any of that can have happened; only then they are compared one by one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from itertools import chain
 from typing import Any
 
@@ -31,12 +33,26 @@ def exact_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
         for child, below in _children(values, type_):
             exact_array(below, child)
         return pa.array(values, type_)
+    if pa.types.is_decimal(type_):
+        values = _scaled(values, type_)
     array = pa.array(values, type_)
     if not _surely_kept(values, array):
         for given, kept in zip(values, array.to_pylist(), strict=True):
             if given is not None and not _is_same(given, kept, type_):
                 raise ValueError(f"{given!r} would become {kept!r}")
     return array
+
+
+def _scaled(values: Sequence[object], type_: pa.DataType) -> list[object]:
+    unit = Decimal((0, (1,), -type_.scale))
+    context = Context(prec=type_.precision, traps=[Inexact, InvalidOperation])
+    scaled: list[object] = []
+    for each in values:
+        try:
+            scaled.append(each.quantize(unit, context=context) if isinstance(each, Decimal) else each)
+        except (Inexact, InvalidOperation) as error:
+            raise ValueError(f"{str(each)[:80]} has more digits than {type_} keeps") from error
+    return scaled
 
 
 def _surely_kept(values: Sequence[object], array: pa.Array) -> bool:

@@ -78,6 +78,19 @@ def test_bad_lines_are_named_and_the_others_are_acknowledged(run: Run) -> None:
     assert [each["id"] for each in fields("a")] == [1, 2]
 
 
+def test_the_raw_log_has_the_digits_that_were_written_and_no_number_or_name_that_would_be_lost(run: Run) -> None:
+    kept = b'{"k":"1","d":12345678901234567.123,"e":0.10}'
+    lines = [kept, b'{"f":1e400}', b'{"k":"6","k":"7"}', b'{"m":{"a":1,"a":2}}', b'{"d":NaN}']
+    code, said, _ = run("append", "./a", "-", "--table", "t", stdin=b"\n".join(lines))
+    assert code == 2
+    assert [each["line"] for each in said["rejected"]] == [2, 3, 4, 5]
+    assert "beyond every float" in said["rejected"][0]["reason"]
+    assert "'k' is given twice" in said["rejected"][1]["reason"]
+    (chunk,) = union(["a"]).read()
+    assert isinstance(chunk, RawChunk)
+    assert [record.fields for record in chunk.records] == [kept.decode()]
+
+
 def test_no_lines_are_nothing_to_do(run: Run) -> None:
     assert run("append", "./a", "-", "--table", "t", stdin=b"\n")[1]["status"] == "nothing_to_do"
 

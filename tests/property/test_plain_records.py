@@ -86,7 +86,8 @@ _NUMBERS = """
     9223372036854775807 9223372036854775808 -9223372036854775808 8999999999999999999 123456789012 184467440737095516160
     9007199254740993 16777217 9999999 999999999999999 1e5 1e-320 1E400 1.7976931348623157e308 9e299 0.1 1e39 1e19 5e-324
     12345678901234567.5e289 12345678901234567.5e19 3.4028236e38 0.30000000000000004 7.038531e-26 2.5e+10 2.5E-10 9999
-    1.00000017881393432617187499 1.000000178813934215 01 +1 1. .5 NaN -Infinity 0x1 1_0 1e
+    1.00000017881393432617187499 1.000000178813934215 12.5 -12.50 1234.56 -0.25 12345.6 1.234
+    01 +1 1. .5 NaN -Infinity 0x1 1_0 1e
 """
 NUMBERS = _NUMBERS.split()
 TAGS = ["$date", "$timestamp", "$local", "$decimal", "$float", "$bytes", "$map", "$unknown", "$$date"]
@@ -226,6 +227,14 @@ def test_plain_and_other_records_come_back_in_the_order_they_were_given(
     expected = one_by_one(records, SCHEMA, key=("id",), merged_maps=("tags",)).all
     assert _seen(found.records) == _seen(expected.records)
     assert (found.ids, found.written_ms, found.rejected) == (expected.ids, expected.written_ms, expected.rejected)
+
+
+def test_a_fraction_of_the_scale_of_its_decimal_column_is_plain_and_exact() -> None:
+    texts = ["1234.56", "-0.25", "0.1", "7"]
+    found = _same_as_one_by_one(
+        _records([("put", f'{{"id":1,"required":1,"price":{text}}}') for text in texts]), ("id",)
+    )
+    assert found.column("price").to_pylist() == [Decimal(text) for text in texts]
 
 
 def test_what_a_writer_makes_of_ordinary_rows_is_plain() -> None:

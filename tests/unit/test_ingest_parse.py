@@ -197,6 +197,56 @@ def test_json_lines_become_rows_and_bad_ones_are_named(tmp_path: Path) -> None:
     assert [each.text for each in result.rejected] == lines[3:]
 
 
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        ("12345678901234567.123", "12345678901234567.123"),
+        ("-1234567890123456789012345678.0123456789", "-1234567890123456789012345678.0123456789"),
+        ("1234567890123456789012345678", "1234567890123456789012345678"),
+        ("9223372036854775808.5", "9223372036854775808.5"),
+        ("0.1", "0.1"),
+        ("0.10000000000000", "0.1"),
+        ("1e3", "1000"),
+        ("1.2E-9", "0.0000000012"),
+        ("1e27", "1000000000000000000000000000"),
+        ("-0", "0"),
+        ("-0.0", "0"),
+        ("null", None),
+    ],
+)
+def test_the_digits_of_a_json_number_are_the_value_of_a_decimal(tmp_path: Path, number: str, value: str | None) -> None:
+    schema = pa.schema([("other", pa.string()), ("d", pa.decimal128(38, 10)), ("f", pa.float64())])
+    odd = r'"other": "a \"d\": 1e5, [1e3, \u00e9\\"'
+    lines = [f'{{ {odd}, "d" : {number}, "f": 12345678901234567.123 }}', f'{{"d":{number}}}']
+    result = parsed(tmp_path, "a.ndjson", "\n".join(lines), schema, format="ndjson")
+    exact = None if value is None else Decimal(value)
+    text = 'a "d": 1e5, [1e3, \xe9\\'
+    assert result.rows.to_pylist() == [
+        {"other": text, "d": exact, "f": 12345678901234567.123},
+        {"other": None, "d": exact, "f": None},
+    ]
+
+
+@pytest.mark.parametrize("number", ["0.12345678901", "1e28", "1e-11", "1e400", "1e999999999999999999999", "1e-999999"])
+def test_a_json_number_that_a_decimal_would_change_is_rejected(tmp_path: Path, number: str) -> None:
+    schema = pa.schema([("d", pa.decimal128(38, 10))])
+    result = parsed(tmp_path, "a.ndjson", f'{{"d":{number}}}', schema, format="ndjson")
+    assert reasons(result) == [(1, "column d: not a valid decimal(38, 10)")]
+
+
+def test_numbers_in_text_and_in_nested_values_keep_their_digits(tmp_path: Path) -> None:
+    line = '{"text": {"a": [12345678901234567.123, "1, 2"], "b": {"c": 1E5}}, "level": 7, "d": 12345678901234567890.5}'
+    schema = pa.schema([("text", pa.string()), ("level", pa.int32()), ("d", pa.string())])
+    result = parsed(tmp_path, "a.ndjson", line, schema, format="ndjson")
+    assert result.rows.to_pylist() == [
+        {
+            "text": '{"a":[12345678901234567.123,"1, 2"],"b":{"c":1E5}}',
+            "level": 7,
+            "d": "12345678901234567890.5",
+        }
+    ]
+
+
 ALL_TYPES = pa.schema(
     [
         pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),

@@ -17,7 +17,7 @@ from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats import keys, raw_keys
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, seal
 from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
-from storage_core.formats.raw_fields import decode_fields, encode_fields
+from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.testkit.damage import flip_bit, truncate
 
@@ -102,9 +102,6 @@ VALUES: list[Any] = [
     0,
     2**63 - 1,
     -(2**63),
-    0.1,
-    -0.0,
-    1e300,
     float("inf"),
     float("-inf"),
     Decimal("1.50"),
@@ -116,7 +113,7 @@ VALUES: list[Any] = [
     b"",
     b"\x00\xff",
     [],
-    [1, [2.5, None]],
+    [1, [True, None]],
     {},
     {"a": {"b": [b"1"]}},
     {"$bytes": "no bytes"},
@@ -134,6 +131,25 @@ def test_a_value_comes_back_with_its_type(value: Any) -> None:
         assert repr(found) == repr(value)
 
 
+@pytest.mark.parametrize("value", [0.1, -0.0, 1e300, 5e-324, 12345678901234568.0], ids=repr)
+def test_a_float_comes_back_as_its_digits(value: float) -> None:
+    back = decode_fields(encode_fields({"x": [value]}))
+    assert back == {"x": [Digits(repr(value))]}
+    assert repr(back["x"][0].as_float()) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"x":12345678901234567.123,"y":0.10}',
+        '{"x":[1E+3,{"y":-0.0}],"z":{"$map":[[1,0.1000000000000000000001]]}}',
+        '{"x":"é","$$y":{"$decimal":"1.0"},"z":1.50}',
+    ],
+)
+def test_the_digits_that_a_producer_wrote_are_kept(text: str) -> None:
+    assert encode_fields(decode_fields(text)) == text
+
+
 def test_not_a_number_comes_back_as_such() -> None:
     assert repr(decode_fields(encode_fields({"x": float("nan")}))["x"]) == "nan"
 
@@ -145,7 +161,7 @@ def test_a_moment_of_another_zone_is_the_same_moment_in_utc() -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     fields = {"a": np.int64(2**62), "b": np.float32(0.5), "c": np.bool_(True)}
-    assert decode_fields(encode_fields(fields)) == {"a": 2**62, "b": 0.5, "c": True}
+    assert decode_fields(encode_fields(fields)) == {"a": 2**62, "b": Digits("0.5"), "c": True}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +209,12 @@ def test_fields_nested_without_end_are_refused_both_ways() -> None:
         '{"x":{"$map":[[1]]}}',
         '{"x":{"$map":7}}',
         '{"$date":"2024-01-01"}',
+        '{"x":1,"x":1}',
+        '{"x":[{"y":1,"y":2}]}',
+        '{"x":1e400}',
+        '{"x":-1e400}',
+        '{"x":1e-99999999999999999999}',
+        '{"x":{"$decimal":1.5}}',
     ],
 )
 def test_text_that_no_writer_makes_is_refused(text: str) -> None:

@@ -14,7 +14,7 @@ from storage_core.dealing.remaining import deal_plan
 from storage_core.errors import InvalidInput, Unavailable
 from storage_core.formats.raw_chunk import RawChunk, encode
 from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns, columns_of
-from storage_core.formats.raw_fields import decode_fields
+from storage_core.formats.raw_fields import decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
@@ -400,7 +400,11 @@ def test_text_that_spells_a_moment_a_date_or_a_decimal_is_one() -> None:
         ({"id": None}, "patch", "'id': a value is required"),
         ({}, "delete", "it is in the key"),
         ({"id": 9, "name": 1}, "put", "column 'name'"),
-        ({"id": 9, "price": 1.5}, "put", "column 'price'"),
+        ({"id": 9, "price": 1.555}, "put", "column 'price'"),
+        ({"id": 9, "price": 1e300}, "put", "column 'price'"),
+        ({"id": 9, "price": Decimal("1e-999999999")}, "put", "column 'price'"),
+        ({"id": 9, "price": Decimal("1e-77")}, "put", "column 'price'"),
+        ({"id": 9, "price": True}, "put", "column 'price'"),
         ({"id": 9, "price": "1.555"}, "put", "column 'price'"),
         ({"id": 9, "price": "1e3"}, "put", "column 'price'"),
         ({"id": 9, "at": "yesterday"}, "put", "column 'at'"),
@@ -425,7 +429,42 @@ def test_a_record_that_does_not_fit_is_rejected_with_its_reason_and_stops_no_oth
     (rejected,) = found.rejected
     assert why in rejected.reason
     assert (rejected.record_id.rpartition(":")[2], rejected.operation, rejected.key) == ("2", operation, "k")
-    assert decode_fields(rejected.fields) == fields
+    assert rejected.fields == encode_fields(fields)
+
+
+def test_the_digits_of_a_json_number_are_the_value_of_a_decimal_and_the_nearest_float_of_a_float() -> None:
+    digits, wide = "12345678901234567.123", pa.decimal128(38, 10)
+    schema = pa.schema(
+        [
+            ("d", wide),
+            ("f", pa.float64()),
+            ("map", pa.map_(pa.string(), wide)),
+            ("list", pa.list_(wide)),
+            ("struct", pa.struct([("d", wide), ("f", pa.float64())])),
+            ("keys", pa.map_(pa.decimal128(3, 1), pa.float64())),
+        ]
+    )
+    text = (
+        f'{{"d":{digits},"f":{digits},"map":{{"a":{digits}}},"list":[{digits},1e3],'
+        f'"struct":{{"d":{digits},"f":{digits}}},"keys":{{"$map":[[1.50,{digits}]]}}}}'
+    )
+    store = MemoryStore("typed")
+    fields = decode_fields(text)
+    RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many([RawRecord(table="t", fields=fields)])
+    (chunk,) = union([store]).read()
+    assert isinstance(chunk, RawChunk)
+    found = typed(columns_of(chunk).records, schema)
+    assert found.rejected == ()
+    (row,) = found.records.select(schema.names).to_pylist()
+    exact, near = Decimal(digits), float(digits)
+    assert row == {
+        "d": exact,
+        "f": near,
+        "map": [("a", exact)],
+        "list": [exact, Decimal(1000)],
+        "struct": {"d": exact, "f": near},
+        "keys": [(Decimal("1.5"), near)],
+    }
 
 
 def test_fields_that_are_none_of_the_raw_log_are_rejected() -> None:
