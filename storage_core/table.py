@@ -272,11 +272,13 @@ class Table:
         Rows are split by window and sorted before they are written. On a keyed table the rows are put through a
         region writer and flushed instead: durable, visible to `latest` readers, in the base after the next merge.
         That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Late rows are
-        counted, and kept in quarantine or dropped where the table says so (decision 0051). Raises `InvalidInput` when a
-        row does not fit; nothing is written then.
+        counted, and kept in quarantine or dropped where the table says so (decision 0051). No rows commit and claim
+        nothing. Raises `InvalidInput` when a row does not fit; nothing is written then.
         """
         self._require_writable()
         table = within_calendar(conform(table_of(rows, self.schema), self.schema))
+        if table.num_rows == 0:
+            return Appended(self.version, "", 0, 0)
         if self._snapshot.config.kind == "keyed":
             with self.writer() as writer:
                 writer.put(table)
@@ -513,7 +515,7 @@ class Table:
         regions: Callable[[Snapshot], Sequence[Region] | None] = every_region,
     ) -> tuple[Snapshot, tail.Captured | None]:
         """The snapshot to read, and what was captured of these regions before it."""
-        if consistency not in set(Consistency):
+        if consistency not in [*Consistency]:
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
         if at is not None:
             if consistency != Consistency.SNAPSHOT:

@@ -16,7 +16,7 @@ from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from storage_core.read.unmerged import RegionFigures, Tail, TailRecord
+    from storage_core.read.unmerged import CollectedEntries, RegionFigures, Tail, TailRecord
     from storage_core.table import Table
 
 _NOTHING = "nothing waits: every acknowledged record is merged"
@@ -28,7 +28,7 @@ def regions(uri: Uri, *, as_json: Json = False) -> None:
     from storage_core.clock import SystemClock
     from storage_core.read.unmerged import region_figures
 
-    table = open_table(uri)
+    table = _keyed(uri)
     now_ms = SystemClock().now_ms()
     found = (_about(each, now_ms) for each in region_figures(table.store, table.snapshot))
     shown = {"region_id": cell, "values": cell, "epoch": figure, "current_generation": figure}
@@ -52,9 +52,7 @@ def tail(
     """
     from storage_core.read.unmerged import Tail
 
-    table = open_table(uri)
-    if table.config.kind != "keyed":
-        raise InvalidInput(f"{uri}: an append table has no records that wait for a merge; every row is in its splits")
+    table = _keyed(uri)
     waiting = Tail(table.store, table.snapshot)
     found = waiting.newest(limit)
     _print(found, as_json=as_json)
@@ -62,6 +60,13 @@ def tail(
         _follow(table, waiting, as_json=as_json)
     elif not found and not as_json:
         output.line(_NOTHING)
+
+
+def _keyed(uri: str) -> Table:
+    table = open_table(uri)
+    if table.config.kind != "keyed":
+        raise InvalidInput(f"{uri}: an append table has no records that wait for a merge; every row is in its splits")
+    return table
 
 
 def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
@@ -81,10 +86,25 @@ def _about(found: RegionFigures, now_ms: int) -> output.Record:
     return {**asdict(found), "age_seconds": None if oldest is None else max(0, now_ms - oldest) // 1000}
 
 
-def _print(found: Iterable[TailRecord], *, as_json: bool) -> None:
+def _print(found: Iterable[TailRecord | CollectedEntries], *, as_json: bool) -> None:
+    from storage_core.read.unmerged import CollectedEntries
+
     for each in found:
+        if isinstance(each, CollectedEntries):
+            _print_collected(each, as_json=as_json)
+            continue
         record = {"region_id": each.region_id, "operation": each.operation.name.lower(), "fields": each.fields}
         if as_json:
             output.json_line(record)
         else:
             output.line(f"{record['operation']:<6} {output.cell(each.fields)}")
+
+
+def _print_collected(found: CollectedEntries, *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({"region_id": found.region_id, "collected_entries": found.entries})
+    else:
+        output.line(
+            f"not shown: {found.entries:,} WAL entries of region {found.region_id}, merged or sorted and collected "
+            "before they were read; the table has their rows"
+        )

@@ -5,9 +5,10 @@ the log. All pages are of that moment. What they hold, one after the other, are 
 generations that are not merged, and of the log tails; those of one key in the order in which they count. So folding
 them (`rows.fold`) gives the table at that moment, and they are the same records however they are cut into pages.
 
-A token names the moment and holds nothing back from the collector. Versions are retained for a long time
-(`version_retention_ms`), and with them all that a moment needs; a history that takes longer begins anew from the newest
-base, once, and says so: decision 0058.
+A token names the moment and holds nothing back from the collector. While the version is retained
+(`version_retention_ms`, or a tag), so is what the moment needs, but for what a sort replaced: that stays for the
+collector's horizon only (`gc_horizon_ms`), and no tag keeps it. A history that lost a source begins anew from the
+newest base, once, and says so: decision 0058.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def read_pages(
     Raises `InvalidInput` for a token that is damaged or of another table, `Unsupported` for one of a newer release,
     `SnapshotExpired` when the moment is collected and the history began anew before; `Corrupt` for damage.
     """
-    if page_bytes < 1:
-        raise InvalidInput(f"page_bytes is a number of bytes, at least 1; found {page_bytes}", page_bytes=page_bytes)
-    if consistency is not None and consistency not in set(Consistency):
+    if type(page_bytes) is not int or page_bytes < 1:
+        raise InvalidInput(f"page_bytes is a number of bytes, at least 1; found {page_bytes!r}", page_bytes=page_bytes)
+    if consistency is not None and consistency not in [*Consistency]:
         raise InvalidInput(f"consistency {consistency!r} is not one of {[str(each) for each in Consistency]}")
     if token is not None:
         return _read(views, _resumed(views, token, consistency), page_bytes)
@@ -172,7 +173,7 @@ def _require_restart(views: Views, reading: HistoryToken, error: NotFound | Snap
     if reading.restarts >= _RESTARTS:
         raise SnapshotExpired(
             f"{views.store.uri}: version {reading.version} or what was in its regions is collected, and this history "
-            "began anew before; read faster, retain versions for longer (`version_retention_ms`), and begin without a "
-            f"token: {error}",
+            "began anew before; read faster, or keep for longer what is read: versions (`version_retention_ms`), and "
+            f"what sorts replace, which no tag keeps (`gc_horizon_ms`); then begin without a token: {error}",
             version=reading.version,
         ) from error

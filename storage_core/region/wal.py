@@ -128,6 +128,24 @@ def read_tail(store: ObjectStore, region: str, *, after: int) -> Iterator[Logged
     return _with_rows(_until_absent(store, region, after))
 
 
+def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tuple[list[Logged], list[int]]:
+    """Return the entries with rows from `after` + 1 up to `before` - 1 that are there, and the numbers that are not.
+
+    For who may come when generations are collected; whether one had to be there is for the caller to find out. One GET
+    each. Raises `Corrupt` that names a torn or damaged entry.
+    """
+    gone: list[int] = []
+
+    def there() -> Iterator[Logged]:
+        for entry in range(after + 1, before):
+            try:
+                yield read(store, region, entry)
+            except NotFound:
+                gone.append(entry)
+
+    return list(_with_rows(there())), gone
+
+
 def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logged]:
     entry = after
     while True:

@@ -15,8 +15,10 @@ import pytest
 
 from jobs.code_archive import ROOT
 from pipelines.cli import main
+from pipelines.commands.unmerged import _print
 from storage_core import Table
 from storage_core.ids import SystemIds
+from storage_core.read.unmerged import CollectedEntries
 from storage_core.testkit.keyed_table import KeyedTable
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("n", pa.int64())])
@@ -107,10 +109,37 @@ def test_the_tail_ends_with_the_newest_record_and_shows_what_each_gives(
     assert capsys.readouterr().out == 'put    {"id": 6, "name": "z", "n": 1}\n'
 
 
-def test_an_append_table_has_no_tail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["tail", "regions"])
+def test_an_append_table_has_no_tail_and_no_regions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     table = Table.create(str(tmp_path / "t"), SCHEMA)
-    assert main(["tail", table.uri]) == 2
+    assert main([command, table.uri]) == 2
     assert "an append table has no records that wait" in capsys.readouterr().err
+
+
+def test_appending_no_rows_claims_nothing_and_leaves_the_live_writer_alone(
+    table: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.ndjson").write_bytes(b"")
+    with table.writer() as writer:
+        before = [info.key for info in table.store.list("_mem_wal/")]
+        assert Table.open(table.uri).append([]).rows == 0
+        assert answers(capsys, "append", table.uri, str(tmp_path / "none.ndjson"))[0]["status"] == "nothing_to_do"
+        assert [info.key for info in table.store.list("_mem_wal/")] == before
+        writer.put({"id": 1})
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_follower_says_what_was_collected_before_it_was_read(
+    capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    _print([CollectedEntries(region_id="r", entries=1234)], as_json=as_json)
+    told = capsys.readouterr().out
+    if as_json:
+        assert json.loads(told) == {"region_id": "r", "collected_entries": 1234}
+    else:
+        assert told.startswith("not shown: 1,234 WAL entries of region r, ")
 
 
 def test_following_tells_each_record_once_through_flush_and_merge_until_it_is_interrupted(table: Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,18 @@ def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at
         (lambda table: table.get({"id": 1, "other": 2}), "does not name a value for each"),
         (lambda table: table.append(pd.DataFrame({"id": [1]})), "from_pandas"),
         (lambda table: table.append(5), "rows are mappings"),
+        (lambda table: table.read_history(page_bytes="5"), "page_bytes is a number of bytes, at least 1; found '5'"),
+        (lambda table: table.read_history(page_bytes=None), "page_bytes is a number of bytes"),
+        (lambda table: table.read_history(page_bytes=math.nan), "page_bytes is a number of bytes"),
+        (lambda table: table.read_history(page_bytes=True), "page_bytes is a number of bytes"),
+        (lambda table: table.read_history(page_bytes=1.5), "page_bytes is a number of bytes"),
+        (lambda table: table.read_history(consistency=["latest"]), r"consistency \['latest'\] is not one of"),
+        (lambda table: table.read_history(token=5), "not a history token"),
+        (lambda table: table.scan(consistency=["latest"]), "is not one of"),
     ],
 )
 def test_what_a_reader_or_writer_cannot_use_is_named(
-    table: Table, call: Callable[[Table], object], complaint: str
+    table: Table, call: Callable[[Any], object], complaint: str
 ) -> None:
     with pytest.raises(InvalidInput, match=complaint):
         call(table)

@@ -1,4 +1,4 @@
-"""However records, flushes, merges and compactions interleave, the base is the dictionary, one live row per key.
+"""However records, flushes, sorts, merges and compactions interleave, the base is the dictionary, one live row per key.
 
 What is compared is the base alone, as reads of a snapshot see it: nothing folds duplicates away. Keys are composite,
 with texts and decimals; a table is windowed by its key or not at all; patches merge one of its maps.
@@ -67,7 +67,7 @@ STEPS = st.lists(
         st.tuples(st.just("reset"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=2)),
         st.tuples(st.just("patch"), st.lists(st.tuples(KEYS, FIELDS), min_size=1, max_size=3)),
         st.tuples(st.just("delete"), st.lists(KEYS, min_size=1, max_size=3)),
-        st.tuples(st.sampled_from(["flush", "merge", "merge", "compact", "checkpoint"]), st.none()),
+        st.tuples(st.sampled_from(["flush", "sort", "merge", "merge", "compact", "checkpoint"]), st.none()),
     ),
     max_size=25,
 )
@@ -109,6 +109,8 @@ class Model:
                     case "flush":
                         writer.flush()
                         self.flushed = {key: dict(row) for key, row in self.rows.items()}
+                    case "sort":
+                        self.table.sort()
                     case "merge":
                         self.table.merge()
                         self.merged = self.flushed
