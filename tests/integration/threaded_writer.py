@@ -4,8 +4,8 @@
 which is much faster than starting one, and prints its process id. Each thread of a writer has keys of its own, and a
 journal in the folder in which it says what it is going to do and, once that was acknowledged, that it did.
 `… maintain URI FOLDER` merges, sorts, compacts and collects, each in a thread, until there is a file `stop` in the
-folder and each has done something; then it prints how often. Without leases: what two of them do to each other is tried
-as well.
+folder and each but the sorter has done something; then it prints how often. Without leases: what two of them do to each
+other is tried as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.region.options import WriterOptions
-from storage_core.region.sorting import SortingTerms
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.keyed_table import KeyedTable, Row
 
@@ -44,6 +43,9 @@ PAUSE_S = 0.01
 """Between two calls of a thread, at most: what counts is where writers are interrupted, not how much they do."""
 
 MAINTAINERS_PAUSE_S = 0.05
+
+CERTAIN = ("merged", "compacted", "collected")
+"""What there is to do in any case, so that a program which waits for it ends."""
 
 
 def journal_of(folder: str, writer: int, thread: int) -> Path:
@@ -116,7 +118,7 @@ def maintain(uri: str, folder: str) -> None:
 
     def work(name: str) -> None:
         table = KeyedTable(open_store(uri), ids=SystemIds())
-        while not (Path(folder) / "stop").exists() or not all(done.values()):
+        while not (Path(folder) / "stop").exists() or not all(done[each] for each in CERTAIN):
             began = time.monotonic()
             with suppress(CommitConflict):
                 done[name] += acts[name](table)
@@ -141,8 +143,8 @@ def merged(table: KeyedTable) -> bool:
 
 
 def tidied(table: KeyedTable) -> bool:
-    """Sort the generations that wait, where there are several."""
-    return table.sort(SortingTerms(generations=1))
+    """Sort the generations that wait; a merger that keeps up may leave none."""
+    return table.sort()
 
 
 def compacted(table: KeyedTable) -> bool:
