@@ -62,8 +62,9 @@ def connected() -> Iterator[duckdb.DuckDBPyConnection]:
 def convert(raw: pa.Table, target: RowFormat) -> Converted:
     """Convert columns of strings to the schema; a column that `raw` lacks is null, one that the schema lacks an error.
 
-    Empty text is no value for any type but string. A time without a zone is UTC. A row that lacks a required value, or
-    has a value that is not of its column's type, gets a reason that names the first such column in schema order.
+    Columns of maps are taken as they are. Empty text is no value for any type but string. A time without a zone is UTC.
+    A row that lacks a required value, or has one not of its column's type, gets a reason that names the first such
+    column in schema order.
     Raises `InvalidInput` for an unknown column, a type that text cannot hold, and a time format that is none.
     """
     unknown = sorted(set(raw.column_names) - set(target.schema.names))
@@ -72,7 +73,7 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     with connected() as connection:
         connection.register("raw", raw)
         try:
-            table = connection.sql(_statement(raw.column_names, target)).to_arrow_table()
+            table = connection.sql(_statement(raw.schema, target)).to_arrow_table()
         except duckdb.Error as error:
             problem = str(error).splitlines()[0]
             raise InvalidInput(f"time_format {target.time_format!r} cannot be used: {problem}") from error
@@ -80,11 +81,14 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     return Converted(table.drop_columns([_REASON]), reasons)
 
 
-def _statement(present: Sequence[str], target: RowFormat) -> str:
+def _statement(present: pa.Schema, target: RowFormat) -> str:
     """Three projections: `c<i>` is column i with the words for null taken out, `t<i>` typed, then names and reason."""
     schema = target.schema
-    clean = [_cleaned(field, target.null_values) if field.name in present else "NULL::VARCHAR" for field in schema]
-    typed = [_typed(f"c{index}", field, target) for index, field in enumerate(schema)]
+    maps = {field.name for field in present if pa.types.is_map(field.type)}
+    clean = [_clean(field, present, target) for field in schema]
+    typed = [
+        f"c{index}" if field.name in maps else _typed(f"c{index}", field, target) for index, field in enumerate(schema)
+    ]
     cases = [case for index, field in enumerate(schema) for case in _reasons(index, field)]
     named = [f"t{index} AS {_quoted(field.name)}" for index, field in enumerate(schema)]
     reason = f"CASE {' '.join(cases)} END" if cases else "NULL"
@@ -94,6 +98,13 @@ def _statement(present: Sequence[str], target: RowFormat) -> str:
         f"typed AS (SELECT *, {', '.join(f'{each} AS t{index}' for index, each in enumerate(typed))} FROM clean) "
         f"SELECT {', '.join(named)}, ({reason})::VARCHAR AS {_REASON} FROM typed"
     )
+
+
+def _clean(field: pa.Field, present: pa.Schema, target: RowFormat) -> str:
+    if field.name not in present.names:
+        return "NULL::VARCHAR"
+    is_map = pa.types.is_map(present.field(field.name).type)
+    return _quoted(field.name) if is_map else _cleaned(field, target.null_values)
 
 
 def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:

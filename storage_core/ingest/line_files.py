@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from storage_core.ingest.convert import RowFormat, connected
 from storage_core.ingest.json_digits import as_written, without_exponent
+from storage_core.ingest.json_maps import is_json_map, map_column
 from storage_core.ingest.lines import LineBlock, read_lines
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
 
@@ -54,10 +55,10 @@ def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes
     """Yield the lines that are JSON objects whose fields are columns of the table.
 
     A nested value is its JSON text; a missing field and a JSON null are null. Numbers keep the digits that a double
-    would lose; one with an exponent is a decimal if it is exactly one of the column's.
+    would lose; one with an exponent is a decimal if it is exactly one of the column's. An object is a map of text.
     """
     for block in read_lines(stream, block_bytes):
-        yield _parsed(file, block, lambda lines: _json_fields(lines, target.schema), target)
+        yield _parsed(file, block, lambda lines: _json_fields(lines, target), target)
 
 
 def _parsed(
@@ -78,8 +79,8 @@ def _parsed(
     return typed(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
 
 
-def _json_fields(lines: pa.StringArray, schema: pa.Schema) -> Fields:
-    names = schema.names
+def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
+    names = target.schema.names
     # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
     chosen = ", ".join(f"found[{index + 1}] AS c{index}" for index in range(len(names)))
@@ -95,6 +96,20 @@ def _json_fields(lines: pa.StringArray, schema: pa.Schema) -> Fields:
         ).to_arrow_table()
     columns = [
         without_exponent(column) if pa.types.is_decimal(field.type) else column
-        for field, column in zip(schema, fields.columns, strict=True)
+        for field, column in zip(target.schema, fields.columns, strict=True)
     ]
-    return reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names)
+    return _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
+
+
+def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:
+    """Make those columns maps that are some, and leave out the rows that have none there."""
+    wrong: list[str | None] = [None] * fields.num_rows
+    for index, field in enumerate(target.schema):
+        if is_json_map(field.type):
+            maps, why = map_column(fields.column(index), field, target)
+            fields = fields.set_column(index, field.name, maps)
+            wrong = [first or then for first, then in zip(wrong, why, strict=True)]
+    if not any(wrong):
+        return reasons, fields
+    found = pa.array(wrong, pa.string())
+    return pc.replace_with_mask(reasons, reasons.is_null(), found), fields.filter(found.is_null())

@@ -247,6 +247,57 @@ def test_numbers_in_text_and_in_nested_values_keep_their_digits(tmp_path: Path) 
     ]
 
 
+MAPS = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("m", pa.map_(pa.string(), pa.int64())),
+        pa.field("d", pa.map_(pa.string(), pa.decimal128(30, 3))),
+        pa.field("t", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def test_a_json_object_is_a_map_and_a_line_that_names_none_has_none(tmp_path: Path) -> None:
+    lines = [
+        '{"id": 1}',
+        '{"id": 2, "m": {"a": 9223372036854775807, "b": null}, "d": {"\\u00e9": 12345678901234567.123, "": 0.1}}',
+        '{"id": 3, "m": {}, "d": null, "t": {"x": "", "y": "{}", "z": true}}',
+        '{"id": 4, "m": {"a": 1.5}}',
+        '{"id": 5, "m": {"a": 1, "a": 2}}',
+        '{"id": 6, "m": [1]}',
+        '{"id": 7, "m": {"a": {"b": 1}}}',
+        '{"id": 8, "m": 1}',
+        '{"id": 9, "d": {"a": 0.0001}, "m": {"a": 1}}',
+        '{"id": 10, "m": {"a": -1}}',
+    ]
+    result = parsed(tmp_path, "a.ndjson", "\n".join(lines), MAPS, format="ndjson")
+    assert result.rows.to_pylist() == [
+        {"id": 1, "m": None, "d": None, "t": None},
+        {
+            "id": 2,
+            "m": [("a", 9223372036854775807), ("b", None)],
+            "d": [("\xe9", Decimal("12345678901234567.123")), ("", Decimal("0.1"))],
+            "t": None,
+        },
+        {"id": 3, "m": [], "d": None, "t": [("x", ""), ("y", "{}"), ("z", "true")]},
+        {"id": 10, "m": [("a", -1)], "d": None, "t": None},
+    ]
+    no_object = "column m: not a JSON object of names and values"
+    assert reasons(result) == [
+        (4, "column m: not a valid int64"),
+        (5, "column m: a name is given twice"),
+        (6, no_object),
+        (7, no_object),
+        (8, no_object),
+        (9, "column d: not a valid decimal(30, 3)"),
+    ]
+
+
+def test_a_csv_file_has_no_form_for_a_map(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="has no text form"):
+        parsed(tmp_path, "a.csv", "id,m\n1,{}\n", MAPS, format="csv")
+
+
 ALL_TYPES = pa.schema(
     [
         pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
