@@ -49,6 +49,7 @@ from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
 from storage_core.region import tail
 from storage_core.region.options import WriterOptions
+from storage_core.region.records import require_keys
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter, TableWriter
 from storage_core.region.spec import Declared, Region, declared_fields, first_specs, region_of_values
@@ -280,6 +281,7 @@ class Table:
         if table.num_rows == 0:
             return Appended(self.version, "", 0, 0)
         if self._snapshot.config.kind == "keyed":
+            require_keys(table, self.config.primary_key)  # before a claim fences a live writer
             with self.writer() as writer:
                 writer.put(table)
                 writer.flush()

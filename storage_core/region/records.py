@@ -21,6 +21,15 @@ from storage_core.rows.schema import conform
 Keys: TypeAlias = Rows | Sequence[object] | str | int
 
 
+def require_keys(table: pa.Table, key: Sequence[str]) -> None:
+    """Return when every row has a value in every key column, nullable or not; else raise `InvalidInput`."""
+    for name in key:
+        if table.column(name).null_count:
+            raise InvalidInput(
+                f"the key column {name!r} has rows without a value; every row needs its key", column=name
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class RecordBuilder:
     """Builds records for one table: its row schema, the columns of its primary key in order, and its merged maps.
@@ -75,11 +84,7 @@ class RecordBuilder:
         return self._records(table, operation, self._no_fields(table))
 
     def _records(self, table: pa.Table, operation: Operation, fields: pa.Array) -> pa.Table:
-        for name in self.key:
-            if table.column(name).null_count:
-                raise InvalidInput(
-                    f"the key column {name!r} has rows without a value; every row needs its key", column=name
-                )
+        require_keys(table, self.key)
         operations = pa.array(np.full(table.num_rows, operation, dtype=np.int8))
         columns = within_calendar(table).columns
         return pa.Table.from_arrays([operations, fields, *columns], schema=record_schema(self.schema))

@@ -17,6 +17,7 @@ from jobs.code_archive import ROOT
 from pipelines.cli import main
 from pipelines.commands.unmerged import _print
 from storage_core import Table
+from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.read.unmerged import CollectedEntries
 from storage_core.testkit.keyed_table import KeyedTable
@@ -127,6 +128,15 @@ def test_appending_no_rows_claims_nothing_and_leaves_the_live_writer_alone(
         assert Table.open(table.uri).append([]).rows == 0
         assert answers(capsys, "append", table.uri, str(tmp_path / "none.ndjson"))[0]["status"] == "nothing_to_do"
         assert [info.key for info in table.store.list("_mem_wal/")] == before
+        writer.put({"id": 1})
+
+
+def test_an_append_that_is_refused_leaves_the_live_writer_alone() -> None:
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+    table = Table.create("memory://refused-append", schema, primary_key="id")
+    with table.writer() as writer:
+        with pytest.raises(InvalidInput, match="every row needs its key"):
+            Table.open(table.uri).append([{"id": None, "n": 1}])
         writer.put({"id": 1})
 
 

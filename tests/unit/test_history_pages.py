@@ -19,6 +19,7 @@ from storage_core.formats import keys, wal_entry
 from storage_core.formats.history_token import InBase, InGenerations, InTail, decode
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.gc.collect import collect
+from storage_core.history.tagging import set_tag
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
@@ -225,7 +226,7 @@ def test_when_what_comes_next_is_collected_the_history_begins_anew_once() -> Non
     assert again.restarted
     assert again.version == table.snapshot.version
     merge_and_collect(table)
-    with pytest.raises(SnapshotExpired, match="begin without a token"):
+    with pytest.raises(SnapshotExpired, match=r"`gc_horizon_ms`.*begin without a token"):
         page_of(table.log, again.token)
     assert folded(page_of(table.log).records, table.snapshot) == table.rows()
 
@@ -353,6 +354,24 @@ def test_a_sort_takes_nothing_away_before_the_collector_does_and_then_the_histor
     assert again.restarted
     assert again.records.num_rows < whole.records.num_rows
     assert folded(again.records, table.snapshot) == table.rows()
+
+
+def test_the_collectors_horizon_keeps_what_a_sort_replaced_and_neither_retention_nor_a_tag_does() -> None:
+    table = filled(replace(CONFIG, version_retention_ms=1000 * HOUR_MS, gc_horizon_ms=20 * HOUR_MS))
+    set_tag(table.log, "reading", table.snapshot)
+    whole = page_of(table.log)
+    first = page_of(table.log, page_bytes=1)
+    table.sort()
+    for _ in range(3):
+        table.clock.sleep_ms(5 * HOUR_MS)
+        collect(table.store, table.log, clock=table.clock)
+    rest = page_of(table.log, first.token)
+    assert not rest.restarted
+    assert rest.records.equals(whole.records.slice(1))
+    for _ in range(3):
+        table.clock.sleep_ms(25 * HOUR_MS)
+        collect(table.store, table.log, clock=table.clock)
+    assert page_of(table.log, first.token).restarted
 
 
 def records_from(table: KeyedTable, snapshot: Snapshot, place: InBase, *, ranges: bool) -> pa.Table:
