@@ -166,7 +166,7 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
 
     assert requests("neap") == [("get", split), ("get", segment)]
     assert requests("neap") == []
-    assert requests("ebb") == [("get", split)] * 3  # its footer, its keys for what supersedes them, its rows
+    assert requests("ebb") == [("get", split)] * 2  # its keys for what supersedes them, its rows
 
 
 @pytest.mark.parametrize("kind", [Damage.MISSING, Damage.TRUNCATION, Damage.BIT_FLIP], ids=lambda each: each.name)
