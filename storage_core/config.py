@@ -20,6 +20,8 @@ PREFIX = "tidemark."
 INDEX_PREFIX = "tidemark.index."
 REGIONS_KEY = "tidemark.regions"
 HOUR_MS = 3_600_000
+LONGEST_ACCEPTANCE_MS = 999_999_999 * HOUR_MS
+"""The longest that a text says; no row is ever late by it. Microseconds since the epoch overflow at more than twice."""
 
 IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
@@ -87,6 +89,10 @@ class LateData:
         if self.policy not in get_args(LatePolicy):
             raise InvalidInput(f"late_data policy {self.policy!r} is not one of {', '.join(get_args(LatePolicy))}")
         _at_least("acceptance_ms", self.acceptance_ms, 0)
+        if self.acceptance_ms > LONGEST_ACCEPTANCE_MS:
+            raise InvalidInput(
+                f"acceptance_ms is {self.acceptance_ms}; it must be at most {LONGEST_ACCEPTANCE_MS} (999999999h)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,9 @@ from storage_core.formats.raw_fields import encode_name, encode_value
 ROWS_AT_ONCE = 65_536
 """So many rows' texts lie in memory twice."""
 
+NOT_IN_PYTHON = (ValueError, ArithmeticError, LookupError, pa.ArrowException)
+"""What Arrow raises where Python has no such value: a date too late, text that is no text, a zone that it lacks."""
+
 _ESCAPED = r'["\\\x00-\x1f]'
 _YEARS = (dt.datetime(2, 1, 1), dt.datetime(9998, 1, 1))  # noqa: DTZ001  # for columns with and without a zone
 _SPACE = len("2024-01-01")
@@ -34,7 +37,7 @@ def encode_rows(rows: pa.Table) -> list[str] | None:
     try:
         for batch in rows.to_batches(max_chunksize=ROWS_AT_ONCE):
             texts += _rows(batch).to_pylist()
-    except (TypeError, ValueError, ArithmeticError, RecursionError, pa.ArrowException):
+    except (TypeError, RecursionError, *NOT_IN_PYTHON):
         return None
     return texts
 
@@ -60,6 +63,7 @@ def _values(column: pa.Array) -> pa.StringArray:
     if kinds.is_date32(type_) and _among_years(column):
         return _around('{"$date":"', column.cast(pa.string()), '"}')
     if kinds.is_timestamp(type_) and type_.unit != "ns" and _among_years(column):
+        column.drop_null()[:1].to_pylist()  # raises for a zone that is refused one by one, too
         return _moments(column)
     return _one_by_one(column)
 

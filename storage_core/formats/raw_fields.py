@@ -11,6 +11,9 @@ JSON; everything else is an object with one member, a tag:
 | NaN, infinities | `{"$float": "nan"}`, `inf`, `-inf` | | bytes | `{"$bytes": "<base64>"}` |
 | decimal | `{"$decimal": "1.50"}` | | map | `{"$map": [[key, value], …]}` |
 
+A date or a moment in a tag has exactly that form, a fraction six digits, none when it is zero: what Arrow has of
+nanoseconds is written with nine and refused by `decode_fields`, for no column keeps it.
+
 A number with point or exponent that a producer wrote in JSON keeps its digits (`Digits`): whether they are a float or a
 decimal, the column says. An object's own name that starts with `$` gets one `$` more. Text keeps a chunk readable for
 every Avro reader; a union of Avro types would have to be recursive, and how deep a decoder in C recurses would be the
@@ -87,7 +90,8 @@ def encode_name(name: str) -> str:
 def decode_fields(text: str) -> dict[str, Any]:
     """Return the fields that `encode_fields` or a producer wrote, each of the type it has, and `Digits` for floats.
 
-    Raises `InvalidInput` for other text, for a name given twice in one object, and for a number beyond every float.
+    Raises `InvalidInput` for other text, for a name given twice in one object, for a number beyond every float, and for
+    a moment that is finer than a microsecond.
     """
     try:
         found = _DECODE(text)
@@ -208,14 +212,29 @@ def _moment(text: str) -> dt.datetime:
     found = dt.datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(f"{text!r} names no instant")
-    return found.astimezone(dt.UTC)
+    instant = found.astimezone(dt.UTC)
+    _require_form(text, instant.isoformat())
+    return instant
 
 
 def _local(text: str) -> dt.datetime:
     found = dt.datetime.fromisoformat(text)
     if found.tzinfo is not None:
         raise ValueError(f"{text!r} has a zone")
+    _require_form(text, found.isoformat())
     return found
+
+
+def _date(text: str) -> dt.date:
+    found = dt.date.fromisoformat(text)
+    _require_form(text, found.isoformat())
+    return found
+
+
+def _require_form(text: str, form: str) -> None:
+    """`fromisoformat` cuts what is finer than a microsecond, and takes forms that other readers do not."""
+    if text != form:
+        raise ValueError(f"{text!r} is not of the form of {form!r}: to the microsecond, a moment with a zone in UTC")
 
 
 def _unfinite(text: str) -> float:
@@ -237,7 +256,7 @@ _TAGS: Mapping[str, Callable[[Any], Any]] = {
     "$decimal": Decimal,
     "$timestamp": _moment,
     "$local": _local,
-    "$date": dt.date.fromisoformat,
+    "$date": _date,
     "$bytes": lambda text: base64.b64decode(text, validate=True),
     "$map": _pairs,
 }

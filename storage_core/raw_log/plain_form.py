@@ -27,6 +27,8 @@ _DAY = (
 )
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _UTC = r"(?:Z|\+00:00)"
+_TAGGED_FRACTION = "|".join(f"0{{{zeros}}}[1-9][0-9]{{{5 - zeros}}}" for zeros in range(6))
+_TAGGED_TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.(?:{_TAGGED_FRACTION}))?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +144,11 @@ def _fraction(exponent: str) -> str:
 def _moment_form(type_: pa.DataType) -> ValueForm | None:
     if type_.unit != "us" or type_.tz not in (None, "UTC"):
         return None
-    local = rf'\{{"\$local":"{_DAY}T{_TIME}"\}}'
+    local = rf'\{{"\$local":"{_DAY}T{_TAGGED_TIME}"\}}'
     if type_.tz is None:
         text = _either(f'"{_DAY}[T ]{_TIME}"', local)
         return ValueForm(pattern=text, read_as=pa.string(), finish=lambda column: column.cast(type_), tag="$local")
-    text = _either(f'"{_DAY}[T ]{_TIME}{_UTC}?"', rf'\{{"\$timestamp":"{_DAY}T{_TIME}{_UTC}"\}}', local)
+    text = _either(f'"{_DAY}[T ]{_TIME}{_UTC}?"', rf'\{{"\$timestamp":"{_DAY}T{_TAGGED_TIME}\+00:00"\}}', local)
     return ValueForm(pattern=text, read_as=pa.string(), finish=_instants, tag="$timestamp")
 
 

@@ -27,7 +27,7 @@ from storage_core.raw_log.optional_store import OptionalStore, StoreReport
 from storage_core.raw_log.records import RawRecord, all_prepared, prepared_columns, record_of, rows_of
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
-from storage_core.rows.incoming import Rows
+from storage_core.rows.incoming import Rows, require_each_once
 
 _logger = logging.getLogger(__name__)
 
@@ -80,11 +80,12 @@ class RawLog:
 
         `rows` is a mapping, a sequence of mappings, or Arrow data; of a delete the key columns suffice. `key` names the
         field that `records.record_of` makes the records' key of. One PUT per store, shared with concurrent
-        calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log (nothing is
-        written then), and what `append_many` raises.
+        calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log, and naming
+        a column that Arrow data have twice (nothing is written then), and what `append_many` raises.
         """
         if isinstance(rows, pa.Table | pa.RecordBatch):
             given = RawRecord(table=table, fields={}, operation=operation)
+            require_each_once(rows.schema.names)
             columns = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
             records = prepared_columns(columns, given, key=key, now_ms=self._clock.now_ms())
             if records is not None:

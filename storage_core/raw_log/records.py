@@ -10,7 +10,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
-from storage_core.formats.raw_field_columns import encode_rows
+from storage_core.formats.raw_field_columns import NOT_IN_PYTHON, encode_rows
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.limits import MAX_RECORD_BYTES
 from storage_core.rows.incoming import Rows
@@ -113,14 +113,36 @@ def _bytes(text: str) -> int:
 
 
 def rows_of(rows: Rows) -> Sequence[Mapping[str, object]]:
-    """Return the rows one by one. Raises `InvalidInput` for anything but mappings and Arrow data."""
+    """Return the rows one by one.
+
+    Raises `InvalidInput` for anything but mappings and Arrow data, and naming the row of Arrow data, counted from 0,
+    with a value that Python does not have: a date beyond the year 9999, text that is no UTF-8, an unknown time zone.
+    """
     if isinstance(rows, pa.Table | pa.RecordBatch):
-        found: list[Mapping[str, object]] = rows.to_pylist()
-        return found
+        return _rows_of_arrow(rows)
     listed = [rows] if isinstance(rows, Mapping) else [*rows]
     if not all(isinstance(each, Mapping) for each in listed):
         raise InvalidInput("rows are mappings of column to value, or Arrow data")
     return listed
+
+
+def _rows_of_arrow(rows: pa.Table | pa.RecordBatch) -> list[Mapping[str, object]]:
+    try:
+        found: list[Mapping[str, object]] = rows.to_pylist()
+    except NOT_IN_PYTHON:  # it does not say where
+        return [_row_of_arrow(rows, index) for index in range(rows.num_rows)]
+    return found
+
+
+def _row_of_arrow(rows: pa.Table | pa.RecordBatch, index: int) -> Mapping[str, object]:
+    row: dict[str, object] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            row[name] = column[index].as_py()
+        except NOT_IN_PYTHON as error:
+            why = f"field {name!r}: no value of Python for this one of {column.type}: {error}"
+            raise InvalidInput(f"record {index}: {why}; nothing was appended", row=index, column=name) from error
+    return row
 
 
 def _is_text(value: object) -> bool:

@@ -35,6 +35,13 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([_column(listed, each) for each in fields], names=[each.name for each in fields])
 
 
+def require_each_once(names: Sequence[str]) -> None:
+    """Raise `InvalidInput` naming the columns that occur more than once, of which all but one would be lost."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidInput(f"the columns {repeated} occur more than once; pass each column once", columns=repeated)
+
+
 def _listed(rows: object) -> list[Mapping[str, object]]:
     listed = list(rows) if isinstance(rows, Iterable) else []
     if isinstance(rows, Iterable) and all(isinstance(each, Mapping) for each in listed):

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.incoming import require_each_once
 
 _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -101,9 +102,7 @@ def _check_columns(names: list[str], schema: pa.Schema) -> None:
     unknown = sorted(set(names) - set(schema.names))
     if unknown:
         raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InvalidInput(f"the columns {repeated} occur more than once; pass each column once", columns=repeated)
+    require_each_once(names)
 
 
 def _conform_column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:

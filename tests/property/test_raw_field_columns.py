@@ -130,3 +130,47 @@ def test_arrow_data_is_refused_in_the_words_of_its_rows(rows: pa.Table, table: s
         said.append(str(refused.value))
         assert not [*store.list("live/")]
     assert said[0] == said[1]
+
+
+_NO_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+
+
+@pytest.mark.parametrize(
+    "unwritable",
+    [
+        pa.array([569_000_000_000_000_000], pa.timestamp("us")),
+        pa.array([569_000_000_000], pa.timestamp("s", "UTC")),
+        pa.array([10_000_000], pa.int32()).cast(pa.date32()),
+        pa.array([[10_000_000]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+        pa.array([0], pa.timestamp("us", "Mars/X")),
+        pa.array([0], pa.timestamp("ns", "Mars/X")),
+        _NO_TEXT,
+        _NO_TEXT.cast(pa.large_string()),
+    ],
+    ids=["moment", "instant", "date", "dates", "zone", "zone of nanoseconds", "text", "large text"],
+)
+@pytest.mark.parametrize("batch", [False, True], ids=["table", "batch"])
+def test_an_arrow_value_that_no_reader_could_write_down_is_refused_with_its_row(
+    unwritable: pa.Array, batch: bool
+) -> None:
+    column = pa.concat_arrays([pa.nulls(2, unwritable.type), unwritable])
+    rows = pa.Table.from_arrays([pa.array([1, 2, 3]), column], names=["n", "bad"])
+    store = MemoryStore("raw")
+    with RawLog([store], clock=ManualClock(), ids=SeededIds(1)) as log:
+        with pytest.raises(InvalidInput, match=r"record 2: field 'bad': .*nothing was appended") as refused:
+            log.append("events", rows.to_batches()[0] if batch else rows)
+        assert (refused.value.context["row"], refused.value.context["column"]) == (2, "bad")
+        assert not [*store.list("live/")]
+        log.append("events", rows.slice(0, 2))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_arrow_data_with_two_columns_of_one_name_are_refused(count: int) -> None:
+    column = pa.array([1] * count, pa.int64())
+    rows = pa.Table.from_arrays([column, column, column], names=["n", "twice", "twice"])
+    store = MemoryStore("raw")
+    with RawLog([store], clock=ManualClock(), ids=SeededIds(1)) as log:
+        for given_rows in (rows, pa.RecordBatch.from_arrays([column, column, column], names=rows.column_names)):
+            with pytest.raises(InvalidInput, match=r"\['twice'\] occur more than once; pass each column once"):
+                log.append("events", given_rows)
+    assert not [*store.list("live/")]

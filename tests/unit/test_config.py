@@ -72,6 +72,10 @@ def test_an_index_is_found_by_its_name() -> None:
         ({"tidemark.lateData": '{"policy": "drop"}'}, "tidemark.lateData"),
         ({"tidemark.lateData": '{"policy": "hold", "acceptanceWindowMs": 1}'}, "hold"),
         ({"tidemark.lateData": '{"policy": "drop", "acceptanceWindowMs": -1}'}, "acceptance_ms is -1"),
+        (
+            {"tidemark.lateData": '{"policy": "drop", "acceptanceWindowMs": 3599999996400001}'},
+            "at most 3599999996400000",
+        ),
         ({"tidemark.index.words": "[]"}, "tidemark.index.words"),
         ({"tidemark.index.words": '{"kind": "vector", "columns": ["a"]}'}, "vector"),
         ({"tidemark.index.words": '{"kind": "bitmap", "columns": []}'}, "covers no column"),

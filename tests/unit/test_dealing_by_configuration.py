@@ -12,6 +12,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import entry_keys, read_entries
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.read import FEW
 from storage_core.raw_log.records import RawRecord
 from storage_core.region.spec import first_specs
 from storage_core.rows.late import LateFigures
@@ -53,6 +54,23 @@ def test_the_entries_that_a_dealt_patch_gives_are_laid_over_those_of_the_table()
 
 EVENTS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("at", pa.timestamp("us", tz="UTC"))])
 HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("ns", "UTC"), pa.timestamp("ns")], ids=str)
+@pytest.mark.parametrize("rows", [1, FEW], ids=["one", "many"])
+def test_a_moment_in_nanoseconds_is_dealt_exactly_or_set_aside_with_its_reason(type_: pa.DataType, rows: int) -> None:
+    whole = 1_700_000_000_123_456_000
+    board = given("a", EVENTS, TableConfig())
+    with RawLog(board.stores, clock=ManualClock(), ids=SeededIds(1)) as log:
+        log.append("a", pa.table({"n": [7] * rows, "at": pa.array([whole + 789] * rows, type_)}))
+        log.append("a", pa.table({"n": [1_000], "at": pa.array([whole], type_)}))
+    tally = board.deal().tables["a"]
+    assert [*board.numbers("a")] == [1_000]
+    ((why, count),) = tally.rejected.items()
+    assert "form of '2023-11-14T22:13:20.123456" in why
+    assert count == rows
+
+
 ON_TIME = {"n": 1, "at": "2023-11-14T22:00:00Z"}
 OLD = "2023-11-14T20:00:00Z"
 

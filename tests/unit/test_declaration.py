@@ -146,6 +146,11 @@ def test_the_declared_tables_of_the_repository_load() -> None:
             "tables/events.yaml:25: field `late_data.acceptance_window`:",
         ),
         (
+            "acceptance_window: 2h",
+            "acceptance_window: 1000000000h",
+            "tables/events.yaml:25: field `late_data.acceptance_window`: '1000000000h' is not a duration",
+        ),
+        (
             "time_column: at\nsort_schema: level|timestamp/V2\nwindow: 15m\n",
             "",
             "tables/events.yaml:22: field `late_data`: late data",

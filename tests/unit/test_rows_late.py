@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from storage_core.config import HOUR_MS, LateData, TableConfig
+from storage_core.config import HOUR_MS, LONGEST_ACCEPTANCE_MS, LateData, TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.rows.late import Arrival, LateFigures, LateRule
+from storage_core.rows.windows import parse_duration
 
 NOW_MS = 1_700_000_000_000
 BOUND_US = (NOW_MS - HOUR_MS) * 1000
@@ -55,6 +56,14 @@ def test_rows_in_several_chunks_keep_their_order_and_none_is_no_row() -> None:
 def test_a_column_that_is_not_of_a_tables_times_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(InvalidInput, match="microseconds"):
         RULE.is_late(pa.table({"at": pa.array([1], kind)}), NOW_MS)
+
+
+def test_the_longest_window_there_may_be_judges_every_time_of_the_calendar() -> None:
+    rule = LateRule("at", LateData(acceptance_ms=parse_duration("999999999h") * 1000))
+    rows = pa.table({"at": pa.array([-62_135_596_800_000_000, 253_402_300_799_999_999], pa.timestamp("us"))})
+    assert rule.is_late(rows, 0).to_pylist() == rule.is_late(rows, 253_402_300_799_999).to_pylist() == [False, False]
+    with pytest.raises(InvalidInput, match=str(LONGEST_ACCEPTANCE_MS)):
+        LateData(acceptance_ms=LONGEST_ACCEPTANCE_MS + 1)
 
 
 def test_a_table_that_says_nothing_has_no_rule() -> None:
