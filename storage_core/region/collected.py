@@ -14,7 +14,7 @@ from storage_core.clock import Clock
 from storage_core.errors import SnapshotExpired
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region.manifest import commit, read_latest
+from storage_core.region.manifest import advance, read_latest
 
 _logger = logging.getLogger(__name__)
 
@@ -26,21 +26,21 @@ def forget_collected(store: ObjectStore, region: str, generation: int, *, clock:
     four requests, and the newest manifest is read again after each lost race. Raises `CommitUnknown` when the store
     does not say: the next collection reads what is there.
     """
-    while True:
+    before = 0
+
+    def shortened() -> RegionManifest | None:
+        nonlocal before
         latest = read_latest(store, region)
         if latest is None or latest.collected_generation >= generation:
-            return False
+            return None
+        before = len(latest.flushed_generations)
         listed = tuple(each for each in latest.flushed_generations if each.generation > generation)
-        manifest = replace(
-            latest,
-            version=latest.version + 1,
-            writer_id=writer_id,
-            flushed_generations=listed,
-            collected_generation=generation,
-        )
-        if commit(store, manifest, clock=clock):
-            break
-    count = len(latest.flushed_generations) - len(listed)
+        return replace(latest, flushed_generations=listed, collected_generation=generation)
+
+    committed = advance(store, shortened, clock=clock, writer_id=writer_id)
+    if committed is None:
+        return False
+    count = before - len(committed.flushed_generations)
     _logger.info("region %s: %d generations up to %d are collected, not listed any more", region, count, generation)
     return True
 

@@ -18,12 +18,12 @@ from storage_core.clock import Clock
 from storage_core.config import IndexDefinition
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
-from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.generation_write import write_records
-from storage_core.region.manifest import check_epoch, commit, read_latest
+from storage_core.region.manifest import advance, check_epoch, read_latest
 from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
@@ -102,21 +102,20 @@ def finish(
     Raises `WriterFenced` when the region was claimed since the turn began: nothing is written then. Raises
     `CommitUnknown` when the store does not say: the next plan reads what is there.
     """
-    while True:
+    flushed = FlushedGeneration(generation=turn.generation, path=path)
+
+    def with_dealt() -> RegionManifest:
         latest = check_epoch(store, turn.region, turn.epoch)
         for each in dealt:
             _require_start(turn.region, each, latest.dealt.get(each.writer, 0))
-        flushed = FlushedGeneration(generation=turn.generation, path=path)
-        manifest = replace(
+        return replace(
             latest,
-            version=latest.version + 1,
-            writer_id=writer_id,
             current_generation=turn.generation + 1,
             flushed_generations=(*latest.flushed_generations, flushed),
             dealt={**latest.dealt, **{each.writer: each.last for each in dealt}},
         )
-        if commit(store, manifest, clock=clock):
-            break
+
+    advance(store, with_dealt, clock=clock, writer_id=writer_id)
     _logger.info("region %s: dealt generation %d from %d writers", turn.region, turn.generation, len(dealt))
 
 

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage_core.clock import Clock
 from storage_core.errors import Corrupt, NotFound, TidemarkError, WriterFenced
@@ -65,6 +65,21 @@ def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> boo
         return False
     _write_hint(store, manifest)
     return True
+
+
+def advance(
+    store: ObjectStore, change: Callable[[], RegionManifest | None], *, clock: Clock, writer_id: str
+) -> RegionManifest | None:
+    """Commit what `change` makes of the newest manifest, which it reads, as the next version, and return that.
+
+    It is asked again after each lost race, so nothing that others committed is taken back; None ends it with nothing
+    written. Requests: those of `change` and of `commit`, per race. Raises what they raise.
+    """
+    while (changed := change()) is not None:
+        following = replace(changed, version=changed.version + 1, writer_id=writer_id)
+        if commit(store, following, clock=clock):
+            return following
+    return None
 
 
 def check_epoch(store: ObjectStore, region: str, epoch: int) -> RegionManifest:

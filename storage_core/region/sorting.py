@@ -30,7 +30,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.generation_write import write_sorted
-from storage_core.region.manifest import commit, read_latest
+from storage_core.region.manifest import advance, read_latest
 from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.tail import known_regions, side_by_side
 from storage_core.rows import fold
@@ -186,16 +186,12 @@ def finish(store: ObjectStore, work: SortingWork, result: SortingResult, *, cloc
     """
     first, last = work.generations[0].generation, work.generations[-1].generation
     flushed = FlushedGeneration(generation=last, path=result.path, sorted_from=first)
-    while True:
+
+    def replaced() -> RegionManifest:
         latest = _listing(store, work)
-        manifest = replace(
-            latest,
-            version=latest.version + 1,
-            writer_id=writer_id,
-            flushed_generations=_with(latest.flushed_generations, work.generations, flushed),
-        )
-        if commit(store, manifest, clock=clock):
-            break
+        return replace(latest, flushed_generations=_with(latest.flushed_generations, work.generations, flushed))
+
+    advance(store, replaced, clock=clock, writer_id=writer_id)
     _logger.info(
         "region %s: sorted generations %d to %d, %d records to %d",
         work.region,
