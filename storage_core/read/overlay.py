@@ -53,7 +53,7 @@ class Overlay:
     def gone(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
         """Return the rows of a base split that are no answer: deleted, or superseded by what is not merged.
 
-        Requests: one GET for a vector that is stored; of a touched split ranged GETs of the footer and the key columns.
+        Requests: one GET for a vector that is stored; of a touched split those of `superseded.find`.
         """
         if split.path in self.touched:
             found = _find(store, snapshot, split, self.deletes)

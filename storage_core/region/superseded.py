@@ -54,7 +54,8 @@ def find(
     """Return what the records do to the split, None for nothing.
 
     `records` is folded. Ranged GETs of the footer and the key columns, and, where a patch hits, of the row groups that
-    hold its row; one GET more for a vector that is stored. Raises what `open_split` raises.
+    hold its row: a small split is one GET in all (`split.read.AHEAD_BYTES`); one more for a vector that is stored.
+    Raises what `open_split` raises.
     """
     gone = rows_gone(store, split)
     opened = open_split(store, split.as_written, whole=False)
