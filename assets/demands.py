@@ -13,6 +13,7 @@ from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
 from jobs.request import WindowRange
 from storage_core.clock import Clock, SystemClock
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.gc.collect import collect as collection
 from storage_core.gc.plan import read_plan
@@ -151,7 +152,7 @@ def _sort(declaration: TableDeclaration, table: Table | None, clock: Clock) -> D
 
 
 def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    debts = table.debt() if table else []
+    debts = table.debt(Mode.POLICY) if table else []
     span = span_of(declaration, clock)
     if table is None or not debts:
         return Demands()

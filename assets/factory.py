@@ -32,8 +32,12 @@ from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of
 from jobs.request import JobRequest
 from storage_core.clock import Clock
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.table import Table
+
+MODE_TAG = "tidemark/compaction"
+"""The tag of a run by which schedules and sensors ask for what pays now; without it a compaction finalizes."""
 
 REJECTED_LINES = "no_rejected_lines"
 ROWS_KEPT = "rows_kept"
@@ -200,19 +204,20 @@ def _asset(
         def materialize(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
             with typed_failures():
                 Table.declare(declaration)
-            request = replace(step.request, windows=windows_of(context), run_id=context.run.run_id)
+            mode = Mode(context.run.tags.get(MODE_TAG, Mode.FINALIZE))
+            request = replace(step.request, windows=windows_of(context), run_id=context.run.run_id, mode=mode)
             report = launcher.submit(context, step.job, request)
             if context.has_partition_key_range:
                 for observation in observations(key, report):
                     context.log_event(observation)
-            return _result(declaration, step, report)
+            return _result(declaration, step, mode, report)
 
     return materialize
 
 
-def _result(declaration: TableDeclaration, step: Step, report: Report) -> MaterializeResult[None]:
+def _result(declaration: TableDeclaration, step: Step, mode: Mode, report: Report) -> MaterializeResult[None]:
     with typed_failures():
-        debt_left = len(Table.open(declaration.uri).debt())
+        debt_left = len(Table.open(declaration.uri).debt(mode))
     return MaterializeResult(
         metadata=metadata_of(report, debt_left),
         data_version=DataVersion(str(report["version"])),

@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from storage_core.compaction.policy import Mode
 from storage_core.errors import InvalidInput
 
 NULL_WINDOW = "null"
@@ -62,7 +63,7 @@ class JobRequest:
 
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
-    wait while another run holds the lease.
+    wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now.
     """
 
     table_uri: str
@@ -74,6 +75,7 @@ class JobRequest:
     run_id: str | None = None
     master: str = "local[*]"
     wait_ms: int = 0
+    mode: Mode = Mode.FINALIZE
 
 
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -93,6 +95,9 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument(
         "--wait-ms", type=int, default=0, help="wait so long while another run works on it, then exit 3 (default: 0)"
     )
+    result.add_argument(
+        "--policy", action="store_true", help="compact only what pays now, as scheduled runs do (default: every window)"
+    )
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
@@ -109,6 +114,7 @@ def parse(arguments: argparse.Namespace) -> JobRequest:
         run_id=arguments.run_id,
         master=arguments.master,
         wait_ms=arguments.wait_ms,
+        mode=Mode.POLICY if arguments.policy else Mode.FINALIZE,
     )
 
 
@@ -127,6 +133,7 @@ def to_argv(request: JobRequest) -> Sequence[str]:
         "--wait-ms": request.wait_ms or None,
     }
     argv += [f"{name}={value}" for name, value in options.items() if value is not None]
+    argv += ["--policy"] if request.mode is Mode.POLICY else []
     return argv + (["--dry-run"] if request.dry_run else [])
 
 

@@ -14,6 +14,7 @@ from jobs.report import add_requests
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.skips import LASTING
 from storage_core.dealing import execute as dealing
 from storage_core.dealing.work import FillWork, SortWork
 from storage_core.ids import SystemIds
@@ -33,10 +34,13 @@ Answer = dict[str, Any]
 
 
 def compact(item: Item) -> Answer:
-    """Execute one merge operation."""
+    """Execute one merge operation. One that its inputs keep from succeeding is an answer: others are committed."""
     store = MeteredStore(open_store(item["table_uri"]))
     operation = MergeOperation.from_json(item["operation"])
-    result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    try:
+        result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    except LASTING as error:
+        return {"failed": {"kind": error.kind, "message": str(error)}, "requests": store.requests}
     return {"result": result.to_json(), "requests": store.requests}
 
 

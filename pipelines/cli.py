@@ -28,6 +28,7 @@ from pipelines.commands import (
     quarantine,
     raw,
     reading,
+    simulating,
     unmerged,
     upkeep,
     versions,
@@ -60,6 +61,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Upkeep": {
         "compact": upkeep.compact,
+        "simulate-policy": simulating.simulate_policy,
         "deal": dealing.deal,
         "sort": upkeep.sort,
         "merge": upkeep.merge,

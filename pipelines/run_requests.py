@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dagster import RunRequest, SkipReason
 
 from assets.demands import Demand, Demands
-from assets.factory import asset_key, index_asset
+from assets.factory import MODE_TAG, asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key
 from pipelines.jobs import job_name
+from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 
 # Dagster's tags of a ranged run. Its own single-run backfills are made of them.
@@ -41,9 +42,13 @@ def run_requests(declaration: TableDeclaration, job: JobName, found: Demands) ->
             run_key=f"{declaration.name} {job} {span}{demand.mark}",
             job_name=job_name(declaration.name, job),
             partition_key=first if first == last else None,
-            tags={REASON: demand.reason, **range_tags(first, last)},
+            tags={REASON: demand.reason, **_mode_tags(job), **range_tags(first, last)},
             asset_selection=[asset_key(declaration.name, index_asset(name)) for name in demand.indexes] or None,
         )
+
+
+def _mode_tags(job: JobName) -> dict[str, str]:
+    return {MODE_TAG: Mode.POLICY.value} if job == "compact" else {}
 
 
 def range_tags(first: str | None, last: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
+from storage_core.compaction_settings import COMPACTION_KEY, CompactionSettings
 from storage_core.errors import InvalidInput
 from storage_core.region_fields import WHOLE_TABLE, RegionSpec, check_specs, specs_from_text, specs_to_text
 
@@ -55,7 +56,7 @@ _LATE_DATA = PREFIX + "lateData"
 _MAP_COLUMNS = PREFIX + "mapColumns"
 _OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
 _OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS}
-_OWN_KEYS |= {REGIONS_KEY}
+_OWN_KEYS |= {REGIONS_KEY, COMPACTION_KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class TableConfig:
     gc_horizon_ms: int = 24 * HOUR_MS
     version_retention_ms: int = 30 * 24 * HOUR_MS
     late_data: LateData | None = None
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
     def __post_init__(self) -> None:
         """Refuse figures that cannot be meant, doubled key columns, and two indexes of one name."""
@@ -173,6 +175,8 @@ class TableConfig:
         if self.late_data is not None:
             late = {"policy": self.late_data.policy, "acceptanceWindowMs": self.late_data.acceptance_ms}
             found[_LATE_DATA] = _compact(late)
+        if self.compaction != CompactionSettings():
+            found[COMPACTION_KEY] = self.compaction.to_text()
         if self.region_specs != (WHOLE_TABLE,):
             found[REGIONS_KEY] = specs_to_text(self.region_specs)
         if self.map_columns:
@@ -209,6 +213,7 @@ class TableConfig:
             primary_key=primary_key,
             indexes=indexes,
             late_data=_late_data(configuration.get(_LATE_DATA)),
+            compaction=CompactionSettings.from_text(configuration.get(COMPACTION_KEY, "{}")),
             region_specs=_region_specs(configuration),
             map_columns=_map_modes(configuration.get(_MAP_COLUMNS, "{}")),
             **text,

@@ -19,6 +19,7 @@ from storage_core.config import MapMode, TableConfig
 from storage_core.declaration_parts import (
     Closed,
     ColumnDeclaration,
+    CompactionDeclaration,
     GcDeclaration,
     IndexDeclaration,
     LandingDeclaration,
@@ -68,6 +69,7 @@ class TableDeclaration(Closed):
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
     gc: GcDeclaration = GcDeclaration()
+    compaction: CompactionDeclaration = CompactionDeclaration()
 
     def schema(self) -> pa.Schema:  # type: ignore[override]  # pydantic's own is deprecated and says something else
         """Return the columns in declared order; the time column and the key columns are required (non-nullable)."""
@@ -93,6 +95,7 @@ class TableDeclaration(Closed):
             version_retention_ms=self.gc.retention,
             late_data=self.late_data.setting() if self.late_data else None,
             map_columns=self.map_columns,
+            compaction=self.compaction.setting(),
         )
 
     def below(self, root: Path) -> TableDeclaration:

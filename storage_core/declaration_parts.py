@@ -1,4 +1,4 @@
-"""The parts of a table declaration: columns, indexes, landing place, late data, partitions, schedule, collection."""
+"""The parts of a table declaration: columns, indexes, landing place, late data, partitions, schedule, upkeep."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from storage_core.compaction_settings import CompactionSettings
 from storage_core.config import IndexDefinition, LateData, LatePolicy, TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import LandingFormat, LandingSpec
@@ -161,6 +162,35 @@ class LateDeclaration(Closed):
     def setting(self) -> LateData:
         """Return the record that travels with the table."""
         return LateData(policy=self.policy, acceptance_ms=self.acceptance_window)
+
+
+class CompactionDeclaration(Closed):
+    """When splits are merged; the fields are those of `CompactionSettings`, its durations and its start as text."""
+
+    factor: int = CompactionSettings().factor
+    most_inputs: int = CompactionSettings().most_inputs
+    generations: int = CompactionSettings().generations
+    most_files: int = CompactionSettings().most_files
+    cold_after: Milliseconds = CompactionSettings().cold_after_ms
+    mature_after: Milliseconds = CompactionSettings().mature_after_ms
+    start: Instant | None = None
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        self.setting()
+        return self
+
+    def setting(self) -> CompactionSettings:
+        """Return the record that travels with the table. Raises `InvalidInput`."""
+        return CompactionSettings(
+            factor=self.factor,
+            most_inputs=self.most_inputs,
+            generations=self.generations,
+            most_files=self.most_files,
+            cold_after_ms=self.cold_after,
+            mature_after_ms=self.mature_after,
+            start=None if self.start is None else int(self.start.timestamp()),
+        )
 
 
 def place(uri: str) -> str:

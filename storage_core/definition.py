@@ -18,7 +18,15 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import parse_duration, validate_duration
 
 CHANGEABLE = frozenset(
-    {"indexes", "target_split_bytes", "checkpoint_interval", "gc_horizon_ms", "version_retention_ms", "late_data"}
+    {
+        "indexes",
+        "target_split_bytes",
+        "checkpoint_interval",
+        "gc_horizon_ms",
+        "version_retention_ms",
+        "late_data",
+        "compaction",
+    }
 )
 """Settings that a commit may change; the next run of each job follows them."""
 

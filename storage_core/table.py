@@ -15,6 +15,7 @@ import pyarrow as pa
 from storage_core.clock import SystemClock
 from storage_core.compaction.planner import WindowDebt
 from storage_core.compaction.planner import debt as window_debt
+from storage_core.compaction.policy import Mode
 from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns, late_setting
@@ -495,9 +496,9 @@ class Table:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
         return list(figures.files(self._snapshot))
 
-    def debt(self) -> list[WindowDebt]:
-        """Return the windows where a compaction would do something. No request."""
-        return window_debt(self._snapshot)
+    def debt(self, mode: Mode = Mode.FINALIZE) -> list[WindowDebt]:
+        """Return the windows where a compaction of this mode would do something now. No request."""
+        return window_debt(self._snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
 
     def _view(
         self,

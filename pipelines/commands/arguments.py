@@ -31,6 +31,7 @@ From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="First 
 To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the windows, excluded (UTC).")]
 All = Annotated[bool, typer.Option("--all", help="Everything there is to do; the default.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+Policy = Annotated[bool, typer.Option("--policy", help="Only the merges that pay now, as scheduled runs make them.")]
 Wait = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="Wait so long, such as 10m, while another run works on it; else exit 3."),

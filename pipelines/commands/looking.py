@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Json, Uri
+from pipelines.commands.arguments import At, Json, Policy, Uri
 from pipelines.commands.output import cell, figure, moment_ms, window
 from pipelines.commands.target import declared, open_table
 
@@ -93,11 +93,25 @@ def _metrics(metrics: object) -> str:
     return ", ".join(f"{name} {figure(value)}" for name, value in found.items() if value)
 
 
-def debt(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
-    """List the windows that a compaction would rewrite."""
+def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = False) -> None:
+    """List the windows that a compaction would rewrite, why, and what that costs.
+
+    A merge reads the splits and bytes listed, and writes about as many bytes into so many outputs.
+    """
+    from storage_core.compaction.policy import Mode
+
+    mode = Mode.POLICY if policy else Mode.FINALIZE
     found = (
-        {"window_start": each.window_start, "splits": each.splits, "rows": each.rows, "bytes": each.bytes}
-        for each in open_table(uri, at).debt()
+        {
+            "window_start": each.window_start,
+            "splits": each.splits,
+            "rows": each.rows,
+            "bytes": each.bytes,
+            "merges": each.merges,
+            "outputs": each.outputs,
+            "reasons": [str(reason) for reason in each.reasons],
+        }
+        for each in open_table(uri, at).debt(mode)
     )
-    shown = {"window_start": window, "splits": figure, **_FIGURES}
-    output.records(found, shown, as_json=as_json, nothing="no debt: every window is compact")
+    shown = {"window_start": window, "splits": figure, **_FIGURES, "merges": figure, "outputs": figure}
+    output.records(found, {**shown, "reasons": cell}, as_json=as_json, nothing="no debt: every window is compact")

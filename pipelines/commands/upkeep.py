@@ -15,6 +15,7 @@ from pipelines.commands.arguments import (
     From,
     Json,
     Master,
+    Policy,
     To,
     Uri,
     Wait,
@@ -38,6 +39,7 @@ def compact(
     end: To = None,
     all_: All = False,
     dry_run: DryRun = False,
+    policy: Policy = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
@@ -45,10 +47,16 @@ def compact(
     """Rewrite the splits of a window into one, sorted."""
     from jobs.compact import run
     from jobs.request import JobRequest
+    from storage_core.compaction.policy import Mode
 
     chosen = windows(window, start, end, everything=all_)
     request = JobRequest(
-        table_uri=resolve(uri).uri, windows=chosen, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait)
+        table_uri=resolve(uri).uri,
+        windows=chosen,
+        dry_run=dry_run,
+        master=master,
+        wait_ms=waiting_ms(wait),
+        mode=Mode.POLICY if policy else Mode.FINALIZE,
     )
     run_job(run, request, as_json=as_json)
 

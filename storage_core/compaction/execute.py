@@ -83,7 +83,6 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
     before = _fingerprint_of_splits(splits)
     merged = merge(splits, schema, context.order)
     require_merged(merged, before, schema, operation)
-    merge_ops = 1 + max(add.numMergeOps or 0 for add in adds)
     replaces = {split.add.path: split.rows for split in splits}
     lineage = Lineage(operation="compact", operation_id=ids.uuid(), replaces=replaces)
     outputs = [
@@ -92,7 +91,7 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
             piece,
             context=context,
             window=operation.window,
-            num_merge_ops=merge_ops,
+            num_merge_ops=operation.merge_ops,
             split_id=ids.uuid(),
             now_ms=now_ms,
             lineage=lineage,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.spark import Spark
 from storage_core import Table
 from storage_core.errors import Corrupt
@@ -124,18 +124,20 @@ def test_a_split_cut_in_half_is_named_by_every_reader_and_hides_nothing_else(
 
 
 @pytest.mark.spark
-def test_a_split_cut_in_half_stops_the_jobs_that_read_it_and_no_other_window(
+def test_a_split_cut_in_half_fails_the_jobs_that_read_it_and_no_other_window(
     events: Table, cut: tuple[str, int], spark: Spark
 ) -> None:
     key, window = cut
-    for job in (compact, catch_up):
+    for job, version, also in ((catch_up, 2, ""), (compact, 3, f"the windows {window} were not compacted")):
         with pytest.raises(Corrupt) as refused:  # raised in a Spark task, and the same error on the driver
             job.run(JobRequest(table_uri=events.uri), spark)
         assert key in str(refused.value)
+        assert also in str(refused.value)
         assert refused.value.exit_code == CORRUPT
-    assert Table.open(events.uri).version == 2
-    for range_ in (WindowRange(None, window), WindowRange(window + 3600, None)):
-        assert compact.run(JobRequest(table_uri=events.uri, windows=range_), spark).status == "committed"
+        assert Table.open(events.uri).version == version
     compacted = Table.open(events.uri)
     assert sorted(Counter(add.windowStart for add in compacted.snapshot.splits.values()).values()) == [1, 1, 2]
     assert key in compacted.snapshot.splits
+    (skip,) = compacted.snapshot.mergeskips.values()
+    assert (skip.path, skip.skipCount, (skip.retryAfter or 0) - skip.skipTimestamp) == (key, 1, 24 * 3_600_000)
+    assert compact.run(JobRequest(table_uri=events.uri), spark).status == "nothing_to_do"

@@ -31,7 +31,7 @@ TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
     *("compact", "sort", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
-    *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw"),
+    *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy"),
 ]
 
 EVENTS = """\

@@ -11,6 +11,7 @@ import pytest
 from storage_core.compaction import invariants
 from storage_core.compaction.execute import CompactionResult, execute, merge, require_merged
 from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.policy import SEALED
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
@@ -163,7 +164,7 @@ def test_a_vanished_input_is_an_expired_snapshot(store: MemoryStore, operation: 
 def test_the_result_says_what_was_swapped_and_travels_as_json(store: MemoryStore, operation: MergeOperation) -> None:
     result = execute(store, operation, ids=SeededIds(3), now_ms=77)
     (add,) = result.adds
-    assert (add.numMergeOps, add.dataChange, add.windowStart, add.modificationTime) == (1, False, 0, 77)
+    assert (add.numMergeOps, add.dataChange, add.windowStart, add.modificationTime) == (SEALED, False, 0, 77)
     assert [remove.path for remove in result.removes] == [each.path for each in operation.inputs]
     assert {(remove.dataChange, remove.deletionTimestamp) for remove in result.removes} == {(False, 77)}
     assert (result.rows_in, result.rows_out) == (4, 4)
@@ -171,14 +172,16 @@ def test_the_result_says_what_was_swapped_and_travels_as_json(store: MemoryStore
     assert CompactionResult.from_json(result.to_json()) == result
 
 
-def test_merge_operations_are_counted_from_the_oldest_input(store: MemoryStore) -> None:
+def test_the_outputs_record_the_number_of_merges_that_the_plan_gives_them(store: MemoryStore) -> None:
     rows = events(FIRST)
     adds = [
         write_split(store, row, context=context(), window=0, num_merge_ops=merges, split_id=f"s{merges}", now_ms=1)
         for merges, row in ((3, rows.slice(0, 1)), (1, rows.slice(1, 1)))
     ]
     (planned,) = plan(snapshot(adds))
-    assert execute(store, planned, ids=SeededIds(3), now_ms=2).adds[0].numMergeOps == 4
+    for merges in (planned.merge_ops, 4):
+        outputs = execute(store, replace(planned, merge_ops=merges), ids=SeededIds(merges), now_ms=2).adds
+        assert [each.numMergeOps for each in outputs] == [merges]
 
 
 def test_a_required_column_stays_required_unless_an_input_lacks_it() -> None:
@@ -215,7 +218,7 @@ def test_an_output_above_the_target_is_cut_and_left_alone_by_the_next_plan(store
             seed=part,
         )
     ]
-    result = execute(store, MergeOperation(0, tuple(adds), small), ids=SeededIds(9), now_ms=2)
+    result = execute(store, MergeOperation(0, tuple(adds), small, SEALED), ids=SeededIds(9), now_ms=2)
     assert len(result.adds) > 2
     assert result.rows_out == 12_000
     assert all(15_000 < add.size < 45_000 for add in result.adds)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from storage_core.compaction.planner import MergeOperation, WindowDebt, debt, plan
+from storage_core.compaction.policy import SEALED, Reason
 from storage_core.compaction.scope import scope_of
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
@@ -77,11 +78,32 @@ def test_only_the_windows_asked_for_are_planned() -> None:
     assert plan(snapshot(adds), windows=[]) == []
 
 
-def test_splits_of_half_the_target_size_are_mature() -> None:
+def test_a_window_becomes_one_run_and_a_run_is_left_alone_by_little_that_is_late() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
     adds = [_add("big", size=1000), _add("a", size=999), _add("b", size=500)]
-    assert _paths(plan(snapshot(adds, config=config))) == [["splits/0/a.parquet", "splits/0/b.parquet"]]
-    assert plan(snapshot(adds[:2], config=config)) == []
+    (sealing,) = plan(snapshot(adds, config=config))
+    assert ([add.path for add in sealing.inputs], sealing.merge_ops) == ([add.path for add in adds], SEALED)
+    run = [replace(_add(name, size=1500), numMergeOps=SEALED) for name in ("run1", "run2")]
+    assert plan(snapshot(run, config=config)) == []
+    assert plan(snapshot([*run, _add("late", size=300)], config=config)) == []
+    again = plan(snapshot([*run, _add("late", size=400)], config=config))
+    assert [(len(each.inputs), each.merge_ops) for each in again] == [(3, SEALED + 1)]
+
+
+def test_late_splits_of_a_sealed_window_are_merged_among_themselves() -> None:
+    config = replace(CONFIG, target_split_bytes=2000)
+    run = replace(_add("run", size=1500), numMergeOps=SEALED)
+    (late,) = plan(snapshot([run, _add("a", size=70), _add("b", size=70)], config=config))
+    assert ([add.path for add in late.inputs], late.merge_ops) == (["splits/0/a.parquet", "splits/0/b.parquet"], 1)
+
+
+def test_a_window_of_many_targets_is_never_one_merge() -> None:
+    config = replace(CONFIG, target_split_bytes=100)
+    adds = [_add(f"big{number}", size=100) for number in range(17)]
+    assert plan(snapshot(adds, config=config)) == []
+    assert _paths(plan(snapshot([*adds, _add("a", size=10), _add("b", size=10)], config=config))) == [
+        ["splits/0/a.parquet", "splits/0/b.parquet"]
+    ]
 
 
 def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_counted() -> None:
@@ -106,8 +128,9 @@ def test_a_split_of_which_more_than_a_third_is_deleted_is_rewritten_alone_and_wh
 
 def test_a_split_is_as_large_as_its_visible_rows() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
-    assert plan(snapshot([_add("a", size=500), _worn("b", 9, size=1500)], config=config)) == []
-    assert len(plan(snapshot([_add("a", size=500), _worn("b", 9, size=1400)], config=config))) == 1
+    run = [replace(_add("a", size=1500), numMergeOps=SEALED), replace(_add("b", size=1500), numMergeOps=SEALED)]
+    assert plan(snapshot([*run, _worn("c", 9, size=420)], config=config)) == []
+    assert len(plan(snapshot([*run, _worn("c", 9, size=520)], config=config))) == 1
 
 
 def test_an_active_mergeskip_keeps_a_split_out_until_it_runs_out() -> None:
@@ -133,7 +156,10 @@ def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
 
 def test_debt_counts_only_what_a_compaction_would_read() -> None:
     adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
-    assert debt(snapshot(adds)) == [WindowDebt(0, 2, 20, 2000), WindowDebt(None, 2, 20, 1007)]
+    assert debt(snapshot(adds)) == [
+        WindowDebt(0, 2, 20, 2000, 1, 1, (Reason.ASKED,)),
+        WindowDebt(None, 2, 20, 1007, 1, 1, (Reason.ASKED,)),
+    ]
     assert debt(snapshot([_add("a", 0), _add("b", 3600)])) == []
 
 

@@ -41,7 +41,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.formats",),
     ("storage_core.objectstore",),
     ("storage_core.config",),
-    ("storage_core.errors", "storage_core.clock", "storage_core.ids", "storage_core.region_fields"),
+    (
+        "storage_core.errors",
+        "storage_core.clock",
+        "storage_core.ids",
+        "storage_core.region_fields",
+        "storage_core.compaction_settings",
+    ),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
 BOTTOM = -len(LAYERS) + 1

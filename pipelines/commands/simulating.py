@@ -1,0 +1,89 @@
+"""What the compaction policy would make of a day: `simulate-policy`. Reads and writes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Json, duration_ms
+from pipelines.commands.output import cell, figure
+from storage_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from storage_core.compaction.simulate import Simulation
+
+MOST_RATE = 10_000
+
+Rate = Annotated[int, typer.Option(metavar="SPLITS", help="Splits that arrive per minute, for one day.")]
+Size = Annotated[int, typer.Option(metavar="BYTES", help="Size of one of them.")]
+Length = Annotated[str, typer.Option("--window", metavar="DURATION", help="Length of a window, such as 15m.")]
+Target = Annotated[int, typer.Option(metavar="BYTES", help="Size that a merge aims at.")]
+Late = Annotated[float, typer.Option(metavar="SHARE", help="Share of the splits that are 45 minutes late, 0 to 1.")]
+Every = Annotated[int, typer.Option(metavar="MINUTES", help="How often a compaction runs.")]
+
+
+def simulate_policy(
+    *,
+    rate: Rate = 1000,
+    size: Size = 1_000_000,
+    window: Length = "15m",
+    target: Target = 256 * 2**20,
+    late: Late = 0.0,
+    every: Every = 60,
+    as_json: Json = False,
+) -> None:
+    """Say what scheduled compactions would make of a day of ingestion: one line per run, then the figures."""
+    from storage_core.compaction.simulate import Ingestion, simulate
+    from storage_core.rows.windows import validate_duration
+
+    seconds = (duration_ms("--window", window) or 0) // 1000
+    for name, value, most in (("--rate", rate, MOST_RATE), ("--size", size, 2**40), ("--target", target, 2**40)):
+        _between(name, value, 1, most)
+    _between("--late", late, 0, 1)
+    _between("--every", every, 1, 1440)
+    load = Ingestion(
+        rates=[rate] * 1440,
+        split_bytes=size,
+        window_seconds=validate_duration(seconds, coarse=True),
+        target_bytes=target,
+        late_share=late,
+        every_minutes=every,
+    )
+    _show(simulate(load), as_json=as_json)
+
+
+def _show(done: Simulation, *, as_json: bool) -> None:
+    found = (
+        {
+            "minute": each.minute,
+            "live_before": each.live_before,
+            "live_after": each.live_after,
+            "most_in_window": each.most_in_window,
+            "merges": each.merges,
+            "bytes_written": each.bytes_written,
+        }
+        for each in done.rounds
+    )
+    names = ("minute", "live_before", "live_after", "most_in_window", "merges", "bytes_written")
+    output.records(found, dict.fromkeys(names, figure), as_json=as_json, nothing="no compaction ran")
+    counts = done.splits_per_window
+    summary = {
+        "converged": done.converged,
+        "write_amplification": round(done.write_amplification, 2),
+        "bytes_ingested": done.bytes_ingested,
+        "windows": len(counts),
+        "sealed_windows": done.sealed_windows,
+        "least_in_window": min(counts, default=0),
+        "most_in_window": max(counts, default=0),
+    }
+    if as_json:
+        output.json_line({"summary": summary})
+    else:
+        output.line(", ".join(f"{name} {cell(value)}" for name, value in summary.items()))
+
+
+def _between(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InvalidInput(f"{name} is {value}; it must be from {least} to {most}")

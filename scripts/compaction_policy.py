@@ -1,0 +1,76 @@
+"""Print `docs/compaction-policy.md`: what the policy makes of a day, by simulation.
+
+python -m scripts.compaction_policy > docs/compaction-policy.md
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+from storage_core.compaction.simulate import Ingestion, Simulation, simulate
+
+MB = 1_000_000
+DAY = 1440
+FULL = Ingestion(rates=[1000] * DAY, split_bytes=MB)
+CASES = (
+    ("1,000 splits a minute of 1 MB, windows of 15 min", FULL),
+    ("the same, a compaction every 15 min", replace(FULL, every_minutes=15)),
+    ("the same hourly, 1 % of the splits 45 min late", replace(FULL, late_share=0.01)),
+    ("the same hourly, 20 % late", replace(FULL, late_share=0.2)),
+    ("1,000 a minute of 10 MB", replace(FULL, split_bytes=10 * MB)),
+    ("1,000 a minute of 10 kB", replace(FULL, split_bytes=10_000)),
+    ("10 a minute of 1 MB", replace(FULL, rates=[10] * DAY)),
+    ("10 a minute of 1 MB, 1 % late", replace(FULL, rates=[10] * DAY, late_share=0.01)),
+    ("1 a minute of 1 MB, windows of 1 h", replace(FULL, rates=[1] * DAY, window_seconds=3600)),
+)
+
+HEAD = """# The compaction policy over a day
+
+Written by `python -m scripts.compaction_policy`; nothing here was timed, and the same release prints the same page. The
+rules are those of scheduled runs (decision 0073): ten to twelve splits of one generation become one, and windows that
+are cold become one sorted run. `tidemark simulate-policy` does it for other figures. The target size is 256 MiB; a
+merge is taken to write as many bytes as it reads.
+"""
+
+
+def main() -> int:
+    """Print the page."""
+    sys.stdout.write("\n".join(_page()) + "\n")
+    return 0
+
+
+def _page() -> Iterator[str]:
+    yield HEAD
+    yield (
+        "| a day of | written per byte | most splits live | splits per window at the end (least, median, most) | "
+        "sealed windows | runs after the last arrival | converged |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for name, load in CASES:
+        yield _row(name, load, simulate(load))
+    yield "\n## Splits over time\n\nThe first case, run by run.\n"
+    yield "| minute | live before | live after | most in a window before | merges | GB written |"
+    yield "|---|---|---|---|---|---|"
+    for each in simulate(FULL).rounds:
+        yield (
+            f"| {each.minute:,} | {each.live_before:,} | {each.live_after:,} | {each.most_in_window:,} | "
+            f"{each.merges:,} | {each.bytes_written / 1e9:.1f} |"
+        )
+
+
+def _row(name: str, load: Ingestion, done: Simulation) -> str:
+    counts = done.splits_per_window
+    spread = f"{min(counts):,}, {statistics.median(counts):,.0f}, {max(counts):,}"
+    live = max(each.live_before for each in done.rounds)
+    after = sum(each.minute > len(load.rates) for each in done.rounds)
+    return (
+        f"| {name} | {done.write_amplification:.2f} | {live:,} | {spread} | {done.sealed_windows} of {len(counts)} | "
+        f"{after} | {'yes' if done.converged else 'NO'} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

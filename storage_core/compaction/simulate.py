@@ -1,0 +1,181 @@
+"""What the policy makes of a day of ingestion: splits and bytes as figures, no storage (design page 04, "Policy").
+
+The same `policy.choose` decides as in a real run. A merge writes as many bytes as it reads, in pieces of the target
+size; compression that gets better with sorting is left out, so a real table is better off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from storage_core.compaction.policy import SEALED, Flags, Ints, Merge, Mode, Rules, Splits, choose
+from storage_core.compaction_settings import CompactionSettings
+
+MINUTE_MS = 60_000
+MOST_ROUNDS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingestion:
+    """Splits that arrive, and what they are merged by. Sizes are in bytes.
+
+    `rates` holds the number of splits that arrive in each minute. Of them `late_share` belong to the window of
+    `late_minutes` ago. A compaction runs every `every_minutes`.
+    """
+
+    rates: Sequence[int]
+    split_bytes: int
+    window_seconds: int = 900
+    target_bytes: int = 256 * 2**20
+    late_share: float = 0.0
+    late_minutes: int = 45
+    every_minutes: int = 60
+    settings: CompactionSettings = field(default_factory=CompactionSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One compaction: when, what it found live, and what it did. Bytes and splits."""
+
+    minute: int
+    live_before: int
+    live_after: int
+    most_in_window: int
+    merges: int
+    bytes_written: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order."""
+
+    rounds: tuple[Round, ...]
+    bytes_ingested: int
+    bytes_compacted: int
+    splits_per_window: tuple[int, ...]
+    bytes_per_window: tuple[int, ...]
+    sealed_windows: int
+    converged: bool
+
+    @property
+    def write_amplification(self) -> float:
+        """Bytes written per byte that came in, the first writing included."""
+        return 1 + self.bytes_compacted / self.bytes_ingested if self.bytes_ingested else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The live splits as columns, ordered by window and age."""
+
+    window: Ints
+    merges: Ints
+    bytes: Ints
+    added_ms: Ints
+
+
+def simulate(load: Ingestion) -> Simulation:
+    """Return what becomes of the splits, round by round; equal loads, equal simulations.
+
+    After the last arrival the rounds go on until every window is cold and one of them found nothing to do, which is
+    convergence; a policy that does not get there in `MOST_ROUNDS` rounds has not converged.
+    """
+    live, ingested = _nothing(), 0
+    rounds: list[Round] = []
+    last_end = int(_starts(len(load.rates), load) + load.window_seconds) * 1000
+    converged = False
+    while not converged and len(rounds) < MOST_ROUNDS:
+        minute = (len(rounds) + 1) * load.every_minutes
+        arrived = _arrivals(range(minute - load.every_minutes, min(minute, len(load.rates))), load)
+        ingested += int(arrived.bytes.sum())
+        live, done = _round(_together(live, arrived), minute, load)
+        rounds.append(done)
+        cold = minute * MINUTE_MS >= last_end + load.settings.cold_after_ms
+        converged = cold and minute >= len(load.rates) and not done.merges
+    group = np.unique(live.window, return_inverse=True)[1]
+    return Simulation(
+        rounds=tuple(rounds),
+        bytes_ingested=ingested,
+        bytes_compacted=sum(each.bytes_written for each in rounds),
+        splits_per_window=tuple(np.bincount(group).tolist()),
+        bytes_per_window=tuple(np.bincount(group, live.bytes).astype(np.int64).tolist()),
+        sealed_windows=len(np.unique(live.window[live.merges >= SEALED])),
+        converged=converged,
+    )
+
+
+def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
+    windows, group = np.unique(live.window, return_inverse=True)
+    now_ms = minute * MINUTE_MS
+    merges = choose(
+        Splits(
+            group=group,
+            merges=live.merges,
+            bytes=live.bytes,
+            added_ms=live.added_ms,
+            worn=np.zeros(len(group), np.bool_),
+            skipped=np.zeros(len(group), np.bool_),
+            cold=(windows + load.window_seconds) * 1000 + load.settings.cold_after_ms <= now_ms,
+        ),
+        Rules(settings=load.settings, target_bytes=load.target_bytes, now_ms=now_ms, mode=Mode.POLICY),
+    )
+    gone: Flags = np.zeros(len(group), np.bool_)
+    gone[[row for merge in merges for row in merge.rows]] = True
+    kept = _Live(live.window[~gone], live.merges[~gone], live.bytes[~gone], live.added_ms[~gone])
+    written = list(_written(live, merges, now_ms, load.target_bytes))
+    after = _together(kept, _columns(written))
+    return after, Round(
+        minute=minute,
+        live_before=len(group),
+        live_after=len(after.window),
+        most_in_window=int(np.bincount(group).max(initial=0)),
+        merges=len(merges),
+        bytes_written=sum(size for _, _, size, _ in written),
+    )
+
+
+def _written(
+    live: _Live, merges: Sequence[Merge], now_ms: int, target_bytes: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """The outputs, each as window, number of merges, bytes and time. Pieces are rounded as `split.encode.cut` does."""
+    for merge in merges:
+        total = int(live.bytes[list(merge.rows)].sum())
+        pieces = max(1, round(total / target_bytes))
+        for piece in range(pieces):
+            size = total // pieces + (piece < total % pieces)
+            yield int(live.window[merge.rows[0]]), merge.merges, size, now_ms
+
+
+def _arrivals(minutes: range, load: Ingestion) -> _Live:
+    """Late splits are spread evenly over the others, so no random number decides."""
+    rates = np.array([load.rates[minute] for minute in minutes], np.int64)
+    minute = np.repeat(np.array(minutes, np.int64), rates)
+    number = np.arange(len(minute))
+    late = np.floor((number + 1) * load.late_share) > np.floor(number * load.late_share)
+    event = np.where(late, minute - load.late_minutes, minute)
+    none = np.zeros(len(minute), np.int64)
+    return _Live(_starts(event, load), none, none + load.split_bytes, minute * MINUTE_MS)
+
+
+def _starts(minute: Ints | int, load: Ingestion) -> Ints:
+    return np.asarray(minute, np.int64) * 60 // load.window_seconds * load.window_seconds
+
+
+def _together(first: _Live, second: _Live) -> _Live:
+    window = np.concatenate([first.window, second.window])
+    added_ms = np.concatenate([first.added_ms, second.added_ms])
+    order = np.lexsort((added_ms, window))
+    merges = np.concatenate([first.merges, second.merges])
+    size = np.concatenate([first.bytes, second.bytes])
+    return _Live(window[order], merges[order], size[order], added_ms[order])
+
+
+def _columns(splits: Sequence[tuple[int, int, int, int]]) -> _Live:
+    columns = np.array(splits, np.int64).reshape(-1, 4).T
+    return _Live(columns[0], columns[1], columns[2], columns[3])
+
+
+def _nothing() -> _Live:
+    return _columns([])

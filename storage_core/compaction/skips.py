@@ -1,0 +1,38 @@
+"""A merge that fails by its inputs: they are left out for a day (`mergeskip`, design page 04, "Policy").
+
+So one damaged split does not stop its window for ever, nor the other windows at all.
+"""
+
+from __future__ import annotations
+
+from storage_core.compaction.planner import OPERATION, MergeOperation
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.log.actions import MergeSkip
+from storage_core.log.snapshot import Snapshot
+
+LASTING = (Corrupt, InvalidInput, NotFound, Unsupported)
+"""Errors that the same inputs meet again. Whatever else fails may succeed the next time, and nothing is skipped."""
+
+SKIP_MS = 24 * 3_600_000
+
+_MOST_REASON = 500
+
+
+def skips_of(snapshot: Snapshot, operation: MergeOperation, reason: str, now_ms: int) -> list[MergeSkip]:
+    """Return the actions that leave out the inputs that the reason names, or all inputs where it names none.
+
+    Each counts how often its split was skipped before. A split that leaves the table takes its skip along.
+    """
+    inputs = [add.path for add in operation.inputs]
+    named = [path for path in inputs if path in reason]
+    return [
+        MergeSkip(
+            path=path,
+            skipTimestamp=now_ms,
+            reason=reason[:_MOST_REASON],
+            operation=OPERATION,
+            retryAfter=now_ms + SKIP_MS,
+            skipCount=1 + (snapshot.mergeskips[path].skipCount if path in snapshot.mergeskips else 0),
+        )
+        for path in named or inputs
+    ]

@@ -1,0 +1,66 @@
+"""The figures of the compaction policy, and their form in `metaData.configuration` (design page 04, "Policy")."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+
+from storage_core.errors import InvalidInput
+
+COMPACTION_KEY = "tidemark.compaction"
+
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSettings:
+    """When the splits of a window are merged with each other (`compaction.policy`). Durations are in ms.
+
+    `factor` splits of one generation make a merge, of at most `most_inputs`; a split that went through `generations`
+    merges is mature. A window is cold `cold_after_ms` after its end; a split waits for younger ones to be merged with
+    for `mature_after_ms`. A cold window is finalized when more than `most_files` of its splits are outside its sorted
+    run. Windows that start before `start` (seconds since the epoch) are never compacted (CS-3).
+    """
+
+    factor: int = 10
+    most_inputs: int = 12
+    generations: int = 4
+    most_files: int = 24
+    cold_after_ms: int = _HOUR_MS
+    mature_after_ms: int = 48 * _HOUR_MS
+    start: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse figures by which no merge would ever be made, or none would ever end."""
+        least = {"factor": 2, "most_inputs": self.factor, "generations": 1, "most_files": 1}
+        least |= {"cold_after_ms": 0, "mature_after_ms": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise InvalidInput(f"compaction {name} is {getattr(self, name)}; it must be at least {bound}")
+
+    def to_text(self) -> str:
+        """Return the figures that differ from their defaults as compact JSON with sorted keys."""
+        changed = {each.name: getattr(self, each.name) for each in fields(self)}
+        changed = {name: value for name, value in changed.items() if value != getattr(CompactionSettings(), name)}
+        return json.dumps(changed, separators=(",", ":"), sort_keys=True)
+
+    @staticmethod
+    def from_text(text: str) -> CompactionSettings:
+        """Return the figures that `to_text` wrote. Raises `InvalidInput` naming the one that is unknown or no number.
+
+        A figure that this release does not know would change what is merged, so it is not left alone.
+        """
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{COMPACTION_KEY}: not JSON ({error}): {text[:80]!r}", key=COMPACTION_KEY) from error
+        known = {each.name for each in fields(CompactionSettings)}
+        if not isinstance(body, dict) or not known >= body.keys():
+            raise InvalidInput(
+                f"{COMPACTION_KEY}: expected an object of {', '.join(sorted(known))}; found {text[:80]!r}",
+                key=COMPACTION_KEY,
+            )
+        for name, value in body.items():
+            if type(value) is not int:
+                raise InvalidInput(f"{COMPACTION_KEY}: {name} is {value!r}, not a whole number", key=COMPACTION_KEY)
+        return CompactionSettings(**body)

@@ -1,0 +1,50 @@
+"""Snapshots of very many splits, made as columns: no record and no file of any of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.log.file_columns import FILES_SCHEMA
+from storage_core.log.files import LiveFiles
+from storage_core.log.listed_files import ListedFiles, Part
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.state import manifest_info
+from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
+
+SPLIT_BYTES = 10_000_000
+
+
+def snapshot_of_many(splits: int, windows: int, *, split_bytes: int = SPLIT_BYTES) -> Snapshot:
+    """Return a snapshot of the events table with so many splits, dealt to so many windows, a commit per round."""
+    head = snapshot([], timestamp=splits * 1000)
+    files = _files(splits, windows, split_bytes)
+    part = Part.of(manifest_info("", files, head), files)
+    return replace(head, splits=LiveFiles(ListedFiles(0, (part,), frozenset(), splits, 0)))
+
+
+def _files(splits: int, windows: int, split_bytes: int) -> pa.Table:
+    number = np.arange(splits)
+    start = number % windows * HOUR_SECONDS
+    text = pc.utf8_lpad(pc.cast(pa.array(number * 2_654_435_761 % 2**32), pa.string()), 32, "0")
+    path = pc.binary_join_element_wise("splits/", pc.cast(pa.array(start), pa.string()), "/", text, ".parquet", "")
+    none = pa.array(np.zeros(splits, np.int64))
+    columns = {
+        "path": path,
+        "size": pc.add(none, split_bytes),
+        "modificationTime": pa.array(number),
+        "dataChange": pa.array(np.ones(splits, np.bool_)),
+        "numRecords": pc.add(none, 1000),
+        "numMergeOps": pc.cast(none, pa.int32()),
+        "addedAtVersion": pa.array(number // windows),
+        "addedAtTimestamp": pa.array(number // windows),
+        "windowStart": pa.array(start),
+        "windowSeconds": pc.add(none, HOUR_SECONDS),
+        "sortSchema": pa.repeat(pa.scalar(CONFIG.sort_schema), splits),
+        "xxh3": pa.repeat(pa.scalar("0" * 16), splits),
+    }
+    arrays = [columns[each.name] if each.name in columns else pa.nulls(splits, each.type) for each in FILES_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=FILES_SCHEMA)

@@ -1,0 +1,42 @@
+"""Whatever arrives when: compaction comes to an end, no byte is lost, and every window is left in order."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage_core.compaction.simulate import Ingestion, simulate
+from storage_core.compaction_settings import CompactionSettings
+
+TARGET = 1_000
+
+loads = st.builds(
+    Ingestion,
+    rates=st.lists(st.integers(0, 60) | st.just(0), min_size=1, max_size=90),
+    split_bytes=st.sampled_from([1, 7, 90, 400, 499, 500, 800, 2500]),
+    window_seconds=st.sampled_from([60, 900, 3600]),
+    target_bytes=st.just(TARGET),
+    late_share=st.sampled_from([0.0, 0.03, 0.2, 1.0]),
+    late_minutes=st.integers(1, 200),
+    every_minutes=st.sampled_from([1, 7, 60]),
+    settings=st.sampled_from([CompactionSettings(), CompactionSettings(factor=2, most_inputs=2, generations=1)]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads)
+def test_every_window_converges(load: Ingestion) -> None:
+    done = simulate(load)
+    assert done.converged
+    assert sum(done.bytes_per_window) == done.bytes_ingested == sum(load.rates) * load.split_bytes
+    for count, size in zip(done.splits_per_window, done.bytes_per_window, strict=True):
+        # Mature splits have half the target size at least; beside them there is what came late, and no more of it.
+        assert count <= 2 * size // TARGET + 1 + load.settings.most_files
+    # Per generation once, once per window for the run, and ten bytes at most per late one.
+    assert done.write_amplification <= 1 + load.settings.generations + 1 / 0.1 + 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(loads)
+def test_a_simulation_can_be_repeated(load: Ingestion) -> None:
+    assert simulate(load) == simulate(load)
