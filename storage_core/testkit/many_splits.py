@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,15 +19,17 @@ from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
 SPLIT_BYTES = 10_000_000
 
 
-def snapshot_of_many(splits: int, windows: int, *, split_bytes: int = SPLIT_BYTES) -> Snapshot:
+def snapshot_of_many(splits: int, windows: int, *, configuration: Mapping[str, str] | None = None) -> Snapshot:
     """Return a snapshot of the events table with so many splits, dealt to so many windows, a commit per round."""
     head = snapshot([], timestamp=splits * 1000)
-    files = _files(splits, windows, split_bytes)
+    settings = {**head.metadata.configuration, **(configuration or {})}
+    head = replace(head, metadata=replace(head.metadata, configuration=settings))
+    files = _files(splits, windows)
     part = Part.of(manifest_info("", files, head), files)
     return replace(head, splits=LiveFiles(ListedFiles(0, (part,), frozenset(), splits, 0)))
 
 
-def _files(splits: int, windows: int, split_bytes: int) -> pa.Table:
+def _files(splits: int, windows: int) -> pa.Table:
     number = np.arange(splits)
     start = number % windows * HOUR_SECONDS
     text = pc.utf8_lpad(pc.cast(pa.array(number * 2_654_435_761 % 2**32), pa.string()), 32, "0")
@@ -34,7 +37,7 @@ def _files(splits: int, windows: int, split_bytes: int) -> pa.Table:
     none = pa.array(np.zeros(splits, np.int64))
     columns = {
         "path": path,
-        "size": pc.add(none, split_bytes),
+        "size": pc.add(none, SPLIT_BYTES),
         "modificationTime": pa.array(number),
         "dataChange": pa.array(np.ones(splits, np.bool_)),
         "numRecords": pc.add(none, 1000),
