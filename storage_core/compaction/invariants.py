@@ -18,7 +18,7 @@ from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows import statistics
+from storage_core.rows import column_regex, statistics
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted
 from storage_core.rows.schema import to_schema_string
@@ -159,7 +159,7 @@ def _order_faults(rows: pa.Table, split: OpenSplit, snapshot: Snapshot) -> Itera
     keys = present_order(order, rows.column_names)
     if not is_sorted(rows, keys):
         yield f"the rows are not sorted by {text!r}"
-    native = [(each.name, each.descending) for each in keys.columns]
+    native = list(keys.columns)
     if split.native_sorting() != native:
         yield f"expected the native sorting columns {native}, found {split.native_sorting()}"
 
@@ -183,6 +183,7 @@ def _statistics_faults(rows: pa.Table, add: Add) -> Iterator[str]:
     for name, recorded, actual in checks:
         if recorded is not None and recorded != actual:
             yield f"{name}: the log says {recorded}, the rows say {actual}"
+    yield from column_regex.mismatches(rows, add.columnRegexes or {})
 
 
 def _names(inputs: Sequence[Add]) -> str:

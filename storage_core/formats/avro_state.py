@@ -86,8 +86,9 @@ _ENTRY_FIELDS: tuple[tuple[str, object, int], ...] = (
     ("xxh3", _optional("string"), 168),
     ("deletionVector", _optional("string"), 169),
     ("docMappingJson", _optional("string"), 170),
+    ("columnRegexes", _optional(_map("string")), 171),
 )
-_MAP_FIELDS = ("partitionValues", "minValues", "maxValues", "nullCounts")
+_MAP_FIELDS = ("partitionValues", "minValues", "maxValues", "nullCounts", "columnRegexes")
 
 
 def _entry_field(name: str, kind: object, number: int) -> dict[str, object]:

@@ -11,7 +11,7 @@ from storage_core.errors import Corrupt
 from storage_core.fsck.inventory import Inventory
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows import statistics
+from storage_core.rows import column_regex, statistics
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_sealed
 from storage_core.split.read import open_split
@@ -58,4 +58,6 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     figures = statistics.compute(rows)
     if (add.minValues, add.maxValues, add.nullCounts) != (figures.min_values, figures.max_values, figures.null_counts):
         raise Corrupt(f"{path}: its rows are not those that it describes", key=path)
+    if wrong := column_regex.mismatches(rows, add.columnRegexes or {}):
+        raise Corrupt(f"{path}: {wrong[0]}", key=path)
     return FoundSplit(add=add, origin=origin)

@@ -56,6 +56,7 @@ FILES_SCHEMA = pa.schema(
         ("xxh3", pa.string()),
         ("deletionVector", pa.string()),
         ("docMappingJson", pa.string()),
+        ("columnRegexes", _TEXTS),
     ]
 )
 

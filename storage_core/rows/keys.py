@@ -1,9 +1,9 @@
 """Order-preserving integer codes of column values: the one place that defines the total order of values.
 
 Numbers numerically, -0.0 equal to 0.0 and NaN above everything; strings and binary by bytes (UTF-8, not UTF-16); false
-before true; null last in both directions (design page 04 "Sort schema"; lessons 62, 63, 68, 69 of page 10). Strings
-and decimals are ranked through their distinct values, and dictionary columns through their dictionaries alone, so the
-rows themselves are only ever touched as integers.
+before true; null last in both directions unless `nulls_before` (design page 04 "Sort schema"; lessons 62, 63, 68, 69 of
+page 10). Strings and decimals are ranked through their distinct values, and dictionary columns through their
+dictionaries alone, so the rows themselves are only ever touched as integers.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ def codes(column: pa.ChunkedArray, *, descending: bool = False) -> Codes:
     if _is_ranked(column.type):
         return _dictionary_codes(column.dictionary_encode(), descending=descending)
     return _fixed_codes(column, descending=descending)
+
+
+def nulls_before(column: Codes) -> Codes:
+    """Return codes that compare alike but for null, which has the smallest; `null_code` is then that of a value."""
+    is_null = column.values == np.uint64(column.null_code)
+    return Codes(np.where(is_null, np.uint64(0), column.values + np.uint64(1)), column.null_code)
 
 
 def pack(columns: Sequence[Codes], rows: int) -> list[Unsigned]:

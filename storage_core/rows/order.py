@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.keys import Unsigned, codes, dense_ranks, pack, sorted_order
-from storage_core.rows.sort_order import SortOrder
+from storage_core.rows.keys import Codes, Unsigned, codes, dense_ranks, nulls_before, pack, sorted_order
+from storage_core.rows.sort_order import OrderColumn, SortOrder
 
 
 def sort_indices(table: pa.Table, order: SortOrder) -> npt.NDArray[np.int64]:
@@ -43,4 +43,9 @@ def ranks(column: pa.ChunkedArray, descending: bool = False) -> npt.NDArray[np.i
 
 
 def _keys(table: pa.Table, order: SortOrder) -> list[Unsigned]:
-    return pack([codes(table.column(each.name), descending=each.descending) for each in order.columns], table.num_rows)
+    return pack([_codes(table.column(each.name), each) for each in order.columns], table.num_rows)
+
+
+def _codes(column: pa.ChunkedArray, each: OrderColumn) -> Codes:
+    found = codes(column, descending=each.descending)
+    return nulls_before(found) if each.nulls_first else found

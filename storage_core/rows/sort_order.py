@@ -17,22 +17,30 @@ TIME_ONLY = "timestamp/V2"
 
 @dataclass(frozen=True, slots=True)
 class OrderColumn:
-    """One column that is compared, under its name in the table."""
+    """One column that is compared, under its name in the table. Nulls are last unless `nulls_first`."""
 
     name: str
     descending: bool
+    nulls_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SortOrder:
-    """The columns that decide the order, most significant first; nulls are last whatever the direction.
+    """The columns that decide the order, most significant first. Where nulls are does not depend on the direction.
 
-    `text` is what splits record: the canonical sort schema, `key(a,b)` for order by primary key, empty for no order.
-    Splits of equal text are ordered alike.
+    `statistics` are the columns behind the cutoff, described by splits and not compared. `text` is what splits
+    record: the canonical sort schema, `key(a,b)` for order by primary key, empty for no order. Splits of equal text are
+    ordered alike.
     """
 
     columns: tuple[OrderColumn, ...]
     text: str
+    statistics: tuple[str, ...] = ()
+
+    @property
+    def described(self) -> frozenset[str]:
+        """The columns that a split describes by more than bounds: all that the sort schema names."""
+        return frozenset((*(each.name for each in self.columns), *self.statistics))
 
 
 def bind(config: TableConfig, schema: pa.Schema) -> SortOrder:
@@ -69,8 +77,11 @@ def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrd
             raise InvalidInput(f"the sort schema {text!r} orders by {name!r} twice: it is the timestamp", column=name)
         names[name] = column
     compared = set(parsed.compared)
-    order = tuple(OrderColumn(name, column.descending) for name, column in names.items() if column in compared)
-    return SortOrder(order, parsed.text)
+    order = tuple(
+        OrderColumn(name, column.descending, parsed.nulls_first) for name, column in names.items() if column in compared
+    )
+    statistics = tuple(name for name, column in names.items() if column not in compared)
+    return SortOrder(order, parsed.text, statistics)
 
 
 def _field(schema: pa.Schema, name: str, where: str) -> pa.Field:

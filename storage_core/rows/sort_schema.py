@@ -1,11 +1,13 @@
 """The sort schema language: which columns order a table, in which direction, and which only carry statistics.
 
-    [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2
+    [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2[ nulls first| nulls last]
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
 
 `__s`, `__i` and `__nf` are string, int64 and float64; any other suffix belongs to the name. `&` marks the cutoff: the
 columns from it up to the timestamp are not compared. The timestamp column is compared always, newest first, and so is
-a tiebreaker behind it. Design page 04 "Sort schema"; what is accepted, refused and equivalent: the tables of page 09.
+a tiebreaker behind it. Nulls are last, whatever the direction, unless the schema says first. Design page 04 "Sort
+schema"; what is accepted, refused and equivalent: the tables of page 09. The place of nulls is our extension (decision
+0076).
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ TIMESTAMP_NAMES = frozenset({"timestamp", "timestamp_secs"})
 TIEBREAKER = "tiebreaker"
 SERIES = "timeseries_id"
 LEAST_VERSION = 2
+_NULLS_FIRST = " nulls first"
+_NULLS_LAST = " nulls last"
 
 _TYPE_BY_SUFFIX: Mapping[str, ColumnType] = {"s": "string", "i": "int64", "nf": "float64"}
 _SUFFIX_BY_TYPE: Mapping[ColumnType, str] = {type_: suffix for suffix, type_ in _TYPE_BY_SUFFIX.items()}
@@ -61,6 +65,7 @@ class SortSchema:
     columns: tuple[SortColumn, ...]
     cutoff: int | None
     version: int = LEAST_VERSION
+    nulls_first: bool = False
 
     @property
     def timestamp_index(self) -> int:
@@ -83,7 +88,8 @@ class SortSchema:
             body = f"{'|'.join(compared)}&{'|'.join(statistics)}"
         else:
             body = "|".join(f"&{text}" if i == self.cutoff else text for i, text in enumerate(columns))
-        return f"{'' if self.name is None else self.name + '='}{body}/V{self.version}"
+        name = "" if self.name is None else f"{self.name}="
+        return f"{name}{body}/V{self.version}{_NULLS_FIRST if self.nulls_first else ''}"
 
 
 def parse(text: str) -> SortSchema:
@@ -93,25 +99,31 @@ def parse(text: str) -> SortSchema:
     says so with the cutoff in front of the timestamp.
     """
     try:
-        name, rest = _split_name(text)
+        named, nulls_first = _split_nulls(text)
+        name, rest = _split_name(named)
         body, version = _split_version(rest)
         columns, cutoff = _split_cutoff(body)
         _check(columns)
     except InvalidInput as error:
         raise InvalidInput(f"sort schema {text!r}: {error}", sort_schema=text) from error
-    return SortSchema(name, columns, cutoff, version)
+    return SortSchema(name, columns, cutoff, version, nulls_first)
 
 
 def equivalent(a: SortSchema, b: SortSchema, *, for_compaction: bool = False) -> bool:
-    """Whether both mean the same: columns, types, directions and version; the name never counts.
+    """Whether both mean the same: columns, types, directions, version and place of nulls; the name never counts.
 
     The cutoff counts too, except for compaction, which keeps the order that its inputs recorded.
     """
     return _meaning(a) == _meaning(b) and (for_compaction or a.cutoff == b.cutoff)
 
 
-def _meaning(schema: SortSchema) -> tuple[int, tuple[tuple[str, str, bool], ...]]:
-    return schema.version, tuple((each.name, each.type, each.descending) for each in schema.columns)
+def nulls_of(recorded: str | None) -> Literal["first", "last"]:
+    """Return where nulls are in the order that a split records, be it a sort schema or another order (then last)."""
+    return "first" if recorded is not None and recorded.endswith(_NULLS_FIRST) else "last"
+
+
+def _meaning(schema: SortSchema) -> tuple[int, bool, tuple[tuple[str, str, bool], ...]]:
+    return schema.version, schema.nulls_first, tuple((each.name, each.type, each.descending) for each in schema.columns)
 
 
 def _default_type(name: str) -> ColumnType:
@@ -120,6 +132,12 @@ def _default_type(name: str) -> ColumnType:
 
 def _default_descending(name: str) -> bool:
     return name in TIMESTAMP_NAMES
+
+
+def _split_nulls(text: str) -> tuple[str, bool]:
+    if text.endswith(_NULLS_FIRST):
+        return text.removesuffix(_NULLS_FIRST), True
+    return text.removesuffix(_NULLS_LAST), False
 
 
 def _split_name(text: str) -> tuple[str | None, str]:

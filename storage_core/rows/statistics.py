@@ -58,7 +58,7 @@ def compute(table: pa.Table, truncate_at: int = TRUNCATE_AT) -> Statistics:
     """Return the statistics of every column; strings are cut after `truncate_at` code points."""
     statistics = Statistics()
     for name, column in zip(table.column_names, table.columns, strict=True):
-        values, statistics.null_counts[name] = _values_and_nulls(column)
+        values, statistics.null_counts[name] = values_and_nulls(column)
         if not _has_bounds(values.type):
             continue
         low, high = _extremes(values)
@@ -159,7 +159,7 @@ def _refuse(expected: str) -> NoReturn:
     raise ValueError(f"expected {expected}")
 
 
-def _values_and_nulls(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, int]:
+def values_and_nulls(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, int]:
     """The values that occur (of a dictionary column: once each), and how many rows are null."""
     if not pa.types.is_dictionary(column.type):
         return column, column.null_count

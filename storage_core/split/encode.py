@@ -124,7 +124,8 @@ def _leaf_count(type_: pa.DataType) -> int:
 def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColumn] | None:
     keys = present_order(order, schema.names).columns
     sorting = [(each.name, "descending" if each.descending else "ascending") for each in keys]
-    return list(pq.SortingColumn.from_ordering(schema, sorting, "at_end")) or None
+    nulls = "at_start" if any(each.nulls_first for each in keys) else "at_end"
+    return list(pq.SortingColumn.from_ordering(schema, sorting, nulls)) or None
 
 
 def _encoded_bytes_per_row(rows: pa.Table, order: SortOrder) -> float:

@@ -18,11 +18,10 @@ import xxhash
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
+from storage_core.rows.sort_schema import nulls_of
 
 PREFIX: Final = "tidemark."
 FORMAT: Final = "1"
-NULLS: Final = "last"
-"""Where nulls sort. A property of every sort schema; this release writes no other rule."""
 
 SEAL: Final = PREFIX + "seal"
 
@@ -57,7 +56,7 @@ def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
         "path": add.path,
         "schema_hash": schema_hash(schema_string),
         "sort_schema": add.sortSchema,
-        "nulls": NULLS,
+        "nulls": nulls_of(add.sortSchema),
         "window_start": _number(add.windowStart),
         "window_seconds": _number(add.windowSeconds),
         "source_id": add.sourceId,
@@ -70,6 +69,7 @@ def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
         "min_values": _json(add.minValues),
         "max_values": _json(add.maxValues),
         "null_counts": _json(add.nullCounts),
+        "column_regexes": _json(add.columnRegexes),
     }
     return {PREFIX + name: value for name, value in entries.items() if value is not None}
 
@@ -110,6 +110,7 @@ def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms
             minValues=json_object(metadata, "min_values"),
             maxValues=json_object(metadata, "max_values"),
             nullCounts=json_object(metadata, "null_counts"),
+            columnRegexes=json_object(metadata, "column_regexes"),
             sortSchema=text["sort_schema"],
             sourceId=text["source_id"],
             partitionId=text["partition_id"],

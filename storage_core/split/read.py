@@ -23,6 +23,7 @@ from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.schema import to_schema_string
+from storage_core.rows.sort_order import OrderColumn
 from storage_core.split.metadata import FORMAT, PREFIX
 from storage_core.split.row_groups import admitting
 from storage_core.split.vectors import rows_gone, visible
@@ -136,11 +137,11 @@ class OpenSplit:
         mask = visible(self.gone, first, table.num_rows)
         return table if mask is None else table.filter(pa.array(mask))
 
-    def native_sorting(self) -> list[tuple[str, bool]]:
-        """Return the sort order that Parquet itself records, as (column, descending); empty when it records none."""
+    def native_sorting(self) -> list[OrderColumn]:
+        """Return the columns of the order that Parquet itself records; empty when it records none."""
         columns = self._file.metadata.row_group(0).sorting_columns
-        ordering, _ = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
-        return [(name, direction == "descending") for name, direction in ordering]
+        ordering, nulls = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
+        return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
 
     def _present(self, columns: Collection[str] | None) -> list[str] | None:
         return None if columns is None else [name for name in self.schema.names if name in columns]

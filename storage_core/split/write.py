@@ -25,9 +25,11 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.rows import statistics
+from storage_core.rows.column_regex import column_regexes
 from storage_core.rows.order import sort_indices
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import OrderColumn, SortOrder, bind
+from storage_core.rows.timeseries_id import with_series
 from storage_core.rows.windows import split_by_window, window_starts
 from storage_core.split import row_groups
 from storage_core.split.encode import cut, decoded, encode, present_order
@@ -67,7 +69,8 @@ class SplitContext:
             "tableId": self.table_id,
             "schema": to_schema_string(self.schema),
             "order": self.order.text,
-            "orderColumns": [[each.name, each.descending] for each in self.order.columns],
+            "orderColumns": [[each.name, each.descending, each.nulls_first] for each in self.order.columns],
+            "orderStatistics": list(self.order.statistics),
             "timeColumn": self.time_column,
             "windowSeconds": self.window_seconds,
             "targetBytes": self.target_bytes,
@@ -83,11 +86,11 @@ class SplitContext:
     def from_json(text: str) -> SplitContext:
         """Return the context that `to_json` wrote."""
         body: Mapping[str, Any] = json.loads(text)
-        columns = tuple(OrderColumn(name=name, descending=descending) for name, descending in body["orderColumns"])
+        columns = tuple(OrderColumn(*each) for each in body["orderColumns"])
         return SplitContext(
             table_id=body["tableId"],
             schema=from_schema_string(body["schema"]),
-            order=SortOrder(columns=columns, text=body["order"]),
+            order=SortOrder(columns=columns, text=body["order"], statistics=tuple(body["orderStatistics"])),
             time_column=body["timeColumn"],
             window_seconds=body["windowSeconds"],
             target_bytes=body["targetBytes"],
@@ -125,11 +128,13 @@ def sort_and_write(
 ) -> list[Add]:
     """Write rows in any order as sorted splits: one window each, about the target size each, ids fresh.
 
+    Rows that arrive get the `timeseries_id` that they lack (`rows.timeseries_id`); rows of a merge have it or not.
     A batch that straddles window boundaries is split before anything is written. No rows, no splits. One PUT per split;
     when one fails the earlier ones are orphans. Raises what `write_split` raises.
     """
     adds: list[Add] = []
-    for window, part in _by_window(rows, context):
+    arrived = with_series(rows, context.order) if lineage.operation == APPENDED.operation else rows
+    for window, part in _by_window(arrived, context):
         for piece in cut(_ordered(part, context.order), context.order, context.target_bytes):
             split_id = ids.uuid()
             adds.append(
@@ -241,6 +246,7 @@ def _describe_rows(rows: pa.Table, context: SplitContext, add: Add) -> Add:
         minValues=figures.min_values,
         maxValues=figures.max_values,
         nullCounts=figures.null_counts,
+        columnRegexes=column_regexes(rows, context.order.described) or None,
         minRowKey=row_key(rows, context.order, 0),
         maxRowKey=row_key(rows, context.order, rows.num_rows - 1),
         windowSeconds=context.window_seconds,

@@ -64,6 +64,7 @@ def full_split() -> Add:
         minRowKey='["a"]',
         maxRowKey='["b"]',
         nullCounts={"a": 1},
+        columnRegexes={"a": "^x$"},
         xxh3="00000000000000ff",
         deletionVector=inline([1, 2]),
     )

@@ -243,6 +243,8 @@ def test_an_audit_of_untouched_splits_finds_nothing(store: MemoryStore, operatio
         ({"maxValues": {"service": "vast"}}, ("SS-5", "maximum values: the log says")),
         ({"minRowKey": '["",null,null]'}, ("SS-5", "tidemark.min_row_key: the log says")),
         ({"nullCounts": {"service": 1}}, ("SS-5", "null counts: the log says")),
+        ({"columnRegexes": {"service": "^x$"}}, ("SS-5", "column 'service': '^x$' does not match")),
+        ({"columnRegexes": {"service": "^(a|b)$"}}, ("SS-5", "tidemark.column_regexes: the log says")),
         ({"numMergeOps": 7}, ("SS-5", "tidemark.num_merge_ops: the log says '7', the file says '0'")),
         ({"xxh3": "0123456789abcdef"}, ("SS-5", "expected xxh3-64 0123456789abcdef")),
         ({"size": 5}, ("SS-5", "expected 5 bytes")),

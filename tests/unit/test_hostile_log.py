@@ -55,7 +55,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
         "footerStartOffset": 1, "footerEndOffset": 1, "splitTags": ["a"], "numMergeOps": 1, "docMappingRef": "r",
         "docMappingJson": "{}", "uncompressedSizeBytes": 1, "windowStart": -1, "windowSeconds": 1, "sortSchema": "s",
         "sourceId": "s", "partitionId": "p", "minRowKey": "[]", "maxRowKey": "[]", "nullCounts": {"a": 1}, "xxh3": "f",
-        "deletionVector": VECTOR,
+        "columnRegexes": {"a": "^b$"}, "deletionVector": VECTOR,
     },
     "remove": {"path": PATH, "deletionTimestamp": 1, "dataChange": True, "partitionValues": {"a": "b"}, "size": 1},
     "mergeskip": {
@@ -91,7 +91,7 @@ WRONG_INSIDE: Mapping[str, list[object]] = {
 }
 MAPS = {
     "partitionValues": "text", "minValues": "text", "maxValues": "text", "configuration": "text",
-    "nullCounts": "count", "deletionVector": "vector",
+    "nullCounts": "count", "columnRegexes": "text", "deletionVector": "vector",
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ EVERY_ACTION: list[Action] = [
     Metadata(id="t", schemaString="{}", partitionColumns=("day",), configuration={"k": "ü"}, createdTime=1),
     Add(
         path="splits/a.parquet", size=1, modificationTime=2, splitTags=("x",), nullCounts={"a": 0},
+        columnRegexes={"a": "^é$"},
         deletionVector=inline([0, 5]),
     ),
     Remove(path="splits/b.parquet", deletionTimestamp=3),

@@ -169,3 +169,13 @@ def test_equal_keys_of_two_tables_have_equal_codes() -> None:
 def test_a_key_without_a_value_names_column_and_row(right: pa.Table, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         key_codes([pa.table({"k": [7, 8, 9]}), right], ["k"])
+
+
+def test_nulls_are_first_where_the_order_says_so() -> None:
+    table = pa.table({"c": pa.array([2, None, 1, None, 2**63 - 1, -(2**63)]), "d": ["a", None, None, "b", "", "z"]})
+    first = SortOrder((OrderColumn("c", True, nulls_first=True), OrderColumn("d", False, nulls_first=True)), "")
+    indices = sort_indices(table, first)
+    assert indices.tolist() == [1, 3, 4, 0, 2, 5]
+    assert is_sorted(table.take(pa.array(indices)), first)
+    last = SortOrder(tuple(OrderColumn(each.name, each.descending) for each in first.columns), "")
+    assert not is_sorted(table.take(pa.array(indices)), last)

@@ -82,3 +82,20 @@ def test_an_order_that_the_table_cannot_have_is_refused(config: TableConfig, why
 
 def test_a_default_type_of_a_name_does_not_contradict_the_table() -> None:
     assert bind(TableConfig(time_column="at", sort_schema="status|timestamp/V2"), SCHEMA).columns[0].name == "status"
+
+
+def test_a_sort_schema_may_put_nulls_first_in_every_column() -> None:
+    order = bind(TableConfig(time_column="at", sort_schema="-path|status|timestamp/V2 nulls first"), SCHEMA)
+    assert order.columns == (
+        OrderColumn("path", True, nulls_first=True),
+        OrderColumn("status", False, nulls_first=True),
+        OrderColumn("at", True, nulls_first=True),
+    )
+    assert order.text == "path:-|status|timestamp/V2 nulls first"
+
+
+def test_an_order_describes_all_that_its_sort_schema_names() -> None:
+    order = bind(TableConfig(time_column="at", sort_schema="status|&path|timestamp/V2"), SCHEMA)
+    assert order.statistics == ("path",)
+    assert order.described == {"status", "path", "at"}
+    assert bind(TableConfig(primary_key=("path",)), SCHEMA).described == {"path"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.sort_schema import ColumnType, equivalent, parse
+from storage_core.rows.sort_schema import ColumnType, equivalent, nulls_of, parse
 
 CANONICAL = [
     ("timestamp/V2", "timestamp/V2"),
@@ -24,6 +24,8 @@ CANONICAL = [
     ("metric_name|host|timestamp&service/V2", "metric_name|host|&service|timestamp/V2"),
     ("timestamp&service|env/V2", "timestamp&service|env/V2"),
     ("timestamp/V3", "timestamp/V3"),
+    ("-a|timestamp/V2 nulls first", "a:-|timestamp/V2 nulls first"),
+    ("n=a|timestamp/V2 nulls last", "n=a|timestamp/V2"),
 ]
 REFUSED = [
     ("timestamp", "no version"),
@@ -32,6 +34,8 @@ REFUSED = [
     ("timestamp/X", "not a version"),
     ("timestamp/VX", "not a version"),
     ("timestamp/V", "not a version"),
+    ("timestamp/V2 nulls", "not a version"),
+    ("timestamp/V2 nulls first nulls first", "not a version"),
     ("a=b=c/V2", "more than one '='"),
     ("=timestamp/V2", "empty"),
     ("name__i:dense-string:+|timestamp/V2", "int64 by its suffix and string by its type"),
@@ -136,6 +140,8 @@ def test_the_older_form_carries_statistics_only() -> None:
         ("service|timestamp/V2", "service|timestamp/V3", False),
         ("service|timestamp/V2", "-service|timestamp/V2", False),
         ("service|timestamp/V2", "service__i|timestamp/V2", False),
+        ("service|timestamp/V2", "service|timestamp/V2 nulls last", True),
+        ("service|timestamp/V2", "service|timestamp/V2 nulls first", False),
     ],
 )
 @pytest.mark.parametrize("for_compaction", [False, True])
@@ -149,3 +155,12 @@ def test_the_cutoff_counts_except_for_compaction(other: str) -> None:
     marked = parse("service|&env|timestamp/V2")
     assert not equivalent(marked, parse(other))
     assert equivalent(marked, parse(other), for_compaction=True)
+
+
+def test_what_a_split_records_tells_where_its_nulls_are() -> None:
+    assert [nulls_of(parse(f"n=a|timestamp/V2{rule}").text) for rule in ("", " nulls last", " nulls first")] == [
+        "last",
+        "last",
+        "first",
+    ]
+    assert [nulls_of(text) for text in ("key(a,b)", "", None)] == ["last", "last", "last"]

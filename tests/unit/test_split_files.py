@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from storage_core.compaction.invariants import audit
+from storage_core.compaction.scope import scope_of
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
@@ -59,6 +61,35 @@ def test_the_file_and_its_action_say_the_same(store: MemoryStore) -> None:
     assert metadata["tidemark.path"] == add.path
     assert metadata["tidemark.nulls"] == "last"
     assert json.loads(metadata["tidemark.null_counts"]) == add.nullCounts
+    assert (
+        json.loads(metadata["tidemark.column_regexes"])
+        == add.columnRegexes
+        == {"service": "^(api|web)$", "host": "^(a|b)$"}
+    )
+
+
+def test_columns_behind_the_cutoff_are_described_and_do_not_order(store: MemoryStore) -> None:
+    config = replace(CONFIG, sort_schema="service|&host|timestamp/V2")
+    where = context(config=config)
+    assert SplitContext.from_json(where.to_json()) == where
+    (add,) = sort_and_write(store, events(ROWS), context=where, ids=SeededIds(1), now_ms=NOW_MS)
+    assert [row["count"] for row in read_split(store, add).to_pylist()] == [4, None, 2, 1]
+    assert json.loads(add.minRowKey or "") == ["api", "1970-01-01T02:03:20.000000Z"]
+    assert add.columnRegexes == {"service": "^(api|web)$", "host": "^(a|b)$"}
+
+
+def test_a_split_records_that_its_nulls_are_first(store: MemoryStore) -> None:
+    config = replace(CONFIG, sort_schema="service|host:-|timestamp/V2 nulls first")
+    where = context(config=config)
+    assert SplitContext.from_json(where.to_json()) == where
+    (add,) = sort_and_write(store, events(ROWS), context=where, ids=SeededIds(1), now_ms=NOW_MS)
+    assert read_split(store, add, ["host"]).column(0).to_pylist() == [None, "a", "a", "b"]
+    split = open_split(store, add, whole=False)
+    assert add.sortSchema == "service|host:-|timestamp/V2 nulls first"
+    assert split.metadata["tidemark.nulls"] == "first"
+    assert split.native_sorting() == list(where.order.columns)
+    assert audit(store, snapshot([add], config=config)) == []
+    assert scope_of("t", add) != scope_of("t", replace(add, sortSchema="service|host:-|timestamp/V2"))
 
 
 def test_a_field_that_differs_from_the_action_is_named(store: MemoryStore) -> None:

@@ -59,6 +59,7 @@ ADD = Add(
     minValues={"a": "\u00e9"},
     maxValues={"a": "z"},
     nullCounts={"a": 0},
+    columnRegexes={"a": "^(z|é)$"},
 )
 
 
