@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import cast
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from storage_core.config import HOUR_MS, IndexDefinition, LateData, LatePolicy, 
 from storage_core.errors import InvalidInput
 from storage_core.index import segments
 from storage_core.region.spec import check_spec
-from storage_core.rows import sort_order
+from storage_core.rows import sort_order, sort_schema
 from storage_core.rows.fold import merging
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import parse_duration, validate_duration
@@ -26,9 +26,16 @@ CHANGEABLE = frozenset(
         "version_retention_ms",
         "late_data",
         "compaction",
+        "sort_schema",
+        "indexes",
+        "target_split_bytes",
+        "checkpoint_interval",
+        "gc_horizon_ms",
+        "version_retention_ms",
+        "late_data",
     }
 )
-"""Settings that a commit may change; the next run of each job follows them."""
+"""Settings that a commit may change; the next run of each job follows them, and so do new splits."""
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
@@ -96,8 +103,8 @@ def _check_time(schema: pa.Schema, config: TableConfig) -> None:
 def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: tuple[pa.Schema, TableConfig]) -> None:
     """Raise `InvalidInput` naming each fixed setting in which the declaration differs from the table that exists.
 
-    Columns, key, time column, order and window stay what a table was created with in this release; regions change by
-    `Table.set_regions` only. Indexes and the figures of the upkeep may change (`CHANGEABLE`).
+    Columns, key, time column and window stay what a table was created with in this release; regions change by
+    `Table.set_regions` only. Order, indexes and the figures of the upkeep may change (`CHANGEABLE`).
     """
     ours, theirs = declared[1], found[1]
     fixed = [each.name for each in fields(TableConfig) if each.name not in CHANGEABLE]
@@ -109,6 +116,15 @@ def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: t
             "it was created with: restore the declaration, or declare a new table at another uri",
             changed=changed,
         )
+
+
+def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
+    """Return the declared settings, with the table's own sort schema where the declared one means the same.
+
+    So a table is not changed by a name, or by another spelling of its order (decision 0076).
+    """
+    ours, theirs = (sort_schema.parse(each.sort_schema or sort_order.TIME_ONLY) for each in (declared, found))
+    return replace(declared, sort_schema=found.sort_schema) if sort_schema.equivalent(ours, theirs) else declared
 
 
 def _setting(config: TableConfig, name: str) -> object:

@@ -18,7 +18,14 @@ from storage_core.compaction.planner import debt as window_debt
 from storage_core.compaction.policy import Mode
 from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
-from storage_core.definition import check_definition, check_unchanged, index_definitions, key_columns, late_setting
+from storage_core.definition import (
+    check_definition,
+    check_unchanged,
+    index_definitions,
+    keeping_order,
+    key_columns,
+    late_setting,
+)
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import probe_key
 from storage_core.history.restore import Restored
@@ -140,7 +147,8 @@ class Table:
     def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
         """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
 
-        Indexes, landing place and figures of the upkeep that changed in the declaration are committed to the table.
+        Order, indexes, landing place and figures of the upkeep that changed in the declaration are committed to the
+        table; splits that exist keep the order they were written in.
         Raises `InvalidInput` naming what else differs from the table, which keeps what it was created with.
         """
         location = uri if uri is not None else declaration.uri
@@ -154,7 +162,7 @@ class Table:
                     raise
         table = Table.open(location)
         check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
-        settings = declaration.config().to_configuration()
+        settings = keeping_order(declaration.config(), table.config).to_configuration()
         settings.pop(REGIONS_KEY, None)  # the table's own, with its history
         return table._configure({**settings, **extra})  # noqa: SLF001  # its own class
 
