@@ -1,16 +1,21 @@
-"""One order of values: what the kernel sorts, DuckDB sorts alike, over every type (page 04, "Sort schema")."""
+"""One order of values: what the kernel sorts, DuckDB and Spark sort alike, over every type (page 04, "Sort schema")."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
+import random
 from decimal import Decimal
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.spark import Spark
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 
@@ -70,3 +75,29 @@ def test_duckdb_orders_rows_as_the_kernel_does(given_: tuple[pa.Table, SortOrder
         connection.register("numbered", numbered)
         found = connection.execute(f"SELECT place FROM numbered {clause(order)}").fetchall()
     assert [place for (place,) in found] == sort_indices(table, order).tolist()
+
+
+@pytest.mark.spark
+def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path) -> None:
+    chosen = random.Random(26)
+    columns = {
+        f"c{number}": pa.array([chosen.choice([None, *values]) for _ in range(60)], type_)
+        for number, (type_, values) in enumerate(VALUES.items())
+    }
+    table = pa.table(columns)
+    # both directions with nulls on the far side of either, in turn
+    orders = [
+        SortOrder((OrderColumn(name, descending=down, nulls_first=(number % 2 == 0) == down),), "")
+        for number, name in enumerate(columns)
+        for down in (False, True)
+    ]
+    numbered = table.append_column("place", pa.array(range(table.num_rows), pa.int64()))
+    pq.write_table(numbered, tmp_path / "rows.parquet", store_schema=False)
+    with Spark("local[1]") as spark:
+        session = spark.session()
+        # one partition, so that to sort within it is to sort
+        session.read.parquet(str(tmp_path / "rows.parquet")).coalesce(1).cache().createOrReplaceTempView("numbered")
+        for order in orders:
+            within = clause(order, "`").replace("ORDER BY", "SORT BY")
+            found = [row["place"] for row in session.sql(f"SELECT place FROM numbered {within}").collect()]
+            assert found == sort_indices(table, order).tolist(), within
