@@ -19,13 +19,6 @@ from storage_core.rows.windows import parse_duration, validate_duration
 
 CHANGEABLE = frozenset(
     {
-        "indexes",
-        "target_split_bytes",
-        "checkpoint_interval",
-        "gc_horizon_ms",
-        "version_retention_ms",
-        "late_data",
-        "compaction",
         "sort_schema",
         "indexes",
         "target_split_bytes",
@@ -33,6 +26,7 @@ CHANGEABLE = frozenset(
         "gc_horizon_ms",
         "version_retention_ms",
         "late_data",
+        "compaction",
     }
 )
 """Settings that a commit may change; the next run of each job follows them, and so do new splits."""
