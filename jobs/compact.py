@@ -1,4 +1,4 @@
-"""Compact: rewrite the splits of each window that holds several into one sorted run (design page 04, decision 0073).
+"""Compact: rewrite the splits of each window that holds several into one sorted run (design page 04, decision 0068).
 
 python -m jobs.compact --table-uri … [--window START | --from A --to B] [--policy]
 """

@@ -30,7 +30,7 @@ CASES = (
 HEAD = """# The compaction policy over a day
 
 Written by `python -m scripts.compaction_policy`; nothing here was timed, and the same release prints the same page. The
-rules are those of scheduled runs (decision 0073): ten to twelve splits of one generation become one, and windows that
+rules are those of scheduled runs (decision 0068): ten to twelve splits of one generation become one, and windows that
 are cold become one sorted run. `tidemark simulate-policy` does it for other figures. The target size is 256 MiB; a
 merge is taken to write as many bytes as it reads.
 """

@@ -7,7 +7,7 @@ alone; one that waited for two days is merged with such as waited as long, never
 
 A group of a cold window is *finalized* when more than a tenth of its bytes, or too many of its files, lie outside its
 sorted run: all of it becomes one run of splits that do not overlap. Such a group is *sealed*, which its splits say by
-a number of merges above every generation (decision 0074): the members of the run are the splits with the greatest
+a number of merges above every generation (decision 0069): the members of the run are the splits with the greatest
 number in the group, if that is above `generations`. Splits that arrive later have a smaller one.
 """
 
