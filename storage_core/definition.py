@@ -115,7 +115,7 @@ def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: t
 def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
     """Return the declared settings, with the table's own sort schema where the declared one means the same.
 
-    So a table is not changed by a name, or by another spelling of its order (decision 0071).
+    So a table is not changed by a name, or by another spelling of its order (decision 0070).
     """
     ours, theirs = (sort_schema.parse(each.sort_schema or sort_order.TIME_ONLY) for each in (declared, found))
     return replace(declared, sort_schema=found.sort_schema) if sort_schema.equivalent(ours, theirs) else declared

@@ -7,7 +7,7 @@
 columns from it up to the timestamp are not compared. The timestamp column is compared always, newest first, and so is
 a tiebreaker behind it. Nulls are last, whatever the direction, unless the schema says first. Design page 04 "Sort
 schema"; what is accepted, refused and equivalent: the tables of page 09. The place of nulls is our extension (decision
-0071).
+0070).
 """
 
 from __future__ import annotations
