@@ -6,7 +6,7 @@ integers, texts only where they are the last resort, and columns that planning d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,13 +67,10 @@ def group(
     if len(place) < len(files):
         files = files.filter(wanted)
     scope, scopes = _scopes(files, snapshot.table_id)
-    start = keys.codes(files.column("windowStart"))
-    order = _order(files, [start, scope, keys.codes(files.column("addedAtVersion"))])
-    edges = keys.rises(keys.pack([start, scope], len(files)), order)
-    edges[:1] = True
+    order, edges = _order(files, scope)
     first = order[edges]
     of_groups = files.select(["windowStart", "windowSeconds"]).take(pa.array(first))
-    splits = _splits(files, skipped).ordered(order, np.cumsum(edges) - 1)
+    splits = _splits(files, order, np.cumsum(edges) - 1, skipped)
     return Grouped(
         place=place[order],
         splits=_cooled(splits, _window_ends(of_groups), snapshot.config.compaction, now_ms),
@@ -112,11 +109,19 @@ def _without_names(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([mended(chunk) for chunk in column.dictionary_encode().chunks], pa.string())
 
 
-def _order(files: pa.Table, columns: Sequence[Codes]) -> Ints:
-    """By the columns, and where they are all equal by path; only such paths are looked at."""
-    packed = keys.pack(columns, len(files))
+def _order(files: pa.Table, scope: Codes) -> tuple[Ints, Flags]:
+    """By window, scope and age, and where these are equal by path; and which rows in that order begin a group."""
+    start = keys.codes(files.column("windowStart"))
+    packed = keys.pack([start, scope, keys.codes(files.column("addedAtVersion"))], len(files))
     order = keys.sorted_order(packed)
-    new = keys.rises(packed, order)
+    _break_ties(order, keys.rises(packed, order), files)
+    edges = keys.rises(keys.pack([start, scope], len(files)), order)
+    edges[:1] = True
+    return order, edges
+
+
+def _break_ties(order: Ints, new: Flags, files: pa.Table) -> None:
+    """Sort in place by path what is not `new`, that is, equal to the row before; only such paths are looked at."""
     tied = ~new
     tied[:1] = False
     tied[:-1] |= tied[1:]
@@ -125,22 +130,21 @@ def _order(files: pa.Table, columns: Sequence[Codes]) -> Ints:
         number = Codes(np.cumsum(new)[tied].astype(np.uint64), len(order))
         path = keys.codes(rows_at(files.select(["path"]), equal).column("path"))
         order[tied] = equal[keys.sorted_order(keys.pack([number, path], len(equal)))]
-    return order
 
 
-def _splits(files: pa.Table, skipped: Collection[str]) -> Splits:
-    """The splits in the order of the files, all of one group."""
-    records, gone, size = _ints(files, "numRecords"), _gone(files), _ints(files, "size")
-    visible = np.maximum(0, records - gone)
+def _splits(files: pa.Table, order: Ints, number: Ints, skipped: Collection[str]) -> Splits:
+    """The files in that order, with the number of their groups; a column after the other, for the sake of memory."""
+    records, gone = _ints(files, "numRecords")[order], _gone(files)[order]
+    size, visible = _ints(files, "size")[order], np.maximum(0, records - gone)
     out = np.zeros(len(files), np.bool_)
     if skipped:
-        out |= pc.is_in(files.column("path"), value_set=pa.array(sorted(skipped), pa.string())).to_numpy()
+        out |= pc.is_in(files.column("path"), value_set=pa.array(sorted(skipped), pa.string())).to_numpy()[order]
     return Splits(
-        group=np.zeros(len(files), np.int64),
-        merges=_ints(files, "numMergeOps"),
+        group=number,
+        merges=_ints(files, "numMergeOps")[order],
         bytes=np.where(gone > 0, size * (visible / np.maximum(1, records)), size).astype(np.int64),
         rows=visible,
-        added_ms=_ints(files, "addedAtTimestamp"),
+        added_ms=_ints(files, "addedAtTimestamp")[order],
         worn=gone > WORN_SHARE * np.where(records > 0, records, gone),
         skipped=out,
         cold=np.zeros(0, np.bool_),

@@ -62,19 +62,6 @@ class Splits:
     skipped: Flags
     cold: Flags
 
-    def ordered(self, order: Ints, group: Ints) -> Splits:
-        """Return the splits in that order, numbered by group."""
-        return Splits(
-            group=group,
-            merges=self.merges[order],
-            bytes=self.bytes[order],
-            rows=self.rows[order],
-            added_ms=self.added_ms[order],
-            worn=self.worn[order],
-            skipped=self.skipped[order],
-            cold=self.cold,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
