@@ -31,9 +31,10 @@ from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.sort_order import bind
+from storage_core.split.context import SplitContext
 from storage_core.split.encodings import ROWS_PER_PAGE, ZSTD_LEVEL
 from storage_core.split.read import read_split
-from storage_core.split.write import SplitContext, sort_and_write
+from storage_core.split.write import sort_and_write
 
 SPLITS = 16
 KEY = ("metric", "host")

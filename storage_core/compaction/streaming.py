@@ -2,7 +2,7 @@
 
 Each input is sorted as the output is, so the next rows of the output are the next rows of every input: all are read
 forwards, once, in small batches, and nothing is held but one piece. Within a piece the columns are taken one by one.
-Decision 0071.
+Decision 0066.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A merge reads every input once, forwards, and holds a piece of the output at a time (page 04; decision 0071)."""
+"""A merge reads every input once, forwards, and holds a piece of the output at a time (page 04; decision 0066)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows import fingerprint
+from storage_core.split import row_groups
 from storage_core.split.read import OpenSplit, Spool, open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import SCHEMA, context, events, snapshot
@@ -132,7 +133,8 @@ def test_an_output_of_many_pieces_is_one_split_that_says_what_its_rows_say(monke
     store = MemoryStore("streaming")
     (operation,) = plan(snapshot(_write(store)))
     (whole,) = execute(store, operation, ids=SeededIds(9), now_ms=2).adds
-    monkeypatch.setattr(executing, "piece_rows", lambda _splits, _schema: 100)
+    monkeypatch.setattr(executing, "piece_rows", lambda _splits, _schema: 70)
+    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 100)
     (pieced,) = execute(store, operation, ids=SeededIds(8), now_ms=2).adds
     assert open_split(store, pieced).row_groups == 17
     described = ("numRecords", "minValues", "maxValues", "nullCounts", "minRowKey", "maxRowKey")
