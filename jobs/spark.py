@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from jobs import code_archive
 from jobs.code_archive import ROOT
+from jobs.stopwatch import Stopwatch
 from storage_core.errors import TidemarkError, Unavailable, error_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Spark:
         self._master = master
         self._session: SparkSession | None = None
         self._joined = False
-        self.seconds = 0.0
+        self._busy = Stopwatch()
 
     def __enter__(self) -> Self:
         """Return itself; nothing is started yet."""
@@ -56,6 +57,11 @@ class Spark:
     ) -> None:
         """Stop the session, if one was started."""
         self.stop()
+
+    @property
+    def seconds(self) -> float:
+        """How long tasks have run so far, by the clock on the wall."""
+        return self._busy.seconds
 
     def stop(self) -> None:
         """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
@@ -100,11 +106,10 @@ class Spark:
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         session = self.session()
-        started = time.perf_counter()
-        numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
-        frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
-        rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
-        self.seconds += time.perf_counter() - started
+        with self._busy:
+            numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
+            frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
+            rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
         return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
 
 

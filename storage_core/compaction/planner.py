@@ -84,17 +84,19 @@ def plan(
     now_ms: int | None = None,
     mode: Mode = Mode.FINALIZE,
     most_inputs: int = MOST_INPUTS,
+    retry_skipped: bool = False,
 ) -> list[MergeOperation]:
     """Return the merges worth doing, ordered by window with the null window last; the same snapshot, the same plan.
 
     `windows` limits the plan to those window starts (None: the bucket of null timestamps, and tables without windows).
     Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
-    commit) are left out, as are those whose sort schema does not fit the table now. A plan ends with the merge by which
-    it has `most_inputs`; every window has its first merge before one has its second, and the rest is the next plan's.
+    commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. A plan ends
+    with the merge by which it has `most_inputs`; every window has its first merge before one has its second, and the
+    rest is the next plan's.
     Deletion vectors are applied: rows that a merge deletes meanwhile make the commit fail and never come back
     (lesson 26).
     """
-    chosen = _choose(snapshot, windows, now_ms, mode)
+    chosen = _choose(snapshot, windows, now_ms, mode, retry_skipped=retry_skipped)
     return chosen.operations(most_inputs)
 
 
@@ -131,9 +133,16 @@ class _Chosen:
         ]
 
 
-def _choose(snapshot: Snapshot, windows: Collection[int | None] | None, now_ms: int | None, mode: Mode) -> _Chosen:
+def _choose(
+    snapshot: Snapshot,
+    windows: Collection[int | None] | None,
+    now_ms: int | None,
+    mode: Mode,
+    *,
+    retry_skipped: bool = False,
+) -> _Chosen:
     at_ms = snapshot.timestamp if now_ms is None else now_ms
-    skipped = active_skips(snapshot.mergeskips.values(), at_ms)
+    skipped = frozenset[str]() if retry_skipped else active_skips(snapshot.mergeskips.values(), at_ms)
     found = group(snapshot, windows=windows, skipped=skipped, now_ms=at_ms)
     config = snapshot.config
     rules = Rules(settings=config.compaction, target_bytes=config.target_split_bytes, now_ms=at_ms, mode=mode)
