@@ -17,6 +17,7 @@ from jobs.run import Figures, JobRun
 from jobs.spark import Spark
 from storage_core.clock import Clock
 from storage_core.compaction import planner
+from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import CompactionResult
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.policy import Mode
@@ -38,7 +39,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """Compact the requested windows in one commit; with nothing to do, start no Spark and commit nothing.
 
     Raises `Held` while another run compacts these windows, `Fenced` when one took over, and `CommitConflict` when
-    another commit removed an input meanwhile; the files written are orphans then. A merge that its inputs keep from
+    another commit removed an input meanwhile; the files written are orphans then. Rows that were deleted meanwhile are
+    hidden in what was written. A merge that its inputs keep from
     succeeding does not stop the others: they are committed, its inputs are skipped for a day, and then its error is
     raised.
     """
@@ -58,7 +60,10 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         ]
         actions += _skips(job, failed)
         done = [each for each, answer in zip(operations, answers, strict=True) if "result" in answer]
-        report = job.commit(actions, operation="COMPACT", figures=Figures.of(results), details=_windows(done))
+        carry = CarryOver(job.table.store, list(zip(done, results, strict=True)), ids=job.table.log.ids)
+        report = job.commit(
+            actions, operation="COMPACT", figures=Figures.of(results), details=_windows(done), rebase=carry
+        )
         if failed:
             raise _failure(failed, report)
         return report

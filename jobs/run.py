@@ -17,6 +17,7 @@ from storage_core.errors import Held, InvalidInput
 from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.conflicts import Rebase
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
@@ -185,6 +186,7 @@ class JobRun:
         figures: Figures,
         requirements: Sequence[MergeProgress] = (),
         details: Mapping[str, object] | None = None,
+        rebase: Rebase | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
 
@@ -199,6 +201,7 @@ class JobRun:
             requirements=[*requirements, *(lease.requirement for lease in self._leases)],
             metrics=figures.as_mapping(),
             job_run_id=self._request.run_id,
+            rebase=rebase,
         )
         LOG.info("%s committed version %d of %s", self._job, result.version, self.table.uri)
         status: Status = "nothing_to_do" if result.already_committed else "committed"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from storage_core.compaction import planner
+from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.config import TableConfig
 from storage_core.ids import Ids
@@ -93,7 +94,8 @@ class KeyedTable:
         operations = planner.plan(snapshot)
         results = [execute(self.store, each, ids=self.ids, now_ms=self.clock.now_ms()) for each in operations]
         actions = [action for each in results for action in each.actions]
-        return self.log.commit(snapshot, actions, operation="COMPACT") if actions else None
+        carry = CarryOver(self.store, list(zip(operations, results, strict=True)), ids=self.ids)
+        return self.log.commit(snapshot, actions, operation="COMPACT", rebase=carry) if actions else None
 
     def sort(self, terms: SortingTerms = ALWAYS) -> bool:
         """Sort the generations that wait, of each region what one run takes, and tell whether there were any."""
