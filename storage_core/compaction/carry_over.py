@@ -149,7 +149,7 @@ class _Route:
         order = operation.context.order
         names = {each.name for each in order.columns}
         splits = [open_split(store, add, whole=False, as_dictionary=True) for add in operation.inputs]
-        runs = merge_order([_sort_columns(split, names) for split in splits], order)
+        runs = merge_order([_sort_columns(split, names) for split in splits], order).runs
         ends = np.cumsum([add.numRecords or 0 for add in outputs], dtype=np.int64)
         firsts = np.cumsum(runs.count) - runs.count
         return _Route(runs, firsts, [positions(split.gone) for split in splits], ends)
