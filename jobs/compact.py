@@ -35,9 +35,10 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """Compact the requested windows, in one commit per group of them; with nothing to do, start no Spark at all.
 
     Raises `Held` while another run compacts these windows, and `Fenced` when one took over: files that were not
-    committed are orphans then. A window that fails does not stop the others: they are committed, and then the first
-    error by window is raised, naming all windows that failed, with the report in its context (`report_of`). Inputs that
-    keep a merge from succeeding are skipped for a day; a request that names its windows tries them all the same.
+    committed are orphans then. Rows that were deleted meanwhile are hidden in what was written. A window that fails
+    does not stop the others: they are committed, and then the first error by window is raised, naming all windows that
+    failed, with the report in its context (`report_of`). Inputs that keep a merge from succeeding are skipped for a
+    day; a request that names its windows tries them all the same.
     """
     job = JobRun("compact", request, spark)
     wanted = request.windows.of_table(job.before.config.window_seconds)

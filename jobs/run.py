@@ -19,6 +19,7 @@ from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkErro
 from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.conflicts import Rebase
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
@@ -215,6 +216,7 @@ class JobRun:
         figures: Figures,
         requirements: Sequence[MergeProgress] = (),
         details: Mapping[str, object] | None = None,
+        rebase: Rebase | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
 
@@ -232,6 +234,7 @@ class JobRun:
                 metrics=figures.as_mapping(),
                 job_run_id=self._request.run_id,
                 head=self._head,
+                rebase=rebase,
             )
         except CommitConflict:
             self._tokens_spent = False  # nothing was written; of any other failure nobody knows

@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs import tasks
 from jobs.run import Figures, JobRun
+from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import CompactionResult
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.skips import skips_of
@@ -182,12 +183,14 @@ def _windows_hit(error: TidemarkError, merges: Sequence[Merge]) -> set[Window]:
 
 
 def _commit(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
-    results = [result for each in merges if (result := each.result) is not None]
+    made = [(each.operation, result) for each in merges if (result := each.result) is not None]
+    results = [result for _, result in made]
     actions = [action for result in results for action in result.actions]
     actions += [skip for each in merges for skip in _skips(job, each)]
     if not actions:
         return
-    report = job.commit(actions, operation="COMPACT", figures=Figures.of(results))
+    carry_over = CarryOver(job.table.store, made, ids=job.table.log.ids)
+    report = job.commit(actions, operation="COMPACT", figures=Figures.of(results), rebase=carry_over)
     windows = sorted({each.window for each in merges} - outcome.failed.keys(), key=by_start)
     outcome.commits.append(Committed(report.version, report.commit_id, tuple(windows)))
     outcome.results.extend(results)

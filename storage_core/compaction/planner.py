@@ -93,8 +93,8 @@ def plan(
     commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. A plan ends
     with the merge by which it has `most_inputs`; every window has its first merge before one has its second, and the
     rest is the next plan's.
-    Deletion vectors are applied: rows that a merge deletes meanwhile make the commit fail and never come back
-    (lesson 26).
+    Deletion vectors are applied. Rows that are deleted from then on never come back (lesson 26): `carry_over` hides
+    them in the outputs, and without it the commit fails.
     """
     chosen = _choose(snapshot, windows, now_ms, mode, retry_skipped=retry_skipped)
     return chosen.operations(most_inputs)

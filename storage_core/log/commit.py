@@ -95,6 +95,11 @@ class Committer:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
+                if plan.rebase is not None and (last := self._read_back(last.head, label.commit_id)).landed:
+                    # Nobody's rebase may be for a head of before the pause: it would lose to the slowest of others.
+                    return CommitResult(
+                        last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
+                    )
             head, actions = self._settled(plan, last.head)
             if actions is None:
                 return CommitResult(head.version, label.commit_id, head, already_committed=True, attempts=attempt - 1)
