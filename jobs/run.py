@@ -17,7 +17,7 @@ from storage_core.errors import Held, InvalidInput
 from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
 
@@ -183,7 +183,7 @@ class JobRun:
         *,
         operation: str,
         figures: Figures,
-        requirements: Sequence[MergeProgress] = (),
+        requirements: Sequence[Requirement] = (),
         details: Mapping[str, object] | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
