@@ -20,7 +20,7 @@ from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.conflicts import Rebase
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
 
@@ -214,7 +214,7 @@ class JobRun:
         *,
         operation: str,
         figures: Figures,
-        requirements: Sequence[MergeProgress] = (),
+        requirements: Sequence[Requirement] = (),
         details: Mapping[str, object] | None = None,
         rebase: Rebase | None = None,
     ) -> JobReport:

@@ -25,6 +25,7 @@ CHANGEABLE = frozenset(
         "checkpoint_interval",
         "gc_horizon_ms",
         "version_retention_ms",
+        "retention_ms",
         "late_data",
         "compaction",
     }

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.compaction.expiry import has_left
 from storage_core.compaction.policy import Flags, Ints, Splits
 from storage_core.compaction.scope import Scope, nameless
 from storage_core.log import deletion_vector
@@ -48,9 +49,10 @@ def group(
     """Return the live splits that may be compacted at all, grouped, ordered by window (null last), scope and age.
 
     Left out are splits without a recorded sort schema, those of windows before the start of compaction (CS-3), and
-    those of windows that are not among `windows` (None: of every window). No request but for unread manifests.
+    those of windows that are not among `windows` (None: of every window) or have left the table by its retention: what
+    goes next is not worth rewriting. No request but for unread manifests.
     """
-    files = _candidates(snapshot, windows)
+    files = _candidates(snapshot, windows, now_ms)
     codes, scopes = _scopes(files, snapshot.table_id)
     order = _order(files, codes)
     files, codes = files.take(order), codes[order]
@@ -70,13 +72,16 @@ def group(
     )
 
 
-def _candidates(snapshot: Snapshot, windows: Collection[int | None] | None) -> pa.Table:
+def _candidates(snapshot: Snapshot, windows: Collection[int | None] | None, now_ms: int) -> pa.Table:
     files = snapshot.splits.table().select(_COLUMNS)
     files = files.append_column("place", pa.array(np.arange(len(files))))
     keep = files.column("sortSchema").is_valid()
     start = files.column("windowStart")
     if snapshot.config.compaction.start is not None:
         keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, snapshot.config.compaction.start), fill_value=True))
+    retention_ms = snapshot.config.retention_ms
+    if retention_ms is not None:
+        keep = pc.and_(keep, pc.invert(has_left(files, retention_ms=retention_ms, now_ms=now_ms)))
     if windows is not None:
         keep = pc.and_(keep, pc.is_in(start, value_set=pa.array(list(windows), pa.int64())))
     return (files if pc.all(keep).as_py() else files.filter(keep)).combine_chunks()

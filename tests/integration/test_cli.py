@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
-    *("compact", "sort", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy"),
 ]
 
