@@ -27,7 +27,7 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as region_merge
 from storage_core.region import sorting
 from storage_core.region.merge_work import MergeWork
-from storage_core.split.write import SplitContext
+from storage_core.split.context import SplitContext
 
 Item = Mapping[str, Any]
 Answer = dict[str, Any]

@@ -68,7 +68,8 @@ from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
 
 LANDING = "tidemark.landing"
 

@@ -22,7 +22,7 @@ from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.file_columns import adds_of
 from storage_core.log.snapshot import Snapshot
-from storage_core.split.write import SplitContext, context_of
+from storage_core.split.context import SplitContext, context_of
 
 OPERATION = "compact"
 

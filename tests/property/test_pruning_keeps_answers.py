@@ -28,8 +28,9 @@ from storage_core.read.relation import session
 from storage_core.read.sql_predicate import from_sql, parse_select, where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
+from storage_core.split.context import SplitContext
 from storage_core.split.read import conform_split, read_split
-from storage_core.split.write import SplitContext, sort_and_write
+from storage_core.split.write import sort_and_write
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
 
