@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import (
-    LOCAL_SPARK,
     All,
     DryRun,
     From,
