@@ -56,8 +56,9 @@ _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
 _LATE_DATA = PREFIX + "lateData"
 _MAP_COLUMNS = PREFIX + "mapColumns"
+_BLOOM_FILTERS = PREFIX + "bloomFilters"
 _OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
-_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS}
+_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS, _BLOOM_FILTERS}
 _OWN_KEYS |= {REGIONS_KEY, COMPACTION_KEY}
 
 
@@ -108,7 +109,8 @@ class TableConfig:
     Windows that ended `retention_ms` ago leave the table; without it none does. It is about rows, unlike
     `version_retention_ms`, which says how long versions can be read.
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
-    (`rows.fold`). `region_specs` are all there ever were, the current one last.
+    (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
+    there ever were, the current one last.
     """
 
     time_column: str | None = None
@@ -119,6 +121,7 @@ class TableConfig:
     indexes: tuple[IndexDefinition, ...] = ()
     region_specs: tuple[RegionSpec, ...] = (WHOLE_TABLE,)
     map_columns: Mapping[str, MapMode] = field(default_factory=dict)
+    bloom_filters: tuple[str, ...] = ()
     target_split_bytes: int = 256 * 2**20
     checkpoint_interval: int = 10
     checkpoint_format: CheckpointFormat = "avro"
@@ -146,6 +149,7 @@ class TableConfig:
             _check_retention(self.retention_ms, self.window_seconds)
         check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)
+        _distinct("bloom filter column", self.bloom_filters)
         _distinct("index", tuple(index.name for index in self.indexes))
 
     @property
@@ -179,6 +183,8 @@ class TableConfig:
             found[_COARSE_WINDOW] = "true"
         if self.primary_key:
             found[_PRIMARY_KEY] = _compact(list(self.primary_key))
+        if self.bloom_filters:
+            found[_BLOOM_FILTERS] = _compact(list(self.bloom_filters))
         if self.late_data is not None:
             late = {"policy": self.late_data.policy, "acceptanceWindowMs": self.late_data.acceptance_ms}
             found[_LATE_DATA] = _compact(late)
@@ -218,6 +224,7 @@ class TableConfig:
         return TableConfig(
             coarse_window=configuration.get(_COARSE_WINDOW) == "true",
             primary_key=primary_key,
+            bloom_filters=_names(_BLOOM_FILTERS, json_value(_BLOOM_FILTERS, configuration.get(_BLOOM_FILTERS, "[]"))),
             indexes=indexes,
             late_data=_late_data(configuration.get(_LATE_DATA)),
             compaction=CompactionSettings.from_text(configuration.get(COMPACTION_KEY, "{}")),

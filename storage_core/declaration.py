@@ -66,6 +66,7 @@ class TableDeclaration(Closed):
     map_columns: dict[str, MapMode] = Field(default_factory=dict)
     regions: tuple[dict[str, str | tuple[str, ...]], ...] = ()
     indexes: tuple[IndexDeclaration, ...] = ()
+    bloom_filters: tuple[str, ...] = ()
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
@@ -94,6 +95,7 @@ class TableDeclaration(Closed):
             primary_key=self.primary_key,
             region_specs=first_specs(self.regions, self.schema()),
             indexes=tuple(index.definition() for index in self.indexes),
+            bloom_filters=self.bloom_filters,
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
             retention_ms=self.retention,

@@ -119,6 +119,7 @@ class Table:
         late_data: LateData | Mapping[str, object] | None = None,
         retention: str | int | None = None,
         map_columns: Mapping[str, MapMode] | None = None,
+        bloom_filters: Sequence[str] = (),
     ) -> Table:
         """Create an empty table and return it at version 0.
 
@@ -126,7 +127,8 @@ class Table:
         keyed, `regions` (`region.spec.declared_fields`) divides it among writers, and `map_columns={"attrs": "merge"}`
         lets patches merge the keys of that map instead of replacing it. `late_data` (`{"policy": "quarantine",
         "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late. Whole windows
-        leave when they ended as long ago as `retention` says, such as `"30d"`, or seconds. Raises
+        leave when they ended as long ago as `retention` says, such as `"30d"`, or seconds. Splits have
+        a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single values. Raises
         `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
@@ -141,6 +143,7 @@ class Table:
             retention_ms=None if retention is None else parse_milliseconds(retention),
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
+            bloom_filters=tuple(bloom_filters),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:

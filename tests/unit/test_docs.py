@@ -234,6 +234,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
         region_specs=(RegionSpec(id=2),),
         map_columns={"tags": "merge"},
+        bloom_filters=("host",),
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",
