@@ -173,6 +173,7 @@ class CompactionDeclaration(Closed):
     most_files: int = CompactionSettings().most_files
     cold_after: Milliseconds = CompactionSettings().cold_after_ms
     mature_after: Milliseconds = CompactionSettings().mature_after_ms
+    run_rows: int = CompactionSettings().run_rows
     start: Instant | None = None
 
     @model_validator(mode="after")
@@ -189,6 +190,7 @@ class CompactionDeclaration(Closed):
             most_files=self.most_files,
             cold_after_ms=self.cold_after,
             mature_after_ms=self.mature_after,
+            run_rows=self.run_rows,
             start=None if self.start is None else int(self.start.timestamp()),
         )
 
