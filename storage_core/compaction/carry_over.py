@@ -21,7 +21,8 @@ from storage_core.compaction.kernel import Positions, Runs, merge_order
 from storage_core.compaction.planner import MergeOperation
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
-from storage_core.log.actions import Action, Add
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove
+from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
@@ -43,27 +44,65 @@ class CarryOver:
 
     On a head where nothing was deleted it makes no request but those of looking up the inputs. Else, per merge of which
     rows were: ranged GETs of its sort columns once, of the row groups of the deleted rows in inputs and outputs, and
-    one PUT per vector that is stored. Raises `CommitConflict` when deleted rows were restored, `Corrupt` (MC-2) when a
-    row is not where the order says. An input that is not live is left to the checks of the commit.
+    one PUT per vector that is stored; where an input is not live, one GET per version since the plan. Of one that a
+    merge has ended all rows are deleted. Raises `CommitConflict` when deleted rows were restored and when nothing is
+    left to replace, `Corrupt` (MC-2) when a row is not where the order says. An input that anything else has removed is
+    left to the checks of the commit.
     """
 
     def __init__(
         self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, CompactionResult]], *, ids: Ids
     ) -> None:
+        self._store = store
         self._merges = [_Merge(store, ids, operation, result.adds) for operation, result in merges]
         self._last: tuple[int, Sequence[Action]] | None = None
 
     def __call__(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
-        """Return the actions as they have to be on `head`; an output of which no row is left is not among them."""
+        """Return the actions as they have to be on `head`; a split of which no row is left is not among them."""
         if self._last is None or self._last[0] != head.version:
-            marked = {path: add for merge in self._merges for path, add in merge.marked(head).items()}
-            changed = [marked.get(each.path, each) if isinstance(each, Add) else each for each in actions]
-            self._last = head.version, [each for each in changed if not isinstance(each, Add) or _has_rows(each)]
+            self._last = head.version, self._rebased(actions, head)
         return self._last[1]
 
+    def _rebased(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
+        removed = [each.path for each in actions if isinstance(each, Remove)]
+        missing = {path for path in removed if path not in head.splits}
+        ended = self._ended(head) & missing if missing else missing
+        if ended != missing:
+            return actions
+        if removed and len(ended) == len(removed):
+            raise CommitConflict(
+                f"merges have ended every row of the {len(removed)} splits to compact; there is nothing to commit, "
+                "plan again"
+            )
+        marked = {path: add for merge in self._merges for path, add in merge.marked(head).items()}
+        changed = [marked.get(each.path, each) if isinstance(each, Add) else each for each in actions]
+        return [each for each in changed if not _is_over(each, ended)]
 
-def _has_rows(add: Add) -> bool:
-    return add.rows_gone is None or add.visible_rows > 0
+    def _ended(self, head: Snapshot) -> set[str]:
+        """The splits that left the table last because a merge superseded or deleted the last of their rows.
+
+        None when that cannot be told, for a version since the plan is no longer there.
+        """
+        ended: set[str] = set()
+        planned = min(merge.operation.context.planned_version for merge in self._merges)
+        for version in range(planned + 1, head.version + 1):
+            commit = read_version(self._store, version)
+            if commit is None:
+                return set()
+            ended -= {each.path for each in commit if isinstance(each, Add | Remove)}
+            if any(isinstance(each, MergedGenerations) for each in commit):
+                ended |= {each.path for each in commit if isinstance(each, Remove)}
+        return ended
+
+
+def _is_over(action: Action, ended: Collection[str]) -> bool:
+    match action:
+        case Add():
+            return action.rows_gone is not None and not action.visible_rows
+        case Remove():
+            return action.path in ended
+        case _:
+            return False
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +118,10 @@ class _Merge:
     _hidden: dict[int, tuple[BitMap, Add]] = field(default_factory=dict)
 
     def marked(self, head: Snapshot) -> dict[str, Add]:
-        """Return the outputs that hold rows that are deleted on `head`, with a vector that hides them."""
+        """Return the outputs that hold rows that are deleted on `head`, with a vector that hides them.
+
+        Of inputs that are not live all rows are.
+        """
         newly = self._newly(head)
         if not newly:
             return {}
@@ -103,9 +145,10 @@ class _Merge:
         live = [head.splits.get(add.path) for add in self.operation.inputs]
         newly: dict[int, BitMap] = {}
         for number, (planned, now) in enumerate(zip(self.operation.inputs, live, strict=True)):
-            if None in live or now is None or now.rows_gone == planned.rows_gone:
+            if now is not None and now.rows_gone == planned.rows_gone:
                 continue
-            before, after = rows_gone(self.store, planned), rows_gone(self.store, now)
+            before = rows_gone(self.store, planned)
+            after = BitMap(range(planned.numRecords or 0)) if now is None else rows_gone(self.store, now)
             if not before <= after:
                 raise CommitConflict(
                     f"{planned.path}: {len(before - after)} deleted rows of it were restored between version "

@@ -114,6 +114,94 @@ def test_a_delete_of_every_row_leaves_an_empty_table() -> None:
     assert (numbers(table), list(done.snapshot.splits)) == ([], [])
 
 
+def planes(*, names: str = "abcdef") -> KeyedTable:
+    """A keyed table of a split per two names."""
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        for first in range(0, len(names), 2):
+            writer.put([{"tailnum": name, "seats": 1} for name in names[first : first + 2]])
+            writer.flush()
+            table.merge()
+    return table
+
+
+def merges(table: KeyedTable, *, put: str = "", gone: str = "") -> Callable[[], object]:
+    def act() -> None:
+        with table.writer() as writer:
+            if put:
+                writer.put([{"tailnum": name, "seats": 2} for name in put])
+            if gone:
+                writer.delete(list(gone))
+            writer.flush()
+        assert table.merge() is not None
+
+    return act
+
+
+def seats(table: KeyedTable) -> dict[object, object]:
+    rows = table.base_rows()
+    found = {each["tailnum"]: each["seats"] for each in rows}
+    assert len(found) == len(rows), "one live row per key"
+    return found
+
+
+def test_an_input_that_a_merge_ended_does_not_stop_the_compaction_of_the_others() -> None:
+    table = planes()
+    inputs = set(table.snapshot.splits)
+    done = table.compact(merges(table, put="ab", gone="c"))
+    assert done is not None
+    assert seats(table) == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
+    assert len(done.snapshot.splits) == 2
+    assert inputs.isdisjoint(done.snapshot.splits)
+    require_whole(table)
+
+
+def test_when_merges_ended_every_input_there_is_nothing_to_commit() -> None:
+    table = planes()
+    with pytest.raises(CommitConflict, match="every row of the 3 splits to compact"):
+        table.compact(merges(table, put="abcd", gone="ef"))
+    assert seats(table) == dict.fromkeys("abcd", 2)
+
+
+def test_an_input_that_was_ended_and_restored_and_removed_by_another_compaction_is_a_conflict() -> None:
+    table = planes()
+    start = table.snapshot
+
+    def others() -> None:
+        merges(table, put="ab")()
+        restore(table.log, start)
+        assert KeyedTable(table.store, ids=SeededIds(9), clock=table.clock).compact() is not None
+
+    with pytest.raises(CommitConflict, match="no longer live"):
+        table.compact(others)
+    assert seats(table) == dict.fromkeys("abcdef", 1)
+
+
+def test_without_the_versions_since_the_plan_a_missing_input_is_a_conflict() -> None:
+    table = planes()
+
+    def others() -> None:
+        merges(table, put="ab")()
+        merges(table, put="cd")()
+        table.log.checkpoint(table.snapshot)
+        table.store.delete([version_key(table.snapshot.version - 1)])
+
+    with pytest.raises(CommitConflict, match="no longer live"):
+        _with_head(table, others)
+    assert seats(table) == {**dict.fromkeys("abcd", 2), "e": 1, "f": 1}
+
+
+def _with_head(table: KeyedTable, meanwhile: Callable[[], object]) -> None:
+    """Compact, and let the log find its head anew, as it does when the planned version was collected."""
+    planned = version_key(table.snapshot.version)
+
+    def act() -> None:
+        meanwhile()
+        table.store.delete([planned])
+
+    table.compact(act)
+
+
 def test_an_input_without_the_sort_column_and_one_without_any_are_followed_too() -> None:
     table = KeyedTable(MemoryStore("carry")).create(SCHEMA.remove(1), replace(SETTINGS, sort_schema=None))
     table.append([{key: value for key, value in row(n).items() if key != "host"} for n in range(0, 100, 2)])
