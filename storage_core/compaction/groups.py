@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.compaction.expiry import has_left
 from storage_core.compaction.merges import Flags, Ints
 from storage_core.compaction.policy import Splits
 from storage_core.compaction.scope import Scope, nameless
 from storage_core.compaction_settings import CompactionSettings
+from storage_core.config import TableConfig
 from storage_core.log import deletion_vector
 from storage_core.log.file_columns import rows_at
 from storage_core.log.snapshot import Snapshot
@@ -57,12 +59,12 @@ def group(
     """Return the live splits that may be compacted at all, grouped, ordered by window (null last), scope and age.
 
     Left out are splits without a recorded sort schema, those of windows before the start of compaction (CS-3), and
-    those of windows that are not among `windows` (None: of every window). Scopes come in the order of their parts, and
-    equal ages in the order of paths, so it does not matter how the snapshot was loaded. No request but for unread
-    manifests.
+    those of windows that are not among `windows` (None: of every window) or have left the table by its retention: what
+    goes next is not worth rewriting. Scopes come in the order of their parts, and equal ages in the order of paths, so
+    it does not matter how the snapshot was loaded. No request but for unread manifests.
     """
     files = snapshot.splits.table().select(_COLUMNS)
-    wanted = _candidates(files, snapshot.config.compaction.start, windows)
+    wanted = _candidates(files, snapshot.config, windows, now_ms)
     place = np.flatnonzero(wanted.to_numpy())
     if len(place) < len(files):
         files = files.filter(wanted)
@@ -80,11 +82,15 @@ def group(
     )
 
 
-def _candidates(files: pa.Table, from_start: int | None, windows: Collection[int | None] | None) -> pa.ChunkedArray:
+def _candidates(
+    files: pa.Table, config: TableConfig, windows: Collection[int | None] | None, now_ms: int
+) -> pa.ChunkedArray:
     start = files.column("windowStart")
     keep = files.column("sortSchema").is_valid()
-    if from_start is not None:
-        keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, from_start), fill_value=True))
+    if config.compaction.start is not None:
+        keep = pc.and_(keep, pc.fill_null(pc.greater_equal(start, config.compaction.start), fill_value=True))
+    if config.retention_ms is not None:
+        keep = pc.and_(keep, pc.invert(has_left(files, retention_ms=config.retention_ms, now_ms=now_ms)))
     if windows is not None:
         keep = pc.and_(keep, pc.is_in(start, value_set=pa.array(list(windows), pa.int64())))
     return keep

@@ -23,7 +23,7 @@ from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.file_columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
-from storage_core.split.write import SplitContext, context_of
+from storage_core.split.context import SplitContext, context_of
 
 OPERATION = "compact"
 
@@ -85,17 +85,19 @@ def plan(
     now_ms: int | None = None,
     mode: Mode = Mode.FINALIZE,
     most_inputs: int = MOST_INPUTS,
+    retry_skipped: bool = False,
 ) -> list[MergeOperation]:
     """Return the merges worth doing, ordered by window with the null window last; the same snapshot, the same plan.
 
     `windows` limits the plan to those window starts (None: the bucket of null timestamps, and tables without windows).
     Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
-    commit) are left out, as are those whose sort schema does not fit the table now. A plan ends with the merge by which
-    it has `most_inputs`; every window has its first merge before one has its second, and the rest is the next plan's.
-    Deletion vectors are applied: rows that a merge deletes meanwhile make the commit fail and never come back
-    (lesson 26).
+    commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. A plan ends
+    with the merge by which it has `most_inputs`; every window has its first merge before one has its second, and the
+    rest is the next plan's.
+    Deletion vectors are applied. Rows that are deleted from then on never come back (lesson 26): `carry_over` hides
+    them in the outputs, and without it the commit fails.
     """
-    chosen = _choose(snapshot, windows, now_ms, mode)
+    chosen = _choose(snapshot, windows, now_ms, mode, retry_skipped=retry_skipped)
     return chosen.operations(_bounded(chosen.merges, most_inputs))
 
 
@@ -128,9 +130,16 @@ class _Chosen:
         ]
 
 
-def _choose(snapshot: Snapshot, windows: Collection[int | None] | None, now_ms: int | None, mode: Mode) -> _Chosen:
+def _choose(
+    snapshot: Snapshot,
+    windows: Collection[int | None] | None,
+    now_ms: int | None,
+    mode: Mode,
+    *,
+    retry_skipped: bool = False,
+) -> _Chosen:
     at_ms = snapshot.timestamp if now_ms is None else now_ms
-    skipped = active_skips(snapshot.mergeskips.values(), at_ms)
+    skipped = frozenset[str]() if retry_skipped else active_skips(snapshot.mergeskips.values(), at_ms)
     found = group(snapshot, windows=windows, skipped=skipped, now_ms=at_ms)
     config = snapshot.config
     rules = Rules(settings=config.compaction, target_bytes=config.target_split_bytes, now_ms=at_ms, mode=mode)
