@@ -31,10 +31,7 @@ LATE_SHARE = 1 / 10
 """A finalization rewrites at most ten bytes per late one."""
 
 MOST_RUN_TARGETS = 64
-"""A group of more bytes than so many target sizes never becomes one run.
-
-A task copies its inputs to its disk and merges them on one core: with the default target size 16 GiB, for minutes.
-"""
+"""The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
 
 
 class Mode(StrEnum):
@@ -172,7 +169,7 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
     rows, lane = rows[order], lane[order]
     ready = _ready(lane, splits.bytes[rows], rules)
     rows, lane = rows[ready], lane[ready]
-    parts = _parts(lane, splits.rows[rows], rules, most=settings.most_inputs, bytes_=splits.bytes[rows])
+    parts = _parts(splits, rows, lane, rules, most=settings.most_inputs, to_target=True)
     parts = parts.only(parts.is_full | (parts.count >= settings.factor))
     oldest = rows[parts.first]
     return Merges(
@@ -207,23 +204,28 @@ class _Parts:
         )
 
 
-def _parts(lane: Ints, rows: Ints, rules: Rules, *, most: int, bytes_: Ints | None = None) -> _Parts:
-    """Cut every lane from its oldest split on: a part has at most `most` splits, and `run_rows` rows if not one split.
+def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
+    """Cut every lane of these rows from its oldest split on: parts of at most `most` splits, which one merge may read.
 
-    With `bytes_` it ends with the target size as well. `lane` is ascending.
+    A split that is too much for that is a part alone. Parts end with the target size if so asked. `lane` is ascending.
     """
     place, end = np.arange(len(lane)), np.searchsorted(lane, lane, side="right")
-    total = np.cumsum(rows)
     by_count = place + most
-    by_rows = np.maximum(np.searchsorted(total, total - rows + rules.settings.run_rows, side="right"), place + 1)
-    by_size = end + 1
-    if bytes_ is not None:
-        size = np.cumsum(bytes_)
-        by_size = np.maximum(np.searchsorted(size, size - bytes_ + rules.target_bytes) + 1, place + 2)
-    stop = np.minimum.reduce([by_count, by_rows, by_size, end])
-    full = (stop == by_count) | (stop == by_size) | ((stop == by_rows) & (stop < end))
+    by_rows = _room(splits.rows[rows], rules.settings.run_rows)
+    by_bytes = _room(splits.bytes[rows], MOST_RUN_TARGETS * rules.target_bytes)
+    by_target = end + 1
+    if to_target:
+        by_target = np.maximum(_room(splits.bytes[rows], rules.target_bytes - 1) + 1, place + 2)
+    stop = np.minimum.reduce([by_count, by_rows, by_bytes, by_target, end])
+    full = (stop == by_count) | (stop == by_target) | (stop < end)
     first = _hops(stop)
-    return _Parts(first=first, count=stop[first] - first, is_full=full[first], is_large=(stop == by_size)[first])
+    return _Parts(first=first, count=stop[first] - first, is_full=full[first], is_large=(stop == by_target)[first])
+
+
+def _room(values: Ints, most: int) -> Ints:
+    """Up to where one may go from each place on until the values are more than `most`; one place at least."""
+    total = np.cumsum(values)
+    return np.maximum(np.searchsorted(total, total - values + most, side="right"), np.arange(1, len(values) + 1))
 
 
 def _hops(following: Ints) -> Ints:
@@ -246,7 +248,7 @@ def _crowded(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merg
     wanted &= groups.outside > 0
     wanted[splits.group[~free & ~splits.skipped]] = False  # merges of this plan come first
     rows = np.flatnonzero(chosen & wanted[splits.group])
-    parts = _parts(splits.group[rows], splits.rows[rows], rules, most=MOST_RUN_INPUTS)
+    parts = _parts(splits, rows, splits.group[rows], rules, most=MOST_RUN_INPUTS)
     parts = parts.only(parts.count > 1)
     group = splits.group[rows[parts.first]]
     taken = rows[ranges(parts.first, parts.count)]
