@@ -14,6 +14,7 @@ from assets.partitions import Span, contiguous, partition_key, span_of
 from jobs.request import WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
+from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.gc.collect import collect as collection
@@ -166,7 +167,7 @@ def _expire(declaration: TableDeclaration, table: Table | None, clock: Clock) ->
 
 
 def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    debts = table.debt(Mode.POLICY) if table else []
+    debts = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT] if table else []
     span = span_of(declaration, clock)
     if table is None or not debts:
         return Demands()

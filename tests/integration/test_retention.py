@@ -13,6 +13,7 @@ import pytest
 from pipelines.cli import main
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
+from storage_core.log.actions import MergeSkip
 
 HOUR = 3600
 NOW = int(dt.datetime.now(dt.UTC).timestamp())
@@ -118,6 +119,38 @@ def test_what_left_by_mistake_comes_back_with_a_longer_retention_and_a_restore(r
     run("init", "events")  # a restore brings back the settings of then, too
     assert run("expire", "events")[0]["status"] == "nothing_to_do"
     assert rows() == 6
+
+
+@pytest.mark.usefixtures("place")
+def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = Table.open("warehouse/events")
+    moments = [dt.datetime.fromtimestamp(OPEN - 2 * HOUR + second, dt.UTC) for second in (0, 1)]
+    for status, moment in enumerate(moments):
+        table.append([{"time": moment, "status": status}])
+    torn = next(add for add in table.snapshot.splits.values() if add.windowStart == OPEN - 2 * HOUR)
+    until = NOW * 1000 + 3_600_000
+    reason = f"{torn.path}: is torn"
+    skip = MergeSkip(path=torn.path, skipTimestamp=1, reason=reason, operation="compact", retryAfter=until, skipCount=3)
+    table.log.commit(table.snapshot, [skip], operation="COMPACT")
+
+    found = run("debt", "events")
+
+    assert [(each["window_start"], each["task"], each["reasons"], each["splits"]) for each in found] == [
+        (LEFT, "expire", ["retention"], 2),
+        (LEFT + HOUR, "expire", ["retention"], 2),
+        (OPEN - 2 * HOUR, "wait", ["skipped"], 1),
+        (OPEN, "compact", ["asked"], 2),
+    ]
+    assert found[2]["skipped"] == [{"path": torn.path, "reason": reason, "count": 3, "until": until}]
+    assert found[3]["next_run"]["read_bytes"] == found[3]["bytes"] > 0
+    assert [each["next_run"]["read_bytes"] for each in found[:3]] == [0, 0, 0]
+    assert main(["debt", "events"]) == 0
+    shown = capfd.readouterr().out
+    assert all(text in shown for text in ("expire", "wait", "compact", "is torn", "retention"))
+    run("expire", "events")
+    assert [each["task"] for each in run("debt", "events")] == ["wait", "compact"]
 
 
 @pytest.mark.dagster
