@@ -157,13 +157,14 @@ def _expire(declaration: TableDeclaration, table: Table | None, clock: Clock) ->
     if table is None:
         return Demands()
     # By the retention that is declared: the run declares it first.
-    found = expiry.plan(table.snapshot, retention_ms=declaration.retention, now_ms=clock.now_ms()).windows
-    if not found:
+    found = expiry.plan(table.snapshot, retention_ms=declaration.retention, now_ms=clock.now_ms())
+    if not found.splits:
         return Demands()
-    last = found[-1].window_start
-    mark = f"{last} {_newest_split(table, WindowRange(None, last + 1))}"  # late rows may join a window that has left
-    reason = f"{len(found)} windows have left, {sum(each.bytes for each in found):,} bytes"
-    return Demands((Demand(mark=mark, reason=reason),))
+    windows = found.windows
+    # Late rows may join a window that has left: then there is more to do.
+    newest = max(table.snapshot.splits.added_at(add.path)[0] for add in found.splits)
+    reason = f"{len(windows)} windows have left, {sum(each.bytes for each in windows):,} bytes"
+    return Demands((Demand(mark=f"{windows[-1].window_start} v{newest}", reason=reason),))
 
 
 def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:

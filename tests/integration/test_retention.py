@@ -13,6 +13,7 @@ import pytest
 from pipelines.cli import main
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
+from storage_core.index import catch_up
 from storage_core.log.actions import MergeSkip
 
 HOUR = 3600
@@ -94,6 +95,34 @@ def test_the_changes_of_an_expiry_are_the_rows_that_left(run: Run) -> None:
     found = run("changes", "events", "--from", "2")
     assert {(each["_change_type"], each["_commit_version"]) for each in found} == {("delete", 3)}
     assert len(found) == 4
+
+
+@pytest.mark.usefixtures("place")
+def test_the_job_runs_on_its_own_and_reports(capfd: pytest.CaptureFixture[str]) -> None:
+    from jobs.expire import main as job
+
+    assert job(["--table-uri", "warehouse/events", "--dry-run", "--run-id", "r", "--json"]) == 0
+    assert job(["--table-uri", "warehouse/events", "--run-id", "r", "--json"]) == 0
+    planned, done = (json.loads(line) for line in capfd.readouterr().out.splitlines())
+    assert (planned["job"], planned["status"]) == ("expire", "planned")
+    assert (done["status"], done["splits_in"]) == ("committed", 4)
+    assert job(["--table-uri", "nowhere", "--json"]) == 2
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_finds_no_row_that_has_left_whether_its_index_is_caught_up_or_not() -> None:
+    index = "indexes: [{name: words, kind: fulltext, columns: [text]}]\n"
+    declaration = redeclare("status: int}\n", "status: int, text: string}\n" + index)
+    table = Table.declare(declaration.model_copy(update={"uri": "warehouse/texts"}))
+    for moment, text in ((LEFT, "old word"), (OPEN, "new word")):
+        table.append([{"time": dt.datetime.fromtimestamp(moment, dt.UTC), "status": 1, "text": text}])
+    work = catch_up.plan(table.snapshot, "words").work
+    built = [catch_up.execute(table.store, each, ids=table.log.ids) for each in work]
+    table.log.commit(table.snapshot, built, operation="CATCH UP")
+    assert main(["expire", "warehouse/texts"]) == 0
+    assert table.refresh().search("word", index="words")["text"].to_pylist() == ["new word"]
+    stale = catch_up.plan(table.snapshot, "words")
+    assert (len(stale.work), len(stale.stale)) == (0, 1)
 
 
 @pytest.mark.usefixtures("place")
