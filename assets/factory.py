@@ -32,6 +32,7 @@ from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of
 from jobs.request import JobRequest
 from storage_core.clock import Clock
+from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.table import Table
@@ -230,7 +231,7 @@ def _asset(
 
 def _result(declaration: TableDeclaration, step: Step, mode: Mode, report: Report) -> MaterializeResult[None]:
     with typed_failures():
-        debt_left = len(Table.open(declaration.uri).debt(mode))
+        debt_left = sum(each.task is Task.COMPACT for each in Table.open(declaration.uri).debt(mode))
     return MaterializeResult(
         metadata=metadata_of(report, debt_left),
         data_version=DataVersion(str(report["version"])),

@@ -13,8 +13,8 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from storage_core.clock import SystemClock
-from storage_core.compaction.planner import WindowDebt
-from storage_core.compaction.planner import debt as window_debt
+from storage_core.compaction.debt import Debt
+from storage_core.compaction.debt import debt as debt_of
 from storage_core.compaction.policy import Mode
 from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
@@ -511,9 +511,12 @@ class Table:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
         return list(figures.files(self._snapshot))
 
-    def debt(self, mode: Mode = Mode.FINALIZE) -> list[WindowDebt]:
-        """Return the windows where a compaction of this mode would do something now. No request."""
-        return window_debt(self._snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
+    def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
+        """Return the windows where a compaction of this mode or the retention has something to do now, or waits to.
+
+        With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request.
+        """
+        return debt_of(self._snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
 
     def _view(
         self,

@@ -36,7 +36,10 @@ def simulate_policy(
     every: Every = 60,
     as_json: Json = False,
 ) -> None:
-    """Say what scheduled compactions would make of a day of ingestion: one line per run, then the figures."""
+    """Say what compactions would make of a day of rows.
+
+    As scheduled runs make them: one line per run, then the figures.
+    """
     from storage_core.compaction.simulate import Ingestion, simulate
     from storage_core.rows.windows import validate_duration
 

@@ -92,9 +92,10 @@ def merge(
 
 
 def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Take out the windows that are older than the table's retention.
+    """Take out windows that are older than the retention.
 
-    Older versions still show their rows, as long as they are retained; then the collector deletes the files.
+    Whole windows, in one commit. Older versions still show their rows, as long as they are retained; then the collector
+    deletes the files.
     """
     from jobs.expire import run
     from jobs.request import JobRequest

@@ -65,14 +65,15 @@ class MergeOperation:
 class WindowDebt:
     """What a compaction of one window would read now, in how many `merges`, and why.
 
-    It writes about as many `bytes` as it reads, in `outputs` splits or one more per merge: so many PUTs for `splits`
-    GETs at least.
+    It reads `bytes` and writes about `live_bytes` of them, in `outputs` splits or one more per merge: so many PUTs for
+    `splits` GETs at least.
     """
 
     window_start: int | None
     splits: int
     rows: int
     bytes: int
+    live_bytes: int
     merges: int
     outputs: int
     reasons: tuple[Reason, ...]
@@ -101,11 +102,22 @@ def plan(
     return chosen.operations(_bounded(chosen.merges, most_inputs))
 
 
-def debt(snapshot: Snapshot, *, now_ms: int | None = None, mode: Mode = Mode.FINALIZE) -> list[WindowDebt]:
-    """Return the windows in which `plan` finds something to do, in its order, with what all its merges would read."""
+def debt(
+    snapshot: Snapshot,
+    *,
+    now_ms: int | None = None,
+    mode: Mode = Mode.FINALIZE,
+    most_inputs: int | None = None,
+) -> list[WindowDebt]:
+    """Return the windows in which `plan` finds something to do, in its order, with what all its merges would read.
+
+    With `most_inputs` it is of the merges of one such plan only.
+    """
     chosen = _choose(snapshot, None, now_ms, mode)
     if not len(chosen.merges):
         return []
+    if most_inputs is not None:
+        chosen = replace(chosen, merges=_bounded(chosen.merges, most_inputs))
     return _debt(chosen, snapshot.config.target_split_bytes)
 
 
@@ -164,8 +176,8 @@ def _debt(chosen: _Chosen, target_bytes: int) -> list[WindowDebt]:
     first = np.flatnonzero(np.append(True, window[1:] != window[:-1]))
     size = chosen.files.column("size").to_numpy()[found.place[merges.rows]]
     visible = np.add.reduceat(found.splits.bytes[merges.rows], merges.first)
-    of_merges = (merges.count, np.maximum(1, np.rint(visible / target_bytes)).astype(np.int64))
-    splits, outputs = (np.add.reduceat(each, first).tolist() for each in of_merges)
+    of_merges = (merges.count, np.maximum(1, np.rint(visible / target_bytes)).astype(np.int64), visible)
+    splits, outputs, live_bytes = (np.add.reduceat(each, first).tolist() for each in of_merges)
     of_splits = (found.splits.rows[merges.rows], size)
     rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
     reasons = np.bitwise_or.reduceat(1 << merges.reason, first).tolist()
@@ -176,6 +188,7 @@ def _debt(chosen: _Chosen, target_bytes: int) -> list[WindowDebt]:
             splits=splits[place],
             rows=rows[place],
             bytes=bytes_[place],
+            live_bytes=live_bytes[place],
             merges=count,
             outputs=outputs[place],
             reasons=named[reasons[place]],

@@ -13,6 +13,8 @@ import pytest
 from pipelines.cli import main
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
+from storage_core.index import catch_up
+from storage_core.log.actions import MergeSkip
 
 HOUR = 3600
 NOW = int(dt.datetime.now(dt.UTC).timestamp())
@@ -96,6 +98,34 @@ def test_the_changes_of_an_expiry_are_the_rows_that_left(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_the_job_runs_on_its_own_and_reports(capfd: pytest.CaptureFixture[str]) -> None:
+    from jobs.expire import main as job
+
+    assert job(["--table-uri", "warehouse/events", "--dry-run", "--run-id", "r", "--json"]) == 0
+    assert job(["--table-uri", "warehouse/events", "--run-id", "r", "--json"]) == 0
+    planned, done = (json.loads(line) for line in capfd.readouterr().out.splitlines())
+    assert (planned["job"], planned["status"]) == ("expire", "planned")
+    assert (done["status"], done["splits_in"]) == ("committed", 4)
+    assert job(["--table-uri", "nowhere", "--json"]) == 2
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_finds_no_row_that_has_left_whether_its_index_is_caught_up_or_not() -> None:
+    index = "indexes: [{name: words, kind: fulltext, columns: [text]}]\n"
+    declaration = redeclare("status: int}\n", "status: int, text: string}\n" + index)
+    table = Table.declare(declaration.model_copy(update={"uri": "warehouse/texts"}))
+    for moment, text in ((LEFT, "old word"), (OPEN, "new word")):
+        table.append([{"time": dt.datetime.fromtimestamp(moment, dt.UTC), "status": 1, "text": text}])
+    work = catch_up.plan(table.snapshot, "words").work
+    built = [catch_up.execute(table.store, each, ids=table.log.ids) for each in work]
+    table.log.commit(table.snapshot, built, operation="CATCH UP")
+    assert main(["expire", "warehouse/texts"]) == 0
+    assert table.refresh().search("word", index="words")["text"].to_pylist() == ["new word"]
+    stale = catch_up.plan(table.snapshot, "words")
+    assert (len(stale.work), len(stale.stale)) == (0, 1)
+
+
+@pytest.mark.usefixtures("place")
 def test_people_see_the_windows_that_leave(capfd: pytest.CaptureFixture[str]) -> None:
     def shown(*arguments: str) -> str:
         capfd.readouterr()
@@ -118,6 +148,38 @@ def test_what_left_by_mistake_comes_back_with_a_longer_retention_and_a_restore(r
     run("init", "events")  # a restore brings back the settings of then, too
     assert run("expire", "events")[0]["status"] == "nothing_to_do"
     assert rows() == 6
+
+
+@pytest.mark.usefixtures("place")
+def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = Table.open("warehouse/events")
+    moments = [dt.datetime.fromtimestamp(OPEN - 2 * HOUR + second, dt.UTC) for second in (0, 1)]
+    for status, moment in enumerate(moments):
+        table.append([{"time": moment, "status": status}])
+    torn = next(add for add in table.snapshot.splits.values() if add.windowStart == OPEN - 2 * HOUR)
+    until = NOW * 1000 + 3_600_000
+    reason = f"{torn.path}: is torn"
+    skip = MergeSkip(path=torn.path, skipTimestamp=1, reason=reason, operation="compact", retryAfter=until, skipCount=3)
+    table.log.commit(table.snapshot, [skip], operation="COMPACT")
+
+    found = run("debt", "events")
+
+    assert [(each["window_start"], each["task"], each["reasons"], each["splits"]) for each in found] == [
+        (LEFT, "expire", ["retention"], 2),
+        (LEFT + HOUR, "expire", ["retention"], 2),
+        (OPEN - 2 * HOUR, "wait", ["skipped"], 1),
+        (OPEN, "compact", ["asked"], 2),
+    ]
+    assert found[2]["skipped"] == [{"path": torn.path, "reason": reason, "count": 3, "until": until}]
+    assert found[3]["next_run"]["read_bytes"] == found[3]["bytes"] > 0
+    assert [each["next_run"]["read_bytes"] for each in found[:3]] == [0, 0, 0]
+    assert main(["debt", "events"]) == 0
+    shown = capfd.readouterr().out
+    assert all(text in shown for text in ("expire", "wait", "compact", "is torn", "retention"))
+    run("expire", "events")
+    assert [each["task"] for each in run("debt", "events")] == ["wait", "compact"]
 
 
 @pytest.mark.dagster

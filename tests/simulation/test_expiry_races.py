@@ -24,11 +24,13 @@ from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import CommitConflict, TidemarkError
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
 from storage_core.log.actions import Action
 from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.reading import exists
 from storage_core.region import merge
 from storage_core.split.read import read_split
 from storage_core.table import Table
@@ -277,6 +279,35 @@ def test_a_table_that_changes_under_every_attempt_is_left_alone_with_a_conflict(
     with pytest.raises(CommitConflict, match=f"each of {MOST_PLANS} attempts; nothing was written"):
         expire(job)
     assert "EXPIRE" not in _operations(store)
+
+
+# --- the files
+
+
+def test_the_files_go_when_no_retained_version_names_them_and_not_before() -> None:
+    clock = ManualClock(NOW * 1000)
+    store = MemoryStore("events", clock=clock)
+    table = KeyedTable(store, ids=SeededIds(1), clock=clock)
+    table.create(SCHEMA, _config(version_retention_ms=HOUR_MS, gc_horizon_ms=0))
+    _append(store, 2, [(1, OLD), (2, KEPT)])
+    table.log.checkpoint(table.snapshot)
+    old = [add.path for add in table.snapshot.splits.values() if add.windowStart == OLD]
+    assert _expire(store, 3).status == "committed"
+    table.log.checkpoint(table.snapshot)
+    _append(store, 4, [(3, KEPT)])
+    table.log.checkpoint(table.snapshot)
+
+    def collected(after_ms: int) -> set[str]:
+        clock.now += after_ms
+        for _ in range(2):  # the first run notes, the second deletes
+            clock.now += 1
+            collect(store, table.log, clock=clock)
+        return {key for key in old if not exists(store, key)}
+
+    assert collected(0) == set()
+    assert _rows(store, version=1) == {(1, OLD * 1_000_000), (2, KEPT * 1_000_000)}
+    assert collected(2 * HOUR_MS) == set(old)
+    assert _rows(store) == {(2, KEPT * 1_000_000), (3, KEPT * 1_000_000)}
 
 
 # --- rows that are not merged yet

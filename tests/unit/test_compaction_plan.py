@@ -158,8 +158,8 @@ def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
 def test_debt_counts_only_what_a_compaction_would_read() -> None:
     adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
     assert debt(snapshot(adds)) == [
-        WindowDebt(0, 2, 20, 2000, 1, 1, (Reason.ASKED,)),
-        WindowDebt(None, 2, 20, 1007, 1, 1, (Reason.ASKED,)),
+        WindowDebt(0, 2, 20, 2000, 2000, 1, 1, (Reason.ASKED,)),
+        WindowDebt(None, 2, 20, 1007, 1007, 1, 1, (Reason.ASKED,)),
     ]
     assert debt(snapshot([_add("a", 0), _add("b", 3600)])) == []
 
