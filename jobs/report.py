@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-Status = Literal["committed", "nothing_to_do", "planned"]
+Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
