@@ -25,7 +25,7 @@ SUMMARY = "Judge every invariant of splits and compactions by the files. Writes 
 MOST_NAMED = 1_000
 """Of more violations a report gives the number, and these."""
 
-_DRIVER_BYTES = 64 * 2**20
+DRIVER_BYTES = 64 * 2**20
 """Reading less than this here is faster than starting Spark for it."""
 
 
@@ -46,7 +46,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 
 def _execute(job: JobRun, works: Sequence[Work]) -> Sequence[Answer]:
-    if sum(map(bytes_read, works)) <= _DRIVER_BYTES:
+    if sum(map(bytes_read, works)) <= DRIVER_BYTES:
         return [execute(job.table.store, work) for work in works]
     return job.map(tasks.audit, [{"work": work} for work in works], writes=False)
 
