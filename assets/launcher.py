@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol, assert_never
 
-from dagster import AssetExecutionContext, Failure, PipesFileMessageReader, PipesSubprocessClient
+from dagster import (
+    AssetExecutionContext,
+    Failure,
+    OpExecutionContext,
+    PipesFileMessageReader,
+    PipesSubprocessClient,
+)
 
 from jobs import deal_request
 from jobs.deal_request import DealRequest
@@ -23,9 +29,11 @@ from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 
-JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal"]
+JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
 Request = JobRequest | DealRequest
 Report = Mapping[str, object]
+Context = AssetExecutionContext | OpExecutionContext
+"""Of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
 
@@ -36,7 +44,7 @@ _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown"
 class Launcher(Protocol):
     """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).
 
         Raises `Failure` with the kind and message of the job's typed error. A run that is cancelled stops the job.
@@ -54,7 +62,7 @@ class PipesLauncher:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
         command = [sys.executable, "-m", f"jobs.{job}", *_argv(request), "--json"]
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
@@ -75,7 +83,7 @@ class InProcessLauncher:
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Call the job's `run`; its log lines go where this process logs."""
         context.log.info("jobs.%s in this process: %s", job, " ".join(_argv(request)))
         with typed_failures():

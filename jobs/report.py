@@ -10,7 +10,7 @@ from typing import Literal
 
 from storage_core.errors import TidemarkError
 
-Status = Literal["committed", "nothing_to_do", "planned"]
+Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,9 @@ class JobRequest:
 
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
-    wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now.
+    wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. `since`,
+    `commits` and `last_run` limit an audit to what was committed after a version, to so many of the newest compactions,
+    or to those of the job run that compacted last.
     """
 
     table_uri: str
@@ -77,6 +79,9 @@ class JobRequest:
     master: str = LOCAL_SPARK
     wait_ms: int = 0
     mode: Mode = Mode.FINALIZE
+    since: int | None = None
+    commits: int | None = None
+    last_run: bool = False
 
 
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -99,6 +104,10 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument(
         "--policy", action="store_true", help="compact only what pays now, as scheduled runs do (default: every window)"
     )
+    audited = result.add_argument_group("what an audit looks at (default: every live split and retained compaction)")
+    audited.add_argument("--since", type=int, help="what was committed after this version")
+    audited.add_argument("--commits", type=int, help="so many of the newest compactions, and what they wrote")
+    audited.add_argument("--last-run", action="store_true", help="what the job run wrote that compacted last")
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
@@ -116,6 +125,9 @@ def parse(arguments: argparse.Namespace) -> JobRequest:
         master=arguments.master,
         wait_ms=arguments.wait_ms,
         mode=Mode.POLICY if arguments.policy else Mode.FINALIZE,
+        since=arguments.since,
+        commits=arguments.commits,
+        last_run=arguments.last_run,
     )
 
 
@@ -132,9 +144,12 @@ def to_argv(request: JobRequest) -> Sequence[str]:
         "--horizon-ms": request.horizon_ms,
         "--run-id": request.run_id,
         "--wait-ms": request.wait_ms or None,
+        "--since": request.since,
+        "--commits": request.commits,
     }
     argv += [f"{name}={value}" for name, value in options.items() if value is not None]
     argv += ["--policy"] if request.mode is Mode.POLICY else []
+    argv += ["--last-run"] if request.last_run else []
     return argv + (["--dry-run"] if request.dry_run else [])
 
 

@@ -183,9 +183,12 @@ class JobRun:
             log.clock.sleep_ms(pause_ms)
             wait_ms -= pause_ms
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Execute one Spark task per item and return the answers in item order; their requests count as this run's."""
-        if items:
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item], *, writes: bool = True) -> list[Answer]:
+        """Execute one Spark task per item and return the answers in item order; their requests count as this run's.
+
+        `writes`: whether the tasks write, which a store must be capable of.
+        """
+        if items and writes:
             self.table.require_capable()
         answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
         self._task_requests += [answer["requests"] for answer in answers]

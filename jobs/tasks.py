@@ -13,6 +13,7 @@ from typing import Any
 
 from jobs.report import add_requests
 from storage_core.clock import SystemClock
+from storage_core.compaction import audit as auditing
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.skips import LASTING
@@ -54,6 +55,12 @@ def compact(item: Item) -> Answer:
     else:
         return {"result": result.to_json(), "requests": store.requests}
     return {"failed": failed, "requests": store.requests}
+
+
+def audit(item: Item) -> Answer:
+    """Judge some splits or merges by their files. Writes nothing."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    return {**auditing.execute(store, item["work"]), "requests": store.requests}
 
 
 def build_segment(item: Item) -> Answer:

@@ -73,7 +73,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "probe": probing.probe,
         "raw": raw.raw,
     },
-    "Damage": {"fsck": checking.fsck, "repair": checking.repair},
+    "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
     "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
 }
 

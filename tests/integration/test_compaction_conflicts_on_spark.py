@@ -17,7 +17,7 @@ from jobs import compact, merge
 from jobs.report import JobReport
 from jobs.request import JobRequest, WindowRange
 from jobs.spark import Answer, Item, Spark
-from storage_core.compaction.invariants import audit
+from storage_core.compaction.audit import audit
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Remove
@@ -124,7 +124,7 @@ class Events:
         assert {row["n"]: row["text"] for row in rows} == self.model
         assert len(rows) == len(self.model) == table.snapshot.rows
         assert len(table.snapshot.splits) == splits
-        assert audit(table.store, table.snapshot) == []
+        assert audit(table.store, table.snapshot).violations == ()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from storage_core.compaction.invariants import audit
+from storage_core.compaction.audit import audit
 from storage_core.compaction.scope import scope_of
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
@@ -89,7 +89,7 @@ def test_a_split_records_that_its_nulls_are_first(store: MemoryStore) -> None:
     assert add.sortSchema == "service|host:-|timestamp/V2 nulls first"
     assert split.metadata["tidemark.nulls"] == "first"
     assert split.native_sorting() == list(where.order.columns)
-    assert audit(store, snapshot([add], config=config)) == []
+    assert audit(store, snapshot([add], config=config)).violations == ()
     assert scope_of("t", add) != scope_of("t", replace(add, sortSchema="service|host:-|timestamp/V2"))
 
 
