@@ -1,9 +1,8 @@
 """Spark as jobs use it: a session that starts only when there is work, and one task per work item.
 
-A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled but the items
-themselves. DataFrame API and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike
-(design page 08, "Spark"; decision 0076). Where the tasks are elsewhere, their code travels with the session (decision
-0062).
+A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
+and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike (design page 08, "Spark";
+decision 0076). Where the tasks are elsewhere, their code travels with the session (decision 0062).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -39,11 +39,9 @@ LOG = logging.getLogger(__name__)
 # Settings of a session, which a Connect server takes as well.
 _SESSION = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.adaptive.enabled": "false",  # it would coalesce the one-item partitions into one task
-    # It would drop `coalesce(1)`, and items that start in several partitions can be dealt to the same task.
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.CollapseRepartition",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
 }
+_PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
 # A range has as many partitions as there are slots, wherever Spark is, as far as its rows go.
 _PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
 
@@ -127,10 +125,24 @@ class Spark:
         session = self.session()
         started = time.perf_counter()
         numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
-        frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
-        rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
+        frame = session.createDataFrame(numbered).mapInArrow(_task(execute), "item long, answer string")
+        with _divided(session, len(items)):
+            rows = frame.collect()
         self.seconds += time.perf_counter() - started
         return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
+
+
+@contextmanager
+def _divided(session: SparkSession, parts: int) -> Iterator[None]:
+    """In the block Spark divides rows of the driver among so many tasks; no more of them than rows.
+
+    So each item is a task, on whichever slot is free. After a shuffle they would prefer the host that held the items.
+    """
+    session.conf.set(_PARTS_OF_ROWS, parts)
+    try:
+        yield
+    finally:
+        session.conf.unset(_PARTS_OF_ROWS)
 
 
 def active() -> SparkSession | None:
