@@ -19,6 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from jobs import compact, tasks
+from storage_core.compaction.planner import MergeOperation
 
 PATIENCE_S = 60.0
 
@@ -47,7 +48,7 @@ def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[
 
 
 def _is_of(large: int, item: Mapping[str, Any]) -> bool:
-    return tasks.MergeOperation.from_json(item["operation"]).window == large
+    return MergeOperation.from_json(item["operation"]).window == large
 
 
 def _attempt(folder: str) -> int:
