@@ -1,9 +1,8 @@
 """Spark as jobs use it: a session that starts only when there is work, and one task per work item.
 
-A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled but the items
-themselves. DataFrame API and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike
-(design page 08, "Spark"; decision 0076). Where the tasks are elsewhere, their code travels with the session (decision
-0062).
+A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
+and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike (design page 08, "Spark";
+decision 0076). Where the tasks are elsewhere, their code travels with the session (decision 0062).
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -40,11 +41,10 @@ LOG = logging.getLogger(__name__)
 # Settings of a session, which a Connect server takes as well.
 _SESSION = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.adaptive.enabled": "false",  # it would coalesce the one-item partitions into one task
-    # It would drop `coalesce(1)`, and items that start in several partitions can be dealt to the same task.
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.CollapseRepartition",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
 }
+_PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
+_EVERY_ROW = 1_000_000  # of rows there are never more parts than rows
 # A range has as many partitions as there are slots, wherever Spark is, as far as its rows go.
 _PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
 
@@ -64,6 +64,8 @@ class Spark:
         self._session: SparkSession | None = None
         self._joined = False
         self._busy = Stopwatch()
+        self._lock = threading.Lock()
+        self._mapping = 0
 
     def __enter__(self) -> Self:
         """Return itself; nothing is started yet."""
@@ -131,11 +133,28 @@ class Spark:
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         session = self.session()
-        with self._busy:
-            numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
-            frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
-            rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
+        numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
+        with self._busy, self._an_item_a_task(session):
+            frame = session.createDataFrame(numbered).mapInArrow(_task(execute), "item long, answer string")
+            rows = frame.collect()
         return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
+
+    @contextmanager
+    def _an_item_a_task(self, session: SparkSession) -> Iterator[None]:
+        """While at least one thread is in the block, each row of the driver is a task, on whichever slot is free.
+
+        After a shuffle they would prefer the host that held the items.
+        """
+        with self._lock:
+            self._mapping += 1
+            session.conf.set(_PARTS_OF_ROWS, _EVERY_ROW)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._mapping -= 1
+                if not self._mapping:
+                    session.conf.unset(_PARTS_OF_ROWS)
 
 
 def active() -> SparkSession | None:
