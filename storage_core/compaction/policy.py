@@ -209,17 +209,21 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
 
     A split that is too much for that is a part alone. Parts end with the target size if so asked. `lane` is ascending.
     """
-    place, end = np.arange(len(lane)), np.searchsorted(lane, lane, side="right")
-    by_count = place + most
-    by_rows = _room(splits.rows[rows], rules.settings.run_rows)
-    by_bytes = _room(splits.bytes[rows], MOST_RUN_TARGETS * rules.target_bytes)
-    by_target = end + 1
+    place, end, size = np.arange(len(lane)), np.searchsorted(lane, lane, side="right"), splits.bytes[rows]
+    stop = np.minimum(place + most, end)
+    np.minimum(stop, _room(splits.rows[rows], rules.settings.run_rows), out=stop)
+    np.minimum(stop, _room(size, MOST_RUN_TARGETS * rules.target_bytes), out=stop)
     if to_target:
-        by_target = np.maximum(_room(splits.bytes[rows], rules.target_bytes - 1) + 1, place + 2)
-    stop = np.minimum.reduce([by_count, by_rows, by_bytes, by_target, end])
-    full = (stop == by_count) | (stop == by_target) | (stop < end)
+        np.minimum(stop, np.maximum(_room(size, rules.target_bytes - 1) + 1, place + 2), out=stop)
     first = _hops(stop)
-    return _Parts(first=first, count=stop[first] - first, is_full=full[first], is_large=(stop == by_target)[first])
+    count = np.diff(first, append=len(lane))  # a part begins where the one before ends
+    large = np.add.reduceat(size, first) >= rules.target_bytes if len(first) else first > 0
+    return _Parts(
+        first=first,
+        count=count,
+        is_full=(count == most) | (large & to_target) | (stop[first] < end[first]),
+        is_large=large,
+    )
 
 
 def _room(values: Ints, most: int) -> Ints:
