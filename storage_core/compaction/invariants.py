@@ -19,7 +19,6 @@ from storage_core.log.schema_registry import schema_hash
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
-from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
@@ -69,19 +68,6 @@ def union_schema(inputs: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
         name for name in first if all(name in schema.names and not schema.field(name).nullable for _, schema in inputs)
     }
     return pa.schema([pa.field(name, field.type, name not in required) for name, (_, field) in first.items()])
-
-
-def require_same_rows(before: RowFingerprint, after: RowFingerprint, inputs: Sequence[Add]) -> None:
-    """Raise `Corrupt` unless both are the same multiset of rows with the same values (MC-1, MC-2)."""
-    if before.rows != after.rows:
-        raise Corrupt(
-            f"MC-1: compaction of {_names(inputs)} read {before.rows} rows and made {after.rows}; nothing was written"
-        )
-    if before != after:
-        raise Corrupt(
-            f"MC-2: compaction of {_names(inputs)} kept {before.rows} rows but changed values: expected the "
-            f"fingerprint {before.digest:x}, found {after.digest:x}; nothing was written"
-        )
 
 
 def require_sorted(output: pa.Table, order: SortOrder, inputs: Sequence[Add]) -> None:
