@@ -117,11 +117,6 @@ def column_faults(output: pa.Schema, expected: pa.Schema) -> Iterator[Fault]:
         yield Fault("MC-4", f"the columns are {found}, expected {wanted}")
 
 
-def require_same_rows(before: RowFingerprint, after: RowFingerprint, inputs: Sequence[Add]) -> None:
-    """Raise `Corrupt` unless both are the same multiset of rows with the same values (MC-1, MC-2)."""
-    _require(row_faults(before, after), inputs)
-
-
 def require_sorted(output: pa.Table, order: SortOrder, inputs: Sequence[Add]) -> None:
     """Raise `Corrupt` unless the output, before it is cut, is sorted by the inputs' order (MC-3)."""
     if not is_sorted(output, present_order(order, output.column_names)):

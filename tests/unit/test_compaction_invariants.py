@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from storage_core.compaction import invariants
 from storage_core.compaction.audit import audit
+from storage_core.compaction.columns import require_same_values, route, same_values
 from storage_core.compaction.execute import CompactionResult, execute, merge, require_merged
+from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.planner import MergeOperation, plan
 from storage_core.compaction.policy import SEALED
 from storage_core.config import TableConfig
@@ -18,19 +22,19 @@ from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows import fingerprint
 from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
 
+NAN = float("nan")
 FIRST = [
     {"at": 10, "service": "api", "host": "a", "count": 1, "value": 0.5},
     {"at": 20, "service": "web", "host": "b", "count": 2, "value": None},
 ]
 SECOND = [
-    {"at": 30, "service": "api", "host": "a", "count": 3, "value": float("nan")},
+    {"at": 30, "service": "api", "host": "a", "count": 3, "value": NAN},
     {"at": 40, "service": "", "host": None, "count": None, "value": -1.0},
 ]
 
@@ -53,17 +57,23 @@ def _write(store: MemoryStore, rows: pa.Table, *, seed: int, where: SplitContext
 
 def _merged(store: MemoryStore, operation: MergeOperation) -> pa.Table:
     splits = [open_split(store, add, as_dictionary=True) for add in operation.inputs]
-    return pa.concat_tables([piece.rows for piece in merge(splits, SCHEMA, operation.context.order).pieces])
+    return pa.concat_tables(list(merge(splits, SCHEMA, operation.context.order).pieces))
 
 
 def _require(wrong: pa.Table, store: MemoryStore, operation: MergeOperation) -> None:
-    before = [fingerprint.of(read_split(store, add)) for add in operation.inputs]
-    require_merged(wrong, fingerprint.combine(*before), SCHEMA, operation)
+    """What the kernel checks of each column when it has moved it, in place of the column that it made."""
+    inputs = [open_split(store, add, as_dictionary=True).read() for add in operation.inputs]
+    rows = [table.num_rows for table in inputs]
+    way = route(merge_order(inputs, operation.context.order).runs.positions(rows), sum(rows))
+    for name in wrong.column_names:
+        chunks = [chunk for table in inputs for chunk in table.column(name).chunks]
+        require_same_values(name, chunks, way, wrong.column(name).combine_chunks())
 
 
 def test_a_right_output_passes(store: MemoryStore, operation: MergeOperation) -> None:
     merged = _merged(store, operation)
     _require(merged, store, operation)
+    require_merged(merged, SCHEMA, operation)
     assert [row["service"] for row in merged.to_pylist()] == ["", "api", "api", "web"]
 
 
@@ -106,19 +116,55 @@ def test_null_in_place_of_an_empty_string_breaks_mc_2(store: MemoryStore, operat
         _require(nulled, store, operation)
 
 
+def test_values_that_float_arithmetic_takes_for_equal_are_told_apart() -> None:
+    way = route(np.array([1, 0]), 2)
+    zeros = [pa.array([0.0, -0.0])]
+    assert same_values(zeros, way, pa.array([-0.0, 0.0]))
+    assert not same_values(zeros, way, pa.array([0.0, -0.0]))
+
+
+def test_a_place_that_is_taken_twice_or_not_at_all_breaks_mc_1() -> None:
+    for positions, rows in (([0, 0, 1], 3), ([0, 1], 3), ([0, 1, 3], 3), ([0, -1], 2), ([0, 1, 1], 2)):
+        with pytest.raises(Corrupt, match=r"MC-1: .* not a permutation"):
+            route(np.array(positions), rows)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (pa.array([True, None]), pa.array([True, False])),
+        (pa.array(["a", None]), pa.array(["a", ""])),
+        (pa.array([b"a", b"b"]), pa.array([b"b", b"a"])),
+        (pa.array([Decimal("1.0"), Decimal("2.0")]), pa.array([Decimal("1.0"), Decimal("3.0")])),
+        (pa.array([1, None], pa.timestamp("us")), pa.array([None, 1], pa.timestamp("us"))),
+        (pa.array([[1.5], [NAN, None]]), pa.array([[1.5], [None, NAN]])),
+        (pa.array([{"x": 1}, {"x": None}]), pa.array([{"x": 1}, None])),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["a", "a"]).dictionary_encode()),
+        (pa.array(["a", None]).dictionary_encode(), pa.array(["a", "b"]).dictionary_encode()),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["a", "b", "c"]).dictionary_encode()),
+    ],
+    ids=lambda array: f"{array.type}",
+)
+def test_a_wrong_value_of_any_type_breaks_mc_2(right: pa.Array, wrong: pa.Array) -> None:
+    way = route(np.arange(len(right)), len(right))
+    halves = [right.slice(0, 1), right.slice(1)]
+    assert same_values(halves, way, right)
+    assert not same_values(halves, way, wrong)
+
+
 def test_an_unsorted_output_breaks_mc_3(store: MemoryStore, operation: MergeOperation) -> None:
     merged = _merged(store, operation)
     with pytest.raises(Corrupt, match=r"MC-3: .*not sorted by 'service\|host\|timestamp/V2'"):
-        _require(merged.take(pa.array([0, 2, 1, 3])), store, operation)
+        require_merged(merged.take(pa.array([0, 2, 1, 3])), SCHEMA, operation)
 
 
 def test_a_lost_or_retyped_column_breaks_mc_4(store: MemoryStore, operation: MergeOperation) -> None:
     merged = _merged(store, operation)
     with pytest.raises(Corrupt, match="MC-4"):
-        _require(merged.drop_columns(["value"]), store, operation)
+        require_merged(merged.drop_columns(["value"]), SCHEMA, operation)
     narrowed = merged.set_column(3, "count", merged.column("count").cast(pa.int32()))
     with pytest.raises(Corrupt, match="MC-4"):
-        _require(narrowed, store, operation)
+        require_merged(narrowed, SCHEMA, operation)
 
 
 def test_a_type_conflict_names_the_column_and_both_splits(store: MemoryStore) -> None:

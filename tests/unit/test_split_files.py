@@ -174,7 +174,7 @@ def test_large_batches_are_cut_at_the_target_size_where_the_key_changes(store: M
         {"at": 7200 + i % 7 / 10, "service": name, "host": "h", "count": i * 7919 % 99_991, "value": i / 3}
         for i, name in enumerate(names)
     )
-    small = replace(context(), target_bytes=40_000)
+    small = replace(context(), target_bytes=30_000)
     adds = sort_and_write(store, rows, context=small, ids=SeededIds(1), now_ms=NOW_MS)
     assert len(adds) > 3
     assert all(20_000 < add.size < 60_000 for add in adds)
