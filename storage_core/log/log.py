@@ -106,6 +106,7 @@ class TransactionLog:
         metrics: Mapping[str, Any] | None = None,
         commit_id: str | None = None,
         job_run_id: str | None = None,
+        head: Snapshot | None = None,
         rebase: Rebase | None = None,
     ) -> CommitResult:
         """Make `actions`, planned on `snapshot`, the next version: all of them, exactly once, or none.
@@ -113,8 +114,9 @@ class TransactionLog:
         Every check of design page 02 that follows from the actions, and every requirement, holds on the version the
         commit follows. Actions whose transactions are all recorded write nothing. A given `commit_id` marks a possible
         retry: the history up to `snapshot` is searched for it first, one GET per retained version. Uncontended: one
-        HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure is logged only. `rebase`
-        adapts the actions to a head whose splits have other deleted rows than the plan saw.
+        HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure is logged only. A `head`
+        that follows `snapshot` is tried first, so that versions known already are not read again. `rebase` adapts the
+        actions to a head whose splits have other deleted rows than the plan saw.
 
         Raises `InvalidInput`, `CommitConflict`, `Fenced`, `Unsupported`: nothing was written; `CommitUnknown`:
         call `find_commit` with its `commit_id`, or commit again with the same id.
@@ -128,7 +130,7 @@ class TransactionLog:
             commit_id=commit_id or self.ids.uuid(), operation=operation, metrics=metrics or {}, job_run_id=job_run_id
         )
         plan = Plan(snapshot, written, tuple(requirements), rebase)
-        result = Committer(self.store, self.clock, self.ids).commit(plan, label)
+        result = Committer(self.store, self.clock, self.ids).commit(plan, label, head)
         if result.already_committed or not _is_due(result.snapshot):
             return result
         return replace(result, snapshot=self._checkpoint_if_possible(result.snapshot))
