@@ -193,7 +193,13 @@ class _Route:
         names = {each.name for each in order.columns}
         splits = [open_split(store, add, whole=False, as_dictionary=True) for add in operation.inputs]
         runs = merge_order([_sort_columns(split, names) for split in splits], order).runs
-        ends = np.cumsum([add.numRecords or 0 for add in outputs], dtype=np.int64)
+        written = [add.numRecords or 0 for add in outputs]
+        ends = np.cumsum(written, dtype=np.int64)
+        if runs.rows != sum(written):
+            raise Corrupt(
+                f"MC-1: the {len(splits)} inputs of window {operation.window} have {runs.rows} rows, the outputs "
+                f"{sum(written)}; nothing was committed"
+            )
         firsts = np.cumsum(runs.count) - runs.count
         return _Route(runs, firsts, [positions(split.gone) for split in splits], ends)
 

@@ -96,7 +96,7 @@ class Committer:
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
                 if plan.rebase is not None and (last := self._read_back(last.head, label.commit_id)).landed:
-                    # Nobody's rebase may be for a head of before the pause: it would lose to the slowest of others.
+                    # To rebase takes requests: on a head from before the pause they would be in vain.
                     return CommitResult(
                         last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
                     )

@@ -19,6 +19,7 @@ from storage_core.formats.keys import version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.history.restore import restore
+from storage_core.log.actions import MergeSkip
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -330,6 +331,28 @@ def test_an_output_that_does_not_hold_the_rows_where_the_order_says_is_never_mar
         table.log.commit(snapshot, wrong.actions, operation="COMPACT", rebase=carry)
     (gone,) = read_split(table.store, operation.inputs[1]).slice(5, 1).to_pylist()
     assert numbers(table) == [n for n in range(2_000) if n % 30 and n != gone["n"]]
+
+
+def test_outputs_of_other_rows_than_those_of_the_inputs_are_never_marked() -> None:
+    table = table_of(SEVERAL)
+    snapshot = table.snapshot
+    (operation,) = planner.plan(snapshot)
+    result = compaction.execute(table.store, operation, ids=table.ids, now_ms=1)
+    delete_places(table.log, {operation.inputs[1].path: [5]})
+    carry = CarryOver(table.store, [(operation, replace(result, adds=result.adds[1:]))], ids=table.ids)
+    with pytest.raises(Corrupt, match="MC-1"):
+        carry(result.actions, table.snapshot)
+
+
+def test_a_commit_of_skips_alone_is_as_it_was_on_any_head() -> None:
+    table = table_of(SETTINGS)
+    snapshot = table.snapshot
+    (path, *_) = snapshot.splits
+    skip = MergeSkip(path=path, skipTimestamp=1, reason="damaged", operation="compact")
+    delete_where(table.log, lambda each: each["n"] == 1)
+    carry = CarryOver(table.store, [], ids=table.ids)
+    done = table.log.commit(snapshot, [skip], operation="COMPACT", rebase=carry)
+    assert list(done.snapshot.mergeskips) == [path]
 
 
 def test_a_commit_beside_nobody_or_an_append_costs_no_request_more() -> None:
