@@ -13,6 +13,7 @@ from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
 from jobs.request import WindowRange
 from storage_core.clock import Clock, SystemClock
+from storage_core.compaction import expiry
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.gc.collect import collect as collection
@@ -151,6 +152,19 @@ def _sort(declaration: TableDeclaration, table: Table | None, clock: Clock) -> D
     return Demands((Demand(mark=mark, reason=f"{count} generations wait unsorted"),))
 
 
+def _expire(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    if table is None:
+        return Demands()
+    # By the retention that is declared: the run declares it first.
+    found = expiry.plan(table.snapshot, retention_ms=declaration.retention, now_ms=clock.now_ms()).windows
+    if not found:
+        return Demands()
+    last = found[-1].window_start
+    mark = f"{last} {_newest_split(table, WindowRange(None, last + 1))}"  # late rows may join a window that has left
+    reason = f"{len(found)} windows have left, {sum(each.bytes for each in found):,} bytes"
+    return Demands((Demand(mark=mark, reason=reason),))
+
+
 def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
     debts = table.debt(Mode.POLICY) if table else []
     span = span_of(declaration, clock)
@@ -213,6 +227,7 @@ def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -
 _LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Demands]] = {
     "merge": _merge,
     "sort": _sort,
+    "expire": _expire,
     "compact": _compact,
     "checkpoint": _checkpoint,
     "catch_up": _catch_up,

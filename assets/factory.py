@@ -47,6 +47,7 @@ _KINDS: Mapping[JobName, set[str]] = {
     "ingest": {"spark", "parquet"},
     "merge": {"spark", "parquet"},
     "sort": {"spark"},
+    "expire": {"python"},
     "compact": {"spark", "parquet"},
     "checkpoint": {"avro"},
     "catch_up": {"spark"},
@@ -107,14 +108,15 @@ def index_asset(index: str) -> str:
 
 
 def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Step]:
-    """Return the steps that a table has: what it does not declare (landed files, a key, indexes) has no asset."""
+    """Return the steps that a table has: what it does not declare (files, key, indexes, retention) has no asset."""
     base = JobRequest(table_uri=declaration.uri)
     sources = _sources(declaration, replace(base, declaration=file))
+    expired = [_expired(base, sources)] if declaration.retention is not None else []
     compacted = Step(
         name="compacted",
         job="compact",
         description="One sorted split per window: the rows of all its splits, none lost, none twice.",
-        after=tuple(step.name for step in sources),
+        after=tuple(step.name for step in (*sources, *expired)),
         windowed=declaration.window is not None,
         request=base,
         judge=_rows_kept,
@@ -144,7 +146,7 @@ def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Ste
         request=base,
     )
     tidied = [_sorted(base)] if declaration.primary_key else []
-    return [*sources, *tidied, compacted, checkpointed, *indexes, collected]
+    return [*sources, *tidied, *expired, compacted, checkpointed, *indexes, collected]
 
 
 def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
@@ -172,6 +174,17 @@ def _sorted(request: JobRequest) -> Step:
         job="sort",
         description="Generations that merges left behind: where many wait in a region, one sorted by key.",
         after=("merged",),
+        request=request,
+    )
+
+
+def _expired(request: JobRequest, sources: Sequence[Step]) -> Step:
+    # Before the compaction: what is about to leave is not worth rewriting.
+    return Step(
+        name="expired",
+        job="expire",
+        description="Windows older than the retention have left the table, each as a whole.",
+        after=tuple(step.name for step in sources),
         request=request,
     )
 

@@ -29,7 +29,7 @@ from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 
-JobName = Literal["ingest", "merge", "sort", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
+JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
 Request = JobRequest | DealRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext

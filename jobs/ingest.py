@@ -22,7 +22,7 @@ from storage_core.ingest.batch import IngestResult, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.tally import tally
 from storage_core.rows.late import LateFigures
-from storage_core.split.write import context_of
+from storage_core.split.context import context_of
 from storage_core.table import Table, exists
 
 SUMMARY = "Ingest the landed files that are not in the table yet."

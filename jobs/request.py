@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jobs.master import LOCAL_SPARK
 from storage_core.compaction.policy import Mode
 from storage_core.errors import InvalidInput
 
@@ -75,7 +76,7 @@ class JobRequest:
     dry_run: bool = False
     horizon_ms: int | None = None
     run_id: str | None = None
-    master: str = "local[*]"
+    master: str = LOCAL_SPARK
     wait_ms: int = 0
     mode: Mode = Mode.FINALIZE
     since: int | None = None
@@ -96,7 +97,7 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--horizon-ms", type=int, help="override of the horizon before an object is deleted")
     result.add_argument("--run-id", help="recorded in the commit, to find the run that made it")
-    result.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
     result.add_argument(
         "--wait-ms", type=int, default=0, help="wait so long while another run works on it, then exit 3 (default: 0)"
     )

@@ -65,6 +65,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "deal": dealing.deal,
         "sort": upkeep.sort,
         "merge": upkeep.merge,
+        "expire": upkeep.expire,
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,
         "gc": upkeep.gc,

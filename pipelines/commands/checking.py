@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
-from pipelines.commands.arguments import LOCAL_SPARK, DryRun, From, Json, Master, To, Uri, Window
+from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.target import resolve
 from pipelines.commands.upkeep import windows
 from storage_core.errors import Corrupt

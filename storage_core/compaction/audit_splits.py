@@ -29,7 +29,7 @@ from storage_core.split.encode import present_order
 from storage_core.split.lineage import read_origin
 from storage_core.split.metadata import PREFIX, differences
 from storage_core.split.read import OpenSplit, open_split
-from storage_core.split.write import row_key
+from storage_core.split.writer import row_key
 
 _MOST_SHOWN = 5
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 
 from storage_core.compaction import invariants
-from storage_core.compaction.kernel import merge_order, take_column
+from storage_core.compaction.kernel import MergeOrder, merge_order
 from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.streaming import Piece, output_schema, piece_rows, pieces
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.action_json import read_actions, write_actions
@@ -26,12 +30,19 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.sort_order import SortOrder
-from storage_core.split.encode import cut, decoded
+from storage_core.split.emission import Emission, Expected
+from storage_core.split.encode import decoded
+from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.lineage import Lineage
-from storage_core.split.read import OpenSplit, open_split
-from storage_core.split.write import write_split
+from storage_core.split.read import OpenSplit, Spool, open_split
+from storage_core.split.writer import SplitHead
 
 _logger = logging.getLogger(__name__)
+
+_IN_MEMORY_BYTES = 64 * 2**20
+_READ_AHEAD_BYTES = 64 * 2**20
+_LEAST_BUFFER_BYTES = 16 * 2**10
+_MOST_BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,66 +82,100 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
     """Merge the inputs into as few sorted splits as the target size allows and return the actions that swap them.
 
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
-    (MC-3) and has all their columns (MC-4): checked before anything is written, so no result is returned in breach.
-    One GET per input, one PUT per output; nothing is deleted. Running it again writes new files under fresh ids, and at
-    most one run's result can be committed. Raises `InvalidInput` for inputs that do not belong together, `Corrupt` for
-    an input whose bytes changed or an output that breaks an invariant.
+    (MC-3) and has all their columns (MC-4): checked piece by piece before it is written, so no result is returned in
+    breach; an output that was written before is an orphan. One GET per input, one PUT per output; nothing is deleted.
+    Running it again writes new files under fresh ids, and at most one run's result can be committed. Raises
+    `InvalidInput` for inputs that do not belong together, `Corrupt` for an input whose bytes changed or that is not
+    sorted as it says, and for an output that breaks an invariant.
     """
     context, adds = operation.context, operation.inputs
-    invariants.require_one_scope(context.table_id, operation.window, adds)
-    splits = [open_split(store, add, as_dictionary=True) for add in adds]
-    schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
-    before = _fingerprint_of_splits(splits)
-    merged = merge(splits, schema, context.order)
-    require_merged(merged, before, schema, operation)
-    replaces = {split.add.path: split.rows for split in splits}
-    lineage = Lineage(operation="compact", operation_id=ids.uuid(), replaces=replaces)
-    outputs = [
-        write_split(
-            store,
-            piece,
+    start = TableConfig.from_configuration(context.configuration).compaction.start
+    invariants.require_one_scope(context.table_id, operation.window, adds, start=start)
+    with _opened(store, adds, len(context.schema)) as splits:
+        schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
+        head = SplitHead(
             context=context,
             window=operation.window,
-            num_merge_ops=operation.merge_ops,
-            split_id=ids.uuid(),
             now_ms=now_ms,
-            lineage=lineage,
+            num_merge_ops=operation.merge_ops,
+            lineage=Lineage(
+                operation="compact",
+                operation_id=ids.uuid(),
+                replaces={split.add.path: split.rows for split in splits},
+            ),
         )
-        for piece in cut(merged, context.order, context.target_bytes)
-    ]
-    return _result(operation, outputs, rows_in=before.rows, now_ms=now_ms)
+        merged = merge(splits, schema, context.order)
+        emission = Emission(store, head, _expected(splits, merged), ids)
+        last: pa.Table | None = None
+        for piece in merged.pieces:
+            require_merged(piece.rows, piece.before, schema, operation, after=last)
+            emission.add(piece.rows)
+            last = piece.rows.slice(piece.rows.num_rows - 1)
+        return _result(operation, emission.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
 
 
-def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> pa.Table:
-    """Return the rows of all splits in `order` with the columns of `schema`, strings as dictionaries.
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The output of a merge: its order, how it is to be encoded (None: chosen anew), and its rows as they are made."""
 
-    Memory, beside the encoded inputs: the sort columns, then the output and one column of the inputs at a time.
+    order: MergeOrder
+    encodings: Encodings | None
+    pieces: Iterator[Piece]
+
+
+def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> Merged:
+    """Return the rows of all splits in `order` with the columns of `schema`, strings as dictionaries where they pay.
+
+    Memory: the sort columns until the order is known, then the order and what `streaming.pieces` holds, whatever the
+    number of columns.
     """
     names = {each.name for each in order.columns}
-    runs = merge_order([split.read(names) for split in splits], order)
-    input_rows = [split.rows for split in splits]
-    _logger.debug("merge order: %d rows in %d runs of %d splits", runs.rows, len(runs), len(splits))
-    columns = [take_column([_column(split, name) for split in splits], runs, input_rows) for name in schema.names]
-    fields = [pa.field(field.name, column.type, field.nullable) for field, column in zip(schema, columns, strict=True)]
-    return pa.table(columns, schema=pa.schema(fields))
+    merged = merge_order([split.read(names) for split in splits], order)
+    _logger.debug("merge order: %d rows in %d runs of %d splits", merged.runs.rows, len(merged.runs), len(splits))
+    encodings = inherited([(split.rows, split.metadata) for split in splits], schema)
+    stored = output_schema(splits, schema, encodings or {})
+    return Merged(merged, encodings, pieces(splits, merged.runs, stored, piece_rows(splits, schema)))
 
 
-def require_merged(merged: pa.Table, before: RowFingerprint, schema: pa.Schema, operation: MergeOperation) -> None:
-    """Raise `Corrupt` when the merged rows break MC-1 to MC-4 against the inputs' fingerprint and union schema."""
+def require_merged(
+    merged: pa.Table,
+    before: RowFingerprint,
+    schema: pa.Schema,
+    operation: MergeOperation,
+    *,
+    after: pa.Table | None = None,
+) -> None:
+    """Raise `Corrupt` when the merged rows break MC-1 to MC-4 against the inputs' fingerprint and union schema.
+
+    They must not come before the rows of `after`, of which the last is the last of what was merged before.
+    """
     inputs = operation.inputs
     invariants.require_columns(decoded(merged.slice(0, 0)).schema, schema, inputs)
     invariants.require_same_rows(before, fingerprint.of(merged), inputs)
-    invariants.require_sorted(merged, operation.context.order, inputs)
+    whole = merged if after is None else pa.concat_tables([after, merged])
+    invariants.require_sorted(whole, operation.context.order, inputs)
 
 
-def _column(split: OpenSplit, name: str) -> pa.ChunkedArray | None:
-    return split.read([name]).column(name) if name in split.schema.names else None
+def _expected(splits: Sequence[OpenSplit], merged: Merged) -> Expected:
+    return Expected(
+        rows=merged.order.runs.rows,
+        most_bytes=sum(split.add.size for split in splits),
+        may_hold_nan=frozenset().union(*(split.may_hold_nan() for split in splits)),
+        next_key=merged.order.next_key,
+        encodings=merged.encodings,
+    )
 
 
-def _fingerprint_of_splits(splits: Sequence[OpenSplit]) -> RowFingerprint:
-    """Row group by row group: the rows of the inputs are never in memory together."""
-    parts = (fingerprint.of(table) for split in splits for table in split.batches())
-    return reduce(fingerprint.combine, parts)
+@contextmanager
+def _opened(store: ObjectStore, adds: Sequence[Add], columns: int) -> Iterator[list[OpenSplit]]:
+    """The inputs, checked whole; above `_IN_MEMORY_BYTES` on disk, for together they are as wide as the table."""
+    if sum(add.size for add in adds) <= _IN_MEMORY_BYTES:
+        yield [open_split(store, add, as_dictionary=True) for add in adds]
+        return
+    share = _READ_AHEAD_BYTES // (len(adds) * max(1, columns))
+    with TemporaryDirectory(prefix="tidemark-compact-") as folder:
+        spool = Spool(Path(folder), buffer_bytes=min(_MOST_BUFFER_BYTES, max(_LEAST_BUFFER_BYTES, share)))
+        yield [open_split(store, add, as_dictionary=True, spool=spool) for add in adds]
 
 
 def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> CompactionResult:

@@ -1,8 +1,7 @@
-"""The sorted merge: compute the order from the sort columns, then take every column through it (design page 04).
+"""The order of a sorted merge: computed from the sort columns alone, held as runs (design page 04, "Kernel", step 1).
 
 Sort columns come with strings as dictionaries, which are ranked and never decoded. The order is held as runs of rows
-that stay together, which sorted inputs make long. What holds the columns in between is the caller's choice:
-`take_column` moves one column of all inputs at a time.
+that stay together, which sorted inputs make long. `compaction.streaming` takes the columns through it.
 """
 
 from __future__ import annotations
@@ -14,10 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.order import ranks, sort_indices
+from storage_core.compaction import strategies
+from storage_core.compaction.strategies import Strategy
+from storage_core.rows.keys import pack, rises
+from storage_core.rows.order import key_codes
 from storage_core.rows.sort_order import SortOrder
 
 Positions = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,47 +50,91 @@ class Runs:
         shifts: Positions = np.repeat(first - run_starts, self.count)
         return np.arange(self.rows, dtype=np.int64) + shifts
 
+    def pieces(self, rows: int) -> list[Runs]:
+        """Return the same order as consecutive pieces of `rows` output rows each, the last of what is left."""
+        ends = np.cumsum(self.count)
+        starts = ends - self.count
+        pieces = []
+        for low in range(0, self.rows, rows):
+            high = low + rows
+            among = slice(np.searchsorted(ends, low, side="right"), np.searchsorted(starts, high, side="left"))
+            skipped = np.maximum(low - starts[among], 0)
+            counts = np.minimum(ends[among], high) - starts[among] - skipped
+            pieces.append(Runs(self.input[among], self.start[among] + skipped, counts))
+        return pieces
 
-def merge_order(inputs: Sequence[pa.Table], order: SortOrder) -> Runs:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergeOrder:
+    """The order as runs, and which output rows have another key than the row before, where a split may begin."""
+
+    runs: Runs
+    begins: Mask
+
+    def next_key(self, row: int) -> int:
+        """Return the first output row from `row` on where a key begins, or the number of rows."""
+        ahead = self.begins[row:]
+        nearest = int(ahead.argmax()) if len(ahead) else 0
+        return row + nearest if len(ahead) and ahead[nearest] else len(self.begins)
+
+
+def merge_order(inputs: Sequence[pa.Table], order: SortOrder, strategy: Strategy = Strategy.PACKED) -> MergeOrder:
     """Return the order in which the rows of all inputs are sorted; rows with equal keys keep the order of the inputs.
 
     The tables need the sort columns only; one that lacks a sort column counts as null in it (MC-4). The inputs need not
-    be sorted: the stable sort exploits it where they are.
+    be sorted: a stable sort exploits it where they are. Every strategy gives the
+    same order. Without sort columns every row begins a key.
     """
+    input_rows = [table.num_rows for table in inputs]
+    rows = sum(input_rows)
     keys = [each for each in order.columns if any(each.name in table.column_names for table in inputs)]
-    columns = [concatenated([_column(table, each.name) for table in inputs], _rows(inputs)) for each in keys]
-    row_counts = _rows(inputs)
     if not keys:
-        return _runs(np.arange(sum(row_counts), dtype=np.int64), row_counts, [])
-    combined = pa.table(columns, names=[each.name for each in keys])
-    positions = sort_indices(combined, SortOrder(columns=tuple(keys), text=order.text))
-    return _runs(positions, row_counts, [ranks(column) for column in columns[:-1]])
+        in_file_order = np.arange(rows, dtype=np.int64)
+        begins = np.full(rows, not order.columns)
+        return MergeOrder(_runs(in_file_order, input_rows, np.zeros(rows, np.bool_)), begins)
+    coded = []
+    for each in keys:
+        columns = [_column(table, each.name) for table in inputs]
+        whole = concatenated(columns, input_rows, common_type(columns))
+        coded.append(key_codes(whole, each))
+    packed = pack(coded, rows)
+    positions = strategies.positions(coded, input_rows, strategy)
+    series = rises(pack(coded[:-1], rows), positions) if len(coded) > 1 else np.zeros(rows, np.bool_)
+    return MergeOrder(_runs(positions, input_rows, series), rises(packed, positions))
 
 
-def take_column(inputs: Sequence[pa.ChunkedArray | None], runs: Runs, input_rows: Sequence[int]) -> pa.ChunkedArray:
-    """Return one column of the output: the inputs' column through the order; None stands for an input without it."""
-    return concatenated(inputs, input_rows).take(pa.array(runs.positions(input_rows)))
+def take_column(
+    inputs: Sequence[pa.ChunkedArray | None], positions: pa.Array, input_rows: Sequence[int], type_: pa.DataType
+) -> pa.ChunkedArray:
+    """Return one column of the output: `positions` of the inputs' column; None stands for an input without it."""
+    return concatenated(inputs, input_rows, type_).take(positions)
 
 
-def concatenated(columns: Sequence[pa.ChunkedArray | None], input_rows: Sequence[int]) -> pa.ChunkedArray:
-    """Return the column of one input after the other; where an input lacks it, that many nulls.
+def concatenated(
+    columns: Sequence[pa.ChunkedArray | None], input_rows: Sequence[int], type_: pa.DataType
+) -> pa.ChunkedArray:
+    """Return the column of one input after the other as `type_`; where an input lacks it, that many nulls.
 
-    Dictionary columns come out with one dictionary. At least one input must have the column.
+    Dictionary columns come out with one dictionary, or as their values where `type_` is that of the values.
     """
-    kind = next(column.type for column in columns if column is not None)
     chunks: list[pa.Array] = []
     for column, rows in zip(columns, input_rows, strict=True):
-        chunks.extend([pa.nulls(rows, kind)] if column is None else column.chunks)
-    whole = pa.chunked_array(chunks, type=kind)
-    return whole.unify_dictionaries() if pa.types.is_dictionary(kind) else whole
+        if column is None:
+            chunks.append(pa.nulls(rows, type_))
+        else:
+            chunks.extend((column if column.type == type_ else column.cast(type_)).chunks)
+    whole = pa.chunked_array(chunks, type=type_)
+    return whole.unify_dictionaries() if pa.types.is_dictionary(type_) else whole
+
+
+def common_type(columns: Sequence[pa.ChunkedArray | None]) -> pa.DataType:
+    """Return the type of the columns, of which at least one is not None: a dictionary where every one has one."""
+    types = [column.type for column in columns if column is not None]
+    return next((each for each in types if not pa.types.is_dictionary(each)), types[0])
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray | None:
     return table.column(name) if name in table.column_names else None
-
-
-def _rows(inputs: Sequence[pa.Table]) -> list[int]:
-    return [table.num_rows for table in inputs]
 
 
 def _offsets(input_rows: Sequence[int]) -> Positions:
@@ -95,17 +142,15 @@ def _offsets(input_rows: Sequence[int]) -> Positions:
     return np.asarray(np.cumsum(counts) - counts, dtype=np.int64)
 
 
-def _runs(positions: Positions, input_rows: Sequence[int], series: Sequence[Positions]) -> Runs:
-    """A run ends where the next row is not the next row of the same input, or where a code of `series` changes."""
+def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs:
+    """A run ends where the next row is not the next row of the same input, or where `series` says that one begins."""
     if len(positions) == 0:
         empty = np.empty(0, dtype=np.int64)
         return Runs(empty, empty, empty)
     ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))
     # `right`: an input without rows has the same end as the one before it and must never be chosen
     inputs = np.searchsorted(ends, positions, side="right").astype(np.int64)
-    breaks = (np.diff(positions) != 1) | (np.diff(inputs) != 0)
-    for codes in series:
-        breaks |= np.diff(codes[positions]) != 0
+    breaks = (np.diff(positions) != 1) | (np.diff(inputs) != 0) | series[1:]
     firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1)).astype(np.int64)
     counts = np.diff(np.append(firsts, len(positions)))
     return Runs(inputs[firsts], positions[firsts] - _offsets(input_rows)[inputs[firsts]], counts)

@@ -18,7 +18,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks, RawSegment
 from storage_core.region.dealt import Stretch
-from storage_core.split.write import context_of
+from storage_core.split.context import context_of
 
 ROUND_BYTES = 256 * 2**20
 WORK_BYTES = 32 * 2**20

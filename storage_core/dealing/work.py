@@ -19,7 +19,7 @@ from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.region.dealt import Stretch, Turn
 from storage_core.region.spec import Region
 from storage_core.rows.late import LateFigures
-from storage_core.split.write import SplitContext
+from storage_core.split.context import SplitContext
 
 Json = dict[str, Any]
 

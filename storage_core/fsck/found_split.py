@@ -15,7 +15,7 @@ from storage_core.rows import column_regex, statistics
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_sealed
 from storage_core.split.read import open_split
-from storage_core.split.write import with_file_figures
+from storage_core.split.writer import with_file_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
 from storage_core.rows.late import LateRule
 from storage_core.rows.windows import window_starts
-from storage_core.split.write import SplitContext, sort_and_write
+from storage_core.split.context import SplitContext
+from storage_core.split.write import sort_and_write
 
 __all__ = ["IngestResult", "IngestWork", "execute", "pending", "plan"]
 

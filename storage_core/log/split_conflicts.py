@@ -1,8 +1,8 @@
 """Splits that a commit adds and removes, against the head it would follow (design page 02, the conflict table).
 
-Three rules, whatever the operation calls itself. A removed split is live, with the deletion vector that the plan saw:
-a compaction never brings back rows that somebody deleted meanwhile (lesson 26). An add that changes the vector of a
-live split found it as the plan saw it. Any other add is a new file.
+Three rules, whatever the operation calls itself. A removed split is live, with the deletion vector that the plan saw,
+or that its rebase has seen: a compaction never brings back rows that somebody deleted meanwhile (lesson 26). An add
+that changes the vector of a live split found it as the plan saw it. Any other add is a new file.
 
 That a plain add is new is not looked up among all live splits: on a table of a million files that would read every
 manifest for every commit. It is sound because a split is named by a UUID made for it, written by put-if-absent, so a

@@ -32,9 +32,10 @@ from storage_core.region.overlap import may_overlap
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.region.tail import known_regions
 from storage_core.rows import fold
+from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.vectors import rows_gone, vector_for
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.write import sort_and_write
 
 _logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove, to_json_object
 from storage_core.log.requirements import MergeProgress
-from storage_core.split.write import SplitContext
+from storage_core.split.context import SplitContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

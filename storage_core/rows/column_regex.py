@@ -61,18 +61,58 @@ def column_regex(values: Iterable[str], most_transitions: int = MOST_TRANSITIONS
     return f"^{_escaped(root.label)}{_tail(ordered, root, opened)}$"
 
 
-def column_regexes(rows: pa.Table, names: Collection[str]) -> dict[str, str]:
-    """Return the expression of every column among `names` that holds strings, plain or as dictionaries.
+class ColumnRegexes:
+    """The expressions of rows that pass in pieces: of every column among `names` that holds strings.
 
-    A column without a value has no entry. Values are looked at once each, whatever the number of rows.
+    Values are looked at once each, whatever the number of rows, and at most `MOST_DISTINCT` of a column are remembered.
     """
-    found: dict[str, str] = {}
-    for name in (each for each in rows.column_names if each in names):
-        values, _ = values_and_nulls(rows.column(name))
-        text = _of_strings(values) if pa.types.is_string(values.type) else None
-        if text is not None:
-            found[name] = text
-    return found
+
+    __slots__ = ("_columns", "_names")
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._columns: dict[str, _Seen] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Take the next rows."""
+        for name in (each for each in rows.column_names if each in self._names):
+            values, _ = values_and_nulls(rows.column(name))
+            if pa.types.is_string(values.type):
+                self._columns[name] = self._columns.get(name, _Seen(pa.array([], pa.string()))).and_(values)
+
+    def result(self) -> dict[str, str]:
+        """Return the expression of each column; one without a value has no entry."""
+        found = {name: seen.expression() for name, seen in self._columns.items()}
+        return {name: text for name, text in found.items() if text is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The values of a column so far, each once; with `many`, only the least and the greatest."""
+
+    values: pa.Array
+    many: bool = False
+
+    def and_(self, values: pa.ChunkedArray) -> _Seen:
+        together = pa.chunked_array([self.values, *values.chunks], pa.string())
+        if not self.many:
+            distinct = pc.unique(together).drop_null()
+            if len(distinct) <= MOST_DISTINCT:
+                return _Seen(distinct)
+        bounds = pc.min_max(together)
+        return _Seen(pa.array([bounds["min"].as_py(), bounds["max"].as_py()]), many=True)
+
+    def expression(self) -> str | None:
+        texts = self.values.to_pylist()
+        return _of_many(*texts) if self.many else column_regex(texts)
+
+
+def may_match(expression: str, value: str) -> bool:
+    """Return whether a column that the expression describes may hold the value; True for what RE2 cannot read."""
+    try:
+        return bool(pc.match_substring_regex(pa.scalar(value), expression).as_py())
+    except (pa.ArrowInvalid, UnicodeEncodeError):
+        return True
 
 
 def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
@@ -94,14 +134,6 @@ def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
         if len(lost):
             found.append(f"column {name!r}: {expression!r} does not match {lost[0].as_py()!r:.80}")
     return found
-
-
-def _of_strings(values: pa.ChunkedArray) -> str | None:
-    distinct = pc.unique(values).drop_null()
-    if len(distinct) <= MOST_DISTINCT:
-        return column_regex(distinct.to_pylist())
-    bounds = pc.min_max(distinct)
-    return _of_many(bounds["min"].as_py(), bounds["max"].as_py())
 
 
 def _of_many(least: str, greatest: str) -> str:

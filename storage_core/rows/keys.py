@@ -94,7 +94,7 @@ def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Places, Mask]:
     """
     keys = _packed_key([table], key)
     order = sorted_order(keys)
-    begins = _rises(keys, order)
+    begins = rises(keys, order)
     begins[:1] = True
     return order, begins
 
@@ -105,7 +105,7 @@ def dense_ranks(keys: Sequence[Unsigned]) -> Places:
         return _ranks_by_counting(keys[0])
     order = sorted_order(keys)
     ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.cumsum(_rises(keys, order))
+    ranks[order] = np.cumsum(rises(keys, order))
     return ranks
 
 
@@ -146,8 +146,8 @@ def _packed_key(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Unsigned
     return pack([_key_column(tables, name) for name in key], sum(table.num_rows for table in tables))
 
 
-def _rises(keys: Sequence[Unsigned], order: Places) -> Mask:
-    """Which rows in this order differ from the row before; the first does not."""
+def rises(keys: Sequence[Unsigned], order: Places) -> Mask:
+    """Return which rows in this order differ from the row before; the first does not."""
     rises = np.zeros(len(order), np.bool_)
     for key in keys:
         ordered = key[order]

@@ -43,9 +43,10 @@ def ranks(column: pa.ChunkedArray, descending: bool = False) -> npt.NDArray[np.i
 
 
 def _keys(table: pa.Table, order: SortOrder) -> list[Unsigned]:
-    return pack([_codes(table.column(each.name), each) for each in order.columns], table.num_rows)
+    return pack([key_codes(table.column(each.name), each) for each in order.columns], table.num_rows)
 
 
-def _codes(column: pa.ChunkedArray, each: OrderColumn) -> Codes:
+def key_codes(column: pa.ChunkedArray, each: OrderColumn) -> Codes:
+    """Return codes that order the rows as this column of a sort schema does: its direction and its place of nulls."""
     found = codes(column, descending=each.descending)
     return nulls_before(found) if each.nulls_first else found

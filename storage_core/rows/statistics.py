@@ -54,21 +54,43 @@ class Statistics:
     null_counts: dict[str, int] = field(default_factory=dict)
 
 
+class Running:
+    """The statistics of rows that pass in pieces: those that `compute` finds in all of them together."""
+
+    __slots__ = ("_extremes", "_nulls")
+
+    def __init__(self) -> None:
+        self._extremes: dict[str, list[pa.Array]] = {}
+        self._nulls: dict[str, int] = {}
+
+    def add(self, table: pa.Table) -> None:
+        """Count the next rows; every piece must have the same columns."""
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            values, nulls = values_and_nulls(column)
+            self._nulls[name] = self._nulls.get(name, 0) + nulls
+            if _has_bounds(values.type):
+                low, high = _extremes(values)
+                self._extremes.setdefault(name, []).append(pa.array([low, high], low.type))
+
+    def result(self, truncate_at: int = TRUNCATE_AT) -> Statistics:
+        """Return the statistics of all rows so far; strings are cut after `truncate_at` code points."""
+        statistics = Statistics(null_counts=dict(self._nulls))
+        for name, pieces in self._extremes.items():
+            low, high = _extremes(pa.chunked_array(pieces))
+            for bounds, text in (
+                (statistics.min_values, _lower(low, truncate_at)),
+                (statistics.max_values, _upper(high, truncate_at)),
+            ):
+                if text is not None:
+                    bounds[name] = text
+        return statistics
+
+
 def compute(table: pa.Table, truncate_at: int = TRUNCATE_AT) -> Statistics:
     """Return the statistics of every column; strings are cut after `truncate_at` code points."""
-    statistics = Statistics()
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        values, statistics.null_counts[name] = values_and_nulls(column)
-        if not _has_bounds(values.type):
-            continue
-        low, high = _extremes(values)
-        for bounds, text in (
-            (statistics.min_values, _lower(low, truncate_at)),
-            (statistics.max_values, _upper(high, truncate_at)),
-        ):
-            if text is not None:
-                bounds[name] = text
-    return statistics
+    running = Running()
+    running.add(table)
+    return running.result(truncate_at)
 
 
 def decode(text: str, type_: pa.DataType) -> Value:

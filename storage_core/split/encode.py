@@ -1,13 +1,11 @@
-"""Sorted rows to the bytes of one Parquet file, and where to cut rows so that each file has the target size.
+"""Sorted rows to the bytes of one Parquet file, and what tells where to cut them so that each has the target size.
 
-Pure: no store, no clock. Encodings are Parquet's defaults (dictionary where it stays small) with zstd; choosing them
-per column is a decision of its own (design page 04, "Encodings are chosen").
+Pure: no store, no clock. Which encoding a column gets is the caller's choice (`split.encodings`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -15,16 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage_core.errors import InvalidInput
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
-from storage_core.split import row_groups
-
-ZSTD_LEVEL: Final = 3
-ROWS_PER_PAGE: Final = 1024
-"""Small pages make the page index selective: one lookup in a sorted file decodes about this many rows per column."""
-
-DICTIONARY_BYTES: Final = 65_536
-"""Where a dictionary stops paying in so small a row group; Parquet's mebibyte would hold every value of a number."""
+from storage_core.split.encodings import DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encodings, by_dictionary
 
 _SAMPLE_SLICES: Final = 8
 _SAMPLE_ROWS: Final = 8192
@@ -35,33 +27,66 @@ def present_order(order: SortOrder, names: list[str]) -> SortOrder:
     return SortOrder(columns=tuple(each for each in order.columns if each.name in names), text=order.text)
 
 
-def encode(rows: pa.Table, order: SortOrder, metadata: Mapping[str, str]) -> pa.Buffer:
-    """Return the complete bytes of a Parquet file that holds `rows` as they come, which must be sorted by `order`.
+class FileWriter:
+    """One Parquet file in memory, written row group by row group.
 
-    Dictionary columns are written as columns of their values, without being decoded. Every page carries a checksum.
-    A float column that holds NaN has no statistics: Parquet's bounds leave NaN out, and readers would miss its rows.
+    Dictionary columns are written as columns of their values, without being decoded where `encodings` says dictionary.
+    Every page carries a checksum. The columns `may_hold_nan` have no statistics: Parquet's bounds leave NaN out, and
+    readers would miss its rows. `schema` is that of the rows as they come, dictionaries included.
     """
-    sink = pa.BufferOutputStream()
-    plain = pa.schema([_plain(field) for field in rows.schema])
-    holds_nan = {field.name for field in plain if _may_hold_nan(rows.column(field.name))}
-    writer = pq.ParquetWriter(
-        sink,
-        rows.schema.remove_metadata(),
-        compression="zstd",
-        compression_level=ZSTD_LEVEL,
-        # the Arrow schema would bring dictionary types back on reading; the native types say everything
-        store_schema=False,
-        write_statistics=_leaves(plain, but=holds_nan) if holds_nan else True,
-        write_page_index=True,
-        write_page_checksum=True,
-        max_rows_per_page=ROWS_PER_PAGE,
-        dictionary_pagesize_limit=DICTIONARY_BYTES,
-        sorting_columns=_native_sorting(order, plain),
+
+    def __init__(
+        self, schema: pa.Schema, order: SortOrder, encodings: Encodings, *, may_hold_nan: Collection[str] = ()
+    ) -> None:
+        self._schema = schema.remove_metadata()
+        self._sink = pa.BufferOutputStream()
+        self._without_statistics = frozenset(may_hold_nan)
+        plain = pa.schema([_plain(field) for field in schema])
+        others = {name: each.value for name, each in encodings.items() if not by_dictionary(encodings, name)}
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=ZSTD_LEVEL,
+            use_dictionary=_leaves(plain, but=others) if others else True,
+            column_encoding=others or None,
+            # the Arrow schema would bring dictionary types back on reading; the native types say everything
+            store_schema=False,
+            write_statistics=_leaves(plain, but=may_hold_nan) if may_hold_nan else True,
+            write_page_index=True,
+            write_page_checksum=True,
+            max_rows_per_page=ROWS_PER_PAGE,
+            dictionary_pagesize_limit=DICTIONARY_BYTES,
+            sorting_columns=_native_sorting(order, plain),
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far; the footer is not among them."""
+        return int(self._sink.tell())
+
+    def add(self, rows: pa.Table) -> None:
+        """Append rows as one row group; at most `row_groups.ROWS_PER_GROUP` belong into one.
+
+        Raises `InvalidInput` for NaN in a column that was not said to hold any.
+        """
+        unexpected = nan_columns(rows) - self._without_statistics
+        if unexpected:
+            raise InvalidInput(f"NaN in {sorted(unexpected)}, of which the writer was told that there is none")
+        self._writer.write_table(rows.replace_schema_metadata(None))
+
+    def finish(self, metadata: Mapping[str, str]) -> pa.Buffer:
+        """Return the complete bytes, `metadata` among them; nothing can be added afterwards."""
+        self._writer.add_key_value_metadata(dict(metadata))
+        self._writer.close()
+        return self._sink.getvalue()
+
+
+def nan_columns(rows: pa.Table) -> frozenset[str]:
+    """Return the columns in which NaN occurs; of floats inside nested columns nobody asks, so there it is assumed."""
+    return frozenset(
+        name for name, column in zip(rows.column_names, rows.columns, strict=True) if _may_hold_nan(column)
     )
-    with writer:
-        writer.write_table(rows.replace_schema_metadata(None), row_group_size=row_groups.ROWS_PER_GROUP)
-        writer.add_key_value_metadata(dict(metadata))
-    return sink.getvalue()
 
 
 def decoded(rows: pa.Table) -> pa.Table:
@@ -71,23 +96,47 @@ def decoded(rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema([_plain(field) for field in rows.schema]))
 
 
-def cut(rows: pa.Table, order: SortOrder, target_bytes: int) -> list[pa.Table]:
-    """Return sorted `rows` as consecutive pieces of about `target_bytes` when encoded, cut only where the key changes.
+def has_float(type_: pa.DataType) -> bool:
+    """Whether values of the type are floats or have floats in them."""
+    inner = [type_.field(index).type for index in range(type_.num_fields)]
+    return bool(pa.types.is_floating(type_)) or any(has_float(each) for each in inner)
 
-    So the row keys of the pieces do not overlap. A run of equal keys is never cut, whatever its size. The number of
-    pieces is rounded, not rounded up: with more than one, each has at least about three quarters of the target, and
-    the planner does not take it for a small split that should be merged again.
+
+def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
+    """Return the first row from `start` on, at least 1, whose key differs from the row before; else the row count."""
+    if not order.columns:
+        return start
+    keys = present_order(order, rows.column_names).columns
+    width = 64
+    while start < rows.num_rows:
+        end = min(start + width, rows.num_rows)
+        piece = rows.slice(start - 1, end - start + 1)
+        changed = np.zeros(piece.num_rows - 1, dtype=np.bool_)
+        for each in keys:
+            codes = ranks(piece.column(each.name), each.descending)
+            changed |= codes[1:] != codes[:-1]
+        hits = np.flatnonzero(changed)
+        if hits.size:
+            return start + int(hits[0])
+        if end == rows.num_rows:
+            break
+        width *= 2
+    return int(rows.num_rows)
+
+
+def encoded_bytes_per_row(rows: pa.Table, order: SortOrder, encodings: Encodings) -> float:
+    """Return what a row takes in a file, measured on evenly spread slices; exact for up to 65,536 rows.
+
+    Slices are decoded, because each would carry the dictionary of all rows.
     """
-    if rows.num_rows == 0:
-        return []
-    if rows.nbytes <= target_bytes:
-        return [rows]
-    pieces = max(1, round(rows.num_rows * _encoded_bytes_per_row(rows, order) / target_bytes))
-    keys = present_order(order, rows.column_names)
-    wanted = [rows.num_rows * piece // pieces for piece in range(1, pieces)]
-    cuts = sorted({_next_key_change(rows, keys, start) for start in wanted if start > 0} - {rows.num_rows})
-    bounds = [0, *cuts, rows.num_rows]
-    return [rows.slice(start, end - start) for start, end in pairwise(bounds)]
+    starts = np.linspace(0, max(0, rows.num_rows - _SAMPLE_ROWS), _SAMPLE_SLICES).astype(np.int64)
+    if rows.num_rows <= _SAMPLE_SLICES * _SAMPLE_ROWS:
+        sample = rows
+    else:
+        sample = pa.concat_tables([decoded(rows.slice(int(start), _SAMPLE_ROWS)) for start in starts])
+    file = FileWriter(sample.schema, order, encodings, may_hold_nan=nan_columns(sample))
+    file.add(sample)
+    return int(file.finish({}).size) / int(sample.num_rows)
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -99,13 +148,8 @@ def _plain(field: pa.Field) -> pa.Field:
 def _may_hold_nan(column: pa.ChunkedArray) -> bool:
     """Whether NaN occurs; of floats inside nested columns nobody asks, so there it is assumed."""
     if pa.types.is_nested(column.type):
-        return _has_float(column.type)
+        return has_float(column.type)
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
-
-
-def _has_float(type_: pa.DataType) -> bool:
-    inner = [type_.field(index).type for index in range(type_.num_fields)]
-    return bool(pa.types.is_floating(type_)) or any(_has_float(each) for each in inner)
 
 
 def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
@@ -126,34 +170,3 @@ def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColum
     sorting = [(each.name, "descending" if each.descending else "ascending") for each in keys]
     nulls = "at_start" if any(each.nulls_first for each in keys) else "at_end"
     return list(pq.SortingColumn.from_ordering(schema, sorting, nulls)) or None
-
-
-def _encoded_bytes_per_row(rows: pa.Table, order: SortOrder) -> float:
-    """Measure on evenly spread slices; decoded, because a slice would carry the dictionary of all rows."""
-    starts = np.linspace(0, max(0, rows.num_rows - _SAMPLE_ROWS), _SAMPLE_SLICES).astype(np.int64)
-    if rows.num_rows <= _SAMPLE_SLICES * _SAMPLE_ROWS:
-        sample = rows
-    else:
-        sample = pa.concat_tables([decoded(rows.slice(int(start), _SAMPLE_ROWS)) for start in starts])
-    size: int = encode(sample, order, {}).size
-    return size / int(sample.num_rows)
-
-
-def _next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
-    """Return the first row from `start` on whose key differs from the row before it, or the number of rows."""
-    if not order.columns:
-        return start
-    width = 64
-    while True:
-        end = min(start + width, rows.num_rows)
-        piece = rows.slice(start - 1, end - start + 1)
-        changed = np.zeros(piece.num_rows - 1, dtype=np.bool_)
-        for each in order.columns:
-            codes = ranks(piece.column(each.name), each.descending)
-            changed |= codes[1:] != codes[:-1]
-        hits = np.flatnonzero(changed)
-        if hits.size:
-            return start + int(hits[0])
-        if end == rows.num_rows:
-            return int(rows.num_rows)
-        width *= 2

@@ -38,6 +38,7 @@ NOT_IN_THE_LOG: Final = frozenset(
         "operation_id",
         "replaces",
         "merged",
+        "encodings",
         "row_groups",
         "seal",
     )

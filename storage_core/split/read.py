@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import OrderColumn
+from storage_core.split.encode import has_float
 from storage_core.split.metadata import FORMAT, PREFIX
 from storage_core.split.row_groups import admitting
 from storage_core.split.vectors import rows_gone, visible
@@ -34,6 +36,16 @@ BATCH_ROWS = 8192
 
 AHEAD_BYTES = 2**20
 """What a ranged GET asks for at least: a request takes about as long as a mebibyte."""
+
+_DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """Where encoded splits wait on disk instead of in memory, and how much of a column is read from there at a time."""
+
+    folder: Path
+    buffer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +96,8 @@ class OpenSplit:
         """
         return admitting(self.metadata, self.add.path, self.row_groups, wanted)
 
-    def since(self, place: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
-        """Yield the rows from this place in the file on, and the place of each, in tables of at most `BATCH_ROWS`.
+    def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+        """Yield the rows from this place in the file on, and the place of each, in tables of at most `batch_rows`.
 
         Reads the row group of the place from its start, and no other before it; of a row group only the encoded columns
         and one table are in memory.
@@ -95,7 +107,7 @@ class OpenSplit:
         first = int(first_rows[group]) if self.row_groups else 0
         with _corrupt_on_failure(self.add):
             for batch in self._file.iter_batches(
-                BATCH_ROWS, row_groups=range(group, self.row_groups), use_threads=False
+                batch_rows, row_groups=range(group, self.row_groups), use_threads=False
             ):
                 skipped = min(max(0, place - first), batch.num_rows)
                 rows = pa.Table.from_batches([batch.slice(skipped)])
@@ -137,6 +149,22 @@ class OpenSplit:
         mask = visible(self.gone, first, table.num_rows)
         return table if mask is None else table.filter(pa.array(mask))
 
+    def dictionaries(self) -> frozenset[str]:
+        """Return the columns whose values are read as dictionaries."""
+        return frozenset(field.name for field in self._file.schema_arrow if pa.types.is_dictionary(field.type))
+
+    def may_hold_nan(self) -> frozenset[str]:
+        """Return the columns that may hold NaN: floats without bounds in some row group, and nested floats."""
+        footer = self._file.metadata
+        groups = [footer.row_group(index) for index in range(self.row_groups)]
+        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+        unbounded = {each.path_in_schema for each in columns if not each.is_stats_set}
+        return frozenset(
+            field.name
+            for field in self.schema
+            if has_float(field.type) and (pa.types.is_nested(field.type) or field.name in unbounded)
+        )
+
     def native_sorting(self) -> list[OrderColumn]:
         """Return the columns of the order that Parquet itself records; empty when it records none."""
         columns = self._file.metadata.row_group(0).sorting_columns
@@ -147,32 +175,31 @@ class OpenSplit:
         return None if columns is None else [name for name in self.schema.names if name in columns]
 
 
-def open_split(store: ObjectStore, add: Add, *, whole: bool = True, as_dictionary: bool = False) -> OpenSplit:
-    """Open a split for reading; `as_dictionary` returns top-level strings dictionary-encoded, never decoding them.
+def open_split(
+    store: ObjectStore, add: Add, *, whole: bool = True, as_dictionary: bool = False, spool: Spool | None = None
+) -> OpenSplit:
+    """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
-    memory while the result lives. Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its
-    own checksum.
-    One GET more for a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written,
-    `SnapshotExpired` for a vanished file.
+    memory while the result lives, or with a `spool` in a file, the store's own or one there, which must live as long.
+    Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its own checksum. One GET more for
+    a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a
+    vanished file.
     """
     gone = rows_gone(store, add)
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it
         # aborts the process. So nothing is read ahead, and ranges are read in the calling thread.
-        if whole:
-            source = pa.BufferReader(_whole_file(store, add))
-        else:
-            source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
+        source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
-        if as_dictionary:
-            strings = [field.name for field in schema if pa.types.is_string(field.type)]
+        if as_dictionary or spool is not None:
             file = pq.ParquetFile(
                 source,
                 metadata=file.metadata,
-                read_dictionary=strings,
+                read_dictionary=_stored_by_dictionary(schema, file.metadata) if as_dictionary else None,
                 pre_buffer=False,
+                buffer_size=0 if spool is None else spool.buffer_bytes,
                 page_checksum_verification=True,
             )
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
@@ -226,6 +253,25 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
             column=field.name,
         )
     return column
+
+
+def _source(store: ObjectStore, add: Add, spool: Spool | None) -> pa.NativeFile:
+    data = _whole_file(store, add)
+    if spool is None:
+        return pa.BufferReader(data)
+    path = store.local_path(add.path)
+    if path is None:
+        path = spool.folder / xxhash.xxh3_128_hexdigest(add.path.encode())
+        path.write_bytes(data)
+    return pa.OSFile(str(path))
+
+
+def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[str]:
+    """The strings of which every row group has a dictionary. Arrow cannot read the delta encodings as one."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    without = {each.path_in_schema for each in columns if not _DICTIONARY.intersection(each.encodings)}
+    return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
 def _whole_file(store: ObjectStore, add: Add) -> pa.Buffer:

@@ -25,18 +25,30 @@ ROWS_PER_GROUP: Final = 65_536
 _ENTRY: Final = "row_groups"
 
 
-def bounds(rows: pa.Table, column: str) -> dict[str, str]:
-    """Return the metadata that bounds a column in every row group of a file of these rows; none for one row group."""
-    if rows.num_rows <= ROWS_PER_GROUP or column not in rows.column_names:
-        return {}
-    starts = range(0, rows.num_rows, ROWS_PER_GROUP)
-    found = [statistics.compute(rows.select([column]).slice(start, ROWS_PER_GROUP)) for start in starts]
-    entry = {
-        "column": column,
-        "min": [each.min_values.get(column) for each in found],
-        "max": [each.max_values.get(column) for each in found],
-    }
-    return {PREFIX + _ENTRY: json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
+class Bounds:
+    """The bounds of one column in each row group of a file that is being written; of none where `column` is None."""
+
+    __slots__ = ("_column", "_found")
+
+    def __init__(self, column: str | None) -> None:
+        self._column = column
+        self._found: list[statistics.Statistics] = []
+
+    def add(self, group: pa.Table) -> None:
+        """Take the rows of the next row group."""
+        if self._column in group.column_names:
+            self._found.append(statistics.compute(group.select([self._column])))
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata that `admitting` reads; none for one row group or without the column."""
+        if self._column is None or len(self._found) <= 1:
+            return {}
+        entry = {
+            "column": self._column,
+            "min": [each.min_values.get(self._column) for each in self._found],
+            "max": [each.max_values.get(self._column) for each in self._found],
+        }
+        return {PREFIX + _ENTRY: json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
 
 
 def admitting(metadata: Mapping[str, str], path: str, groups: int, wanted: pa.Table) -> Sequence[int]:

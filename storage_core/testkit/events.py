@@ -14,7 +14,7 @@ from storage_core.log.files import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind
-from storage_core.split.write import SplitContext
+from storage_core.split.context import SplitContext
 
 TABLE_ID = "5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11"
 HOUR_SECONDS = 3600

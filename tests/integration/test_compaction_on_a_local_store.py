@@ -18,8 +18,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
 

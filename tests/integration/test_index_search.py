@@ -33,7 +33,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import explain_search, search
 from storage_core.rows.schema import to_schema_string
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.ids import SeededIds
 
 ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"

@@ -31,8 +31,9 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
 from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.blind_listing import BlindListing
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of

@@ -18,7 +18,8 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.read.relation import query_errors
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
 from storage_core.table import exists
 
 SCHEMA = pa.schema(

@@ -19,8 +19,9 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, INSERT, changes
 from storage_core.read.scan import Scan
 from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds

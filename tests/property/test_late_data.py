@@ -30,8 +30,8 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.quarantine import read_entries
 from storage_core.rows.late import LateFigures
 from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import context_of
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds

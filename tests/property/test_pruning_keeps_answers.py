@@ -28,8 +28,9 @@ from storage_core.read.relation import session
 from storage_core.read.sql_predicate import from_sql, parse_select, where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
+from storage_core.split.context import SplitContext
 from storage_core.split.read import conform_split, read_split
-from storage_core.split.write import SplitContext, sort_and_write
+from storage_core.split.write import sort_and_write
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
 
@@ -236,7 +237,7 @@ def test_a_pruned_read_returns_the_rows_of_a_full_read(groups: list[list[dict[st
 
 def written(groups: list[list[dict[str, object]]]) -> tuple[MemoryStore, list[Add]]:
     store, ids = MemoryStore("pruning"), SeededIds(1)
-    config = TableConfig(time_column="moment", window_seconds=HOUR)
+    config = TableConfig(time_column="moment", sort_schema="s|n|timestamp/V2", window_seconds=HOUR)
     context = SplitContext(
         table_id="t", schema=SCHEMA, order=bind(config, SCHEMA), time_column="moment", window_seconds=HOUR
     )

@@ -20,7 +20,7 @@ from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from storage_core.read.relation import Verified, session, splits_relation
-from storage_core.split.write import with_file_figures
+from storage_core.split.writer import with_file_figures
 
 SCHEMA = pa.schema(
     [

@@ -29,7 +29,8 @@ from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION
 from storage_core.rows.schema import conform
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 from storage_core.testkit.paged_history import folded, page_of

@@ -16,7 +16,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.changes import BATCH_ROWS, changes
 from storage_core.rows.schema import to_schema_string
-from storage_core.split.write import context_of, sort_and_write
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds

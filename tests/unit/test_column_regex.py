@@ -7,7 +7,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.column_regex import MOST_DISTINCT, column_regex, column_regexes, mismatches
+from storage_core.rows.column_regex import MOST_DISTINCT, ColumnRegexes, column_regex, mismatches
 
 GOLDEN = [
     (["a"], "^a$"),
@@ -56,17 +56,32 @@ def test_a_long_value_does_not_use_up_what_others_need() -> None:
     assert column_regex(["x" * 500, "x" * 500 + "y"]) == rf"^{'x' * 64}[\s\S]+$"
 
 
+def _expressions(rows: pa.Table, names: list[str], pieces: int = 1) -> dict[str, str]:
+    found = ColumnRegexes(names)
+    size = max(1, -(-rows.num_rows // pieces))
+    for start in range(0, rows.num_rows, size):
+        found.add(rows.slice(start, size))
+    return found.result()
+
+
+def test_rows_in_pieces_have_the_expressions_of_all_together() -> None:
+    many = [f"host-{number}" for number in range(MOST_DISTINCT + 1)]
+    rows = pa.table({"h": many, "s": ["prod", "staging", None] * 1365 + ["production", "prod"]})
+    assert _expressions(rows, ["h", "s"], pieces=7) == _expressions(rows, ["h", "s"])
+    assert _expressions(rows, ["h", "s"], pieces=7)["s"] == "^(prod(|uction)|staging)$"
+
+
 def test_of_very_many_values_the_prefix_is_taken() -> None:
     many = [f"host-{number}" for number in range(MOST_DISTINCT + 1)]
-    assert column_regexes(pa.table({"h": many}), ["h"]) == {"h": r"^host-[\s\S]+$"}
-    assert column_regexes(pa.table({"h": [*many, "host-"]}), ["h"]) == {"h": r"^host-(|[\s\S]+)$"}
+    assert _expressions(pa.table({"h": many}), ["h"]) == {"h": r"^host-[\s\S]+$"}
+    assert _expressions(pa.table({"h": [*many, "host-"]}), ["h"]) == {"h": r"^host-(|[\s\S]+)$"}
 
 
 def test_only_strings_have_expressions_and_dictionaries_are_described_by_what_occurs() -> None:
     coded = pa.DictionaryArray.from_arrays(pa.array([0, None, 2, 0]), pa.array(["b", "unused", "a"]))
     rows = pa.table({"d": coded, "s": ["x", None, "x", "y"], "n": [1, 2, 3, 4], "z": pa.nulls(4, pa.string())})
-    assert column_regexes(rows, ["d", "s", "n", "z", "absent"]) == {"d": "^(a|b)$", "s": "^(x|y)$"}
-    assert column_regexes(rows, ["s"]) == {"s": "^(x|y)$"}
+    assert _expressions(rows, ["d", "s", "n", "z", "absent"]) == {"d": "^(a|b)$", "s": "^(x|y)$"}
+    assert _expressions(rows, ["s"]) == {"s": "^(x|y)$"}
 
 
 def test_an_expression_that_misses_a_value_is_told_with_the_value() -> None:

@@ -19,8 +19,9 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows import fingerprint
+from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split, read_split
-from storage_core.split.write import SplitContext, sort_and_write, write_split
+from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
 
@@ -52,7 +53,7 @@ def _write(store: MemoryStore, rows: pa.Table, *, seed: int, where: SplitContext
 
 def _merged(store: MemoryStore, operation: MergeOperation) -> pa.Table:
     splits = [open_split(store, add, as_dictionary=True) for add in operation.inputs]
-    return merge(splits, SCHEMA, operation.context.order)
+    return pa.concat_tables([piece.rows for piece in merge(splits, SCHEMA, operation.context.order).pieces])
 
 
 def _require(wrong: pa.Table, store: MemoryStore, operation: MergeOperation) -> None:

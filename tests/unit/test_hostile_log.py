@@ -30,8 +30,9 @@ from storage_core.log.safe_path import is_safe_path
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.sort_order import SortOrder
+from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split
-from storage_core.split.write import SplitContext, sort_and_write
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_tables import log_on, metadata, split
 

@@ -21,8 +21,8 @@ from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import context_of
 from storage_core.testkit.ids import SeededIds
 
 SCHEMA = pa.schema(

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.kernel import Runs, concatenated, merge_order, take_column
+from storage_core.compaction.kernel import MergeOrder, Runs, common_type, concatenated, merge_order, take_column
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 
 METRICS = SortOrder(
@@ -25,8 +25,9 @@ def _metrics(*rows: tuple[str | None, int]) -> pa.Table:
     )
 
 
-def _triples(runs: Runs) -> list[tuple[int, int, int]]:
+def _triples(order: MergeOrder) -> list[tuple[int, int, int]]:
     """The runs as (input, start, count)."""
+    runs = order.runs
     return list(zip(runs.input.tolist(), runs.start.tolist(), runs.count.tolist(), strict=True))
 
 
@@ -37,7 +38,9 @@ def test_the_golden_merge_order_of_page_09(*, as_dictionary: bool) -> None:
         inputs = [table.set_column(0, "metric", table.column(0).dictionary_encode()) for table in inputs]
     runs = merge_order(inputs, METRICS)
     assert _triples(runs) == [(1, 0, 1), (0, 0, 1), (0, 1, 1), (1, 1, 1)]
-    metric, ts = (take_column([table.column(name) for table in inputs], runs, [2, 2]) for name in ("metric", "ts"))
+    positions = pa.array(runs.runs.positions([2, 2]))
+    columns = [[table.column(name) for table in inputs] for name in ("metric", "ts")]
+    metric, ts = (take_column(each, positions, [2, 2], common_type(each)) for each in columns)
     assert list(zip(metric.to_pylist(), ts.to_pylist(), strict=True)) == [
         ("cpu", 200),
         ("cpu", 100),
@@ -56,7 +59,7 @@ def test_inputs_that_do_not_interleave_make_one_run_each() -> None:
     second = _metrics(*(("b", ts) for ts in range(1000, 0, -1)))
     runs = merge_order([second, first], METRICS)
     assert _triples(runs) == [(1, 0, 1000), (0, 0, 1000)]
-    assert (len(runs), runs.rows) == (2, 2000)
+    assert (len(runs.runs), runs.runs.rows) == (2, 2000)
 
 
 def test_nulls_are_last_and_a_missing_sort_column_is_all_null() -> None:
@@ -98,6 +101,28 @@ def test_positions_are_the_runs_written_out() -> None:
 def test_a_column_that_an_input_lacks_is_null_for_its_rows(kind: pa.DataType) -> None:
     """Lesson 69: several dictionaries, with nulls and duplicates, are the same as plain values."""
     have = pa.chunked_array([pa.array(["b", None]).cast(kind), pa.array(["a", "b"]).cast(kind)])
-    whole = concatenated([have, None, have.slice(1, 2)], [4, 2, 2])
+    whole = concatenated([have, None, have.slice(1, 2)], [4, 2, 2], kind)
     assert whole.to_pylist() == ["b", None, "a", "b", None, None, None, "a"]
     assert whole.type == kind
+
+
+def test_a_dictionary_beside_plain_values_is_read_as_its_values() -> None:
+    coded = pa.chunked_array([pa.array(["b", None]).dictionary_encode()])
+    columns = [coded, None, pa.chunked_array([pa.array(["a"])])]
+    assert common_type(columns) == pa.string()
+    assert concatenated(columns, [2, 1, 1], pa.string()).to_pylist() == ["b", None, None, "a"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7])
+def test_the_pieces_of_an_order_are_the_order(rows: int) -> None:
+    runs = Runs(np.array([1, 0, 1]), np.array([0, 0, 2]), np.array([2, 3, 1]))
+    pieces = runs.pieces(rows)
+    assert [each.rows for each in pieces] == [min(rows, 6 - start) for start in range(0, 6, rows)]
+    assert np.concatenate([each.positions([3, 4]) for each in pieces]).tolist() == [3, 4, 0, 1, 2, 5]
+
+
+def test_a_key_begins_where_any_sort_column_changes() -> None:
+    inputs = [_metrics(("cpu", 100), ("cpu", 100), ("mem", 100)), _metrics(("cpu", 200), ("cpu", 100))]
+    order = merge_order(inputs, METRICS)
+    assert order.begins.tolist() == [False, True, False, False, True]
+    assert [order.next_key(row) for row in range(1, 6)] == [1, 4, 4, 4, 5]

@@ -33,8 +33,8 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import context_of
 from storage_core.testkit.ids import SeededIds
 
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False), pa.field("id", pa.int64())])

@@ -18,9 +18,10 @@ from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.split.context import SplitContext, context_of
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split
-from storage_core.split.write import SplitContext, context_of, sort_and_write, write_split
+from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
@@ -173,10 +174,10 @@ def test_large_batches_are_cut_at_the_target_size_where_the_key_changes(store: M
         {"at": 7200 + i % 7 / 10, "service": name, "host": "h", "count": i * 7919 % 99_991, "value": i / 3}
         for i, name in enumerate(names)
     )
-    small = replace(context(), target_bytes=80_000)
+    small = replace(context(), target_bytes=40_000)
     adds = sort_and_write(store, rows, context=small, ids=SeededIds(1), now_ms=NOW_MS)
     assert len(adds) > 3
-    assert all(40_000 < add.size < 120_000 for add in adds)
+    assert all(20_000 < add.size < 60_000 for add in adds)
     assert sum(add.numRecords or 0 for add in adds) == 60_000
     keys = [(row["service"], row["host"], row["at"]) for row in read_split(store, adds[0]).to_pylist()]
     for add in adds[1:]:

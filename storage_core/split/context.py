@@ -1,0 +1,94 @@
+"""What a task must know of a table to write splits of it: fixed when the work is planned (design page 04)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.log.snapshot import Snapshot
+from storage_core.rows.schema import from_schema_string, to_schema_string
+from storage_core.rows.sort_order import OrderColumn, SortOrder, bind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitContext:
+    """Everything a task needs to write splits of one table, without opening the table again; travels as JSON.
+
+    `window_seconds` None means a table without windows. `source_id` and `partition_id` are empty where there is none.
+    `schema_ref` names the family of union-compatible schemas (`add.docMappingRef`); None is the table's first family.
+    `configuration` and `planned_version` are those of the snapshot that the work was planned on: files carry them, so
+    that a lost log can be made again.
+    """
+
+    table_id: str
+    schema: pa.Schema
+    order: SortOrder
+    time_column: str | None = None
+    window_seconds: int | None = None
+    target_bytes: int = 256 * 2**20
+    source_id: str = ""
+    partition_id: str = ""
+    bloom_filters: tuple[str, ...] = ()
+    schema_ref: str | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    planned_version: int = 0
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` makes an equal context."""
+        body = {
+            "tableId": self.table_id,
+            "schema": to_schema_string(self.schema),
+            "order": self.order.text,
+            "orderColumns": [[each.name, each.descending, each.nulls_first] for each in self.order.columns],
+            "orderStatistics": list(self.order.statistics),
+            "timeColumn": self.time_column,
+            "windowSeconds": self.window_seconds,
+            "targetBytes": self.target_bytes,
+            "sourceId": self.source_id,
+            "partitionId": self.partition_id,
+            "bloomFilters": list(self.bloom_filters),
+            "schemaRef": self.schema_ref,
+            "configuration": dict(self.configuration),
+            "plannedVersion": self.planned_version,
+        }
+        return json.dumps(body, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> SplitContext:
+        """Return the context that `to_json` wrote."""
+        body: Mapping[str, Any] = json.loads(text)
+        columns = tuple(OrderColumn(*each) for each in body["orderColumns"])
+        return SplitContext(
+            table_id=body["tableId"],
+            schema=from_schema_string(body["schema"]),
+            order=SortOrder(columns=columns, text=body["order"], statistics=tuple(body["orderStatistics"])),
+            time_column=body["timeColumn"],
+            window_seconds=body["windowSeconds"],
+            target_bytes=body["targetBytes"],
+            source_id=body["sourceId"],
+            partition_id=body["partitionId"],
+            bloom_filters=tuple(body["bloomFilters"]),
+            schema_ref=body["schemaRef"],
+            configuration=body["configuration"],
+            planned_version=body["plannedVersion"],
+        )
+
+
+def context_of(snapshot: Snapshot) -> SplitContext:
+    """Return the context in which new splits of the table are written, as of the snapshot."""
+    config, schema = snapshot.config, snapshot.schema
+    return SplitContext(
+        table_id=snapshot.table_id,
+        schema=schema,
+        order=bind(config, schema),
+        time_column=config.time_column,
+        window_seconds=config.window_seconds,
+        target_bytes=config.target_split_bytes,
+        bloom_filters=config.bloom_filters,
+        configuration=snapshot.metadata.configuration,
+        planned_version=snapshot.version,
+    )

@@ -1,0 +1,215 @@
+"""One split as it is written: an immutable, sorted, self-describing Parquet file in one window (design page 04).
+
+Nothing here commits: a split that no version names is an orphan, which the collector removes later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.formats.keys import split_key
+from storage_core.log.actions import Add
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import create_once
+from storage_core.rows import statistics
+from storage_core.rows.column_regex import ColumnRegexes
+from storage_core.rows.schema import to_schema_string
+from storage_core.rows.sort_order import SortOrder
+from storage_core.rows.windows import window_starts
+from storage_core.split import row_groups
+from storage_core.split.context import SplitContext
+from storage_core.split.encode import FileWriter, decoded
+from storage_core.split.encodings import Encodings, record
+from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
+from storage_core.split.metadata import describe, sealed
+
+_logger = logging.getLogger(__name__)
+
+_UNCUT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitHead:
+    """What the splits of one operation have in common. `window` as of `write_split`."""
+
+    context: SplitContext
+    window: int | None
+    now_ms: int
+    num_merge_ops: int = 0
+    lineage: Lineage = APPENDED
+
+
+class SplitWriter:
+    """One split as it is written: sorted rows go in piece by piece, and what it says about itself is counted meanwhile.
+
+    In memory are the encoded bytes so far and the rows of one row group.
+    """
+
+    def __init__(
+        self,
+        head: SplitHead,
+        split_id: str,
+        schema: pa.Schema,
+        encodings: Encodings,
+        *,
+        may_hold_nan: Collection[str] = (),
+    ) -> None:
+        self._head, self._id, self._schema, self._encodings = head, split_id, schema, encodings
+        order = head.context.order
+        self._file = FileWriter(schema, order, encodings, may_hold_nan=may_hold_nan)
+        self._statistics = statistics.Running()
+        self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))
+        self._regexes = ColumnRegexes(order.described)
+        self._rows = 0
+        self._ends: tuple[pa.Table, pa.Table] | None = None
+        self._waiting: list[pa.Table] = []
+
+    @property
+    def rows(self) -> int:
+        """The rows that were added."""
+        return self._rows
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """The rows that are encoded by now, and the bytes they take; the rows of the last row group still wait."""
+        return self._rows - sum(rows.num_rows for rows in self._waiting), self._file.size
+
+    def add(self, rows: pa.Table) -> None:
+        """Append rows, which must be sorted and come after all before; raises `InvalidInput` outside the window."""
+        if rows.num_rows == 0:
+            return
+        _require_window(rows, self._head.context, self._head.window)
+        self._statistics.add(rows)
+        self._regexes.add(rows)
+        self._ends = (rows.slice(0, 1) if self._ends is None else self._ends[0], rows.slice(rows.num_rows - 1))
+        self._rows += rows.num_rows
+        self._waiting.append(rows)
+        waiting = sum(each.num_rows for each in self._waiting)
+        if waiting >= row_groups.ROWS_PER_GROUP:
+            self._encode(waiting - waiting % row_groups.ROWS_PER_GROUP)
+
+    def _encode(self, rows: int) -> None:
+        """Move so many of the waiting rows into the file, as row groups."""
+        waiting = pa.concat_tables(self._waiting).unify_dictionaries()
+        for start in range(0, rows, row_groups.ROWS_PER_GROUP):
+            group = waiting.slice(start, min(row_groups.ROWS_PER_GROUP, rows - start))
+            self._bounds.add(group)
+            self._file.add(group)
+        left = waiting.slice(rows)
+        self._waiting = [left] if left.num_rows else []
+
+    def finish(self, store: ObjectStore) -> Add:
+        """Write the file and return the action that adds it; durable when this returns. One PUT.
+
+        Raises what `write_split` raises; `InvalidInput` without rows.
+        """
+        head, context = self._head, self._head.context
+        if self._ends is None:
+            raise InvalidInput(f"split {self._id} would be empty; write no split instead", split_id=self._id)
+        if self._waiting:
+            self._encode(sum(rows.num_rows for rows in self._waiting))
+        add = self._described(split_key(head.window, context.window_seconds is not None, self._id), *self._ends)
+        schema_string = to_schema_string(decoded(self._schema.empty_table()).schema)
+        metadata = describe(add, table_id=context.table_id, schema_string=schema_string)
+        own = write_origin(_origin(context, head.lineage)) | record(self._encodings) | self._bounds.metadata()
+        data = self._file.finish(sealed(metadata | own))
+        _create(store, add.path, data)
+        _logger.info("wrote split %s: %d rows, %d bytes", add.path, self._rows, data.size)
+        return with_file_figures(add, data)
+
+    def _described(self, key: str, first: pa.Table, last: pa.Table) -> Add:
+        head, context, figures = self._head, self._head.context, self._statistics.result()
+        return Add(
+            path=key,
+            size=0,
+            modificationTime=head.now_ms,
+            numMergeOps=head.num_merge_ops,
+            windowStart=head.window,
+            numRecords=self._rows,
+            minValues=figures.min_values,
+            maxValues=figures.max_values,
+            nullCounts=figures.null_counts,
+            columnRegexes=self._regexes.result() or None,
+            minRowKey=row_key(first, context.order, 0),
+            maxRowKey=row_key(last, context.order, 0),
+            windowSeconds=context.window_seconds,
+            sortSchema=context.order.text,
+            sourceId=context.source_id or None,
+            partitionId=context.partition_id or None,
+            docMappingRef=context.schema_ref,
+        )
+
+
+def row_key(rows: pa.Table, order: SortOrder, position: int) -> str:
+    """Return the sort key of one row as a JSON array of text forms of `rows.statistics`, uncut; null for no value."""
+    names = [each.name for each in order.columns]
+    present = [name for name in names if name in rows.column_names]
+    values = statistics.compute(decoded(rows.select(present).slice(position, 1)), _UNCUT).min_values
+    return json.dumps([values.get(name) for name in names], ensure_ascii=False, separators=(",", ":"))
+
+
+def _origin(context: SplitContext, lineage: Lineage) -> Origin:
+    return Origin(
+        table_id=context.table_id,
+        table_schema=to_schema_string(context.schema),
+        configuration=context.configuration,
+        planned_version=context.planned_version,
+        lineage=lineage,
+    )
+
+
+def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -> None:
+    if context.window_seconds is None or context.time_column is None:
+        return
+    times = rows.column(context.time_column)
+    if window is None:
+        outside = len(times) - times.null_count
+    else:
+        starts = window_starts(times, context.window_seconds)
+        outside = len(times) - int(pc.sum(pc.equal(starts, window)).as_py() or 0)
+    if outside:
+        raise InvalidInput(
+            f"{outside} of {len(times)} rows lie outside the window {window} of {context.window_seconds} s by "
+            f"{context.time_column!r}; split the batch by window before writing",
+            window=window,
+            rows=outside,
+        )
+
+
+def with_file_figures(add: Add, data: pa.Buffer) -> Add:
+    """Return the action completed with what only the whole file tells: size, checksum, footer, uncompressed bytes.
+
+    The footer of a Parquet file is its last 8 bytes (length, magic) and as many bytes before them as they say.
+    """
+    view = _bytes_view(data)
+    footer_start = len(view) - 8 - int.from_bytes(view[-8:-4], "little")
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    groups = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
+    return replace(
+        add,
+        size=len(view),
+        xxh3=xxhash.xxh3_64_hexdigest(view),
+        hasFooterOffsets=True,
+        footerStartOffset=footer_start,
+        footerEndOffset=len(view),
+        uncompressedSizeBytes=sum(groups),
+    )
+
+
+def _create(store: ObjectStore, key: str, data: pa.Buffer) -> None:
+    if not create_once(store, key, _bytes_view(data), advice="write the split again under a fresh id"):
+        raise CommitConflict(f"{key}: the split id is taken by other bytes; write under a fresh id", key=key)
+
+
+def _bytes_view(data: pa.Buffer) -> memoryview:
+    """Arrow's own view is of signed bytes, which compare unequal to unsigned ones."""
+    return memoryview(data).cast("B")
