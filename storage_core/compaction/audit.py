@@ -17,8 +17,8 @@ from storage_core.compaction.audit_merges import UNREADABLE, Merged, audit_merge
 from storage_core.compaction.audit_splits import AuditedTable, audit_split
 from storage_core.compaction.invariants import Fault
 from storage_core.compaction.retained import (
-    Compaction,
     Replaced,
+    Retained,
     Selection,
     Unchecked,
     compactions,
@@ -200,18 +200,18 @@ def _violation(fault: Fault, path: str, version: int | None) -> dict[str, Any]:
     return asdict(Violation(invariant=fault.invariant, path=path, message=fault.message, version=version))
 
 
-def _merges(found: Sequence[Compaction], which: Selection, run: Run) -> tuple[list[Merged], list[Unchecked]]:
-    outputs = [add for compaction in found for add in compaction.outputs]
+def _merges(found: Retained, which: Selection, run: Run) -> tuple[list[Merged], list[Unchecked]]:
+    outputs = [add for compaction in found.compactions for add in compaction.outputs]
     works: list[Work] = [{"kind": "lineage", "adds": write_actions(adds)} for adds in _shared(outputs)]
     said: dict[str, Replaced | str] = {}
     for answer in run(works):
         said |= {path: _said_from_object(each) for path, each in answer["said"].items()}
-    parts = [part for compaction in found for part in merges_of(compaction, said, which)]
+    parts = list(merges_of(found, said, which))
     unknown = [each for each in parts if isinstance(each, Unchecked)]
     return [each for each in parts if isinstance(each, Merged)], unknown
 
 
-def _splits(snapshot: Snapshot, which: Selection, found: Sequence[Compaction]) -> Sequence[Add]:
+def _splits(snapshot: Snapshot, which: Selection, found: Retained) -> Sequence[Add]:
     files = snapshot.splits.table()
     starts = files.column("windowStart")
     windows = [window for window in pc.unique(starts).to_pylist() if which.holds(window)]
@@ -219,7 +219,7 @@ def _splits(snapshot: Snapshot, which: Selection, found: Sequence[Compaction]) -
     if which.since is not None:
         keep = pc.and_(keep, pc.greater(pc.fill_null(files.column("addedAtVersion"), 0), which.since))
     if which.only_compacted:
-        written = [add.path for compaction in found for add in compaction.outputs]
+        written = [add.path for compaction in found.compactions for add in compaction.outputs]
         keep = pc.and_(keep, pc.is_in(files.column("path"), value_set=pa.array(written, pa.string())))
     return adds_of(files.filter(keep))
 

@@ -21,6 +21,7 @@ from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, merge_order
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.action_json import read_actions, write_actions
@@ -86,7 +87,8 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
     sorted as it says, and for an output that breaks an invariant.
     """
     context, adds = operation.context, operation.inputs
-    invariants.require_one_scope(context.table_id, operation.window, adds)
+    start = TableConfig.from_configuration(context.configuration).compaction.start
+    invariants.require_one_scope(context.table_id, operation.window, adds, start=start)
     with _opened(store, adds, len(context.schema)) as splits:
         schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
         head = SplitHead(

@@ -6,7 +6,7 @@ A commit says which splits went and came; which of them belong to one merge, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.log.actions import Action, Add, CommitInfo, Metadata, Remove
 from storage_core.log.codec import commit_info
 from storage_core.log.file_columns import adds_of
+from storage_core.log.files import LiveFiles
 from storage_core.log.replay import open_version, read_version
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -87,8 +88,22 @@ class Replaced:
     paths: tuple[str, ...]
 
 
-def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Sequence[Compaction]:
-    """Return the retained compactions up to the snapshot, newest first. One GET per version, and one older snapshot.
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """The compactions of a walk down the log from `live`, newest first, and when paths that it passed last left."""
+
+    compactions: Sequence[Compaction]
+    removed_at: Mapping[str, int]
+    live: LiveFiles
+
+    def outlived(self, path: str, compaction: Compaction) -> bool:
+        """Whether a split that is not among those the compaction removed was still live after it."""
+        removed_at = self.removed_at.get(path)
+        return path in self.live if removed_at is None else removed_at > compaction.version
+
+
+def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Retained:
+    """Return the retained compactions up to the snapshot. One GET per version, and one older snapshot.
 
     In memory are their actions. Raises `Corrupt` for a damaged version file.
     """
@@ -98,7 +113,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Seq
         if actions is None or not walk.goes_on(version, actions):
             break
     walk.settle(store)
-    return walk.found
+    return Retained(walk.found, walk.removed_at, snapshot.splits)
 
 
 class _Walk:
@@ -106,6 +121,7 @@ class _Walk:
 
     def __init__(self, which: Selection) -> None:
         self.found: list[Compaction] = []
+        self.removed_at: dict[str, int] = {}
         self._which = which
         self._run: str | None = None
         self._wanting: dict[str, Compaction] = {}
@@ -117,7 +133,7 @@ class _Walk:
         compaction = _compaction(version, actions) if info is not None and info.operation == COMPACT else None
         if info is not None and compaction is not None and self._is_another_run(info):
             return False
-        self._explain(actions)
+        self._explain(version, actions)
         if compaction is not None:
             self.found.append(compaction)
             self._unsettled.append(compaction)
@@ -147,13 +163,15 @@ class _Walk:
             return False
         return self._run is None or info.jobRunId != self._run
 
-    def _explain(self, actions: Sequence[Action]) -> None:
+    def _explain(self, version: int, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Add():
                     compaction = self._wanting.pop(action.path, None)
                     if compaction is not None:
                         compaction.inputs[action.path] = action
+                case Remove():
+                    self.removed_at.setdefault(action.path, version)
                 case Metadata():
                     for each in self._unsettled:
                         each.metadata = action
@@ -179,13 +197,22 @@ def replaced_by(store: ObjectStore, output: Add) -> Replaced | str:
     return Replaced(None, ()) if lineage is None else Replaced(lineage.operation_id, tuple(lineage.replaces))
 
 
-def merges_of(
+def merges_of(retained: Retained, said: Mapping[str, Replaced | str], which: Selection) -> Iterator[Merged | Unchecked]:
+    """Yield the merges of all compactions that are in the chosen windows, given what outputs say of themselves."""
+    for compaction in retained.compactions:
+        for part in _merges_of(compaction, said, which):
+            if isinstance(part, Merged):
+                # What a merge ended before, rows and all, outputs name and no version removes again (decision 0077).
+                kept = tuple(path for path in part.still_live if retained.outlived(path, compaction))
+                yield replace(part, still_live=kept)
+            else:
+                yield part
+
+
+def _merges_of(
     compaction: Compaction, said: Mapping[str, Replaced | str], which: Selection
 ) -> Iterator[Merged | Unchecked]:
-    """Yield the merges of a compaction that are in the chosen windows, given what its outputs say of themselves.
-
-    What no output names was a merge of its own, without a row left, unless an output could not be asked.
-    """
+    """What no output names was a merge of its own, without a row left, unless an output could not be asked."""
     groups: dict[str | None, list[Add]] = {}
     replaces: dict[str | None, set[str]] = {}
     lost = []

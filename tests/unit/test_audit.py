@@ -17,7 +17,6 @@ from storage_core import Table
 from storage_core.compaction.audit import INVARIANTS, AuditReport, audit, require_ours
 from storage_core.compaction.audit import execute as execute_work
 from storage_core.compaction.execute import execute
-from storage_core.compaction.invariants import require_one_scope
 from storage_core.compaction.planner import MergeOperation, plan
 from storage_core.compaction.retained import Selection
 from storage_core.compaction_settings import CompactionSettings
@@ -42,6 +41,7 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
 
 Row = Mapping[str, Any]
 
@@ -240,6 +240,30 @@ def test_tables_without_windows_are_audited_too(config: TableConfig) -> None:
     assert (report.violations, report.unchecked, report.merges) == ((), (), 1)
 
 
+@pytest.mark.parametrize(
+    ("put", "gone"),
+    [("", "c"), ("ab", "c"), ("acde", "b"), ("", "abcdf")],
+    ids=["one", "a split", "most", "nearly all"],
+)
+def test_a_compaction_that_carried_deletes_over_is_sound(put: str, gone: str) -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+
+    def write(names: str, seats: int, gone: str = "") -> None:
+        with table.writer() as writer:
+            if names:
+                writer.put([{"tailnum": name, "seats": seats} for name in names])
+            if gone:
+                writer.delete(list(gone))
+            writer.flush()
+        assert table.merge() is not None
+
+    for names in ("ab", "cd", "ef"):
+        write(names, 1)
+    assert table.compact(lambda: write(put, 2, gone)) is not None
+    report = audit(table.store, table.snapshot)
+    assert (report.violations, report.unchecked, report.merges) == ((), (), 1)
+
+
 @pytest.mark.usefixtures("two")
 def test_a_merge_of_deleted_rows_only_leaves_nothing_and_is_sound(table: Events) -> None:
     delete_where(table.log, lambda _row: True)
@@ -333,7 +357,7 @@ def test_cs_3_a_window_before_the_start_of_compaction() -> None:
     inputs = [*table.append(FIRST), *table.append(SECOND)]
     assert plan(table.head) == []
     with pytest.raises(InvalidInput, match="CS-3"):
-        require_one_scope(TABLE_ID, 0, inputs, start=7200)
+        execute(table.store, MergeOperation(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
     table.replace(inputs, [table.output(table.merged(inputs), inputs)])
     assert table.broken() == {"CS-3"}
 
