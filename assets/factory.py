@@ -214,7 +214,7 @@ def _asset(
             except PartlyDone as partly:
                 raise record_part(context, key, partly, _debt_left(declaration, mode)) from partly
             if context.has_partition_key_range:
-                for observation in observations(key, report):
+                for observation in observations(key, report, len(context.partition_keys)):
                     context.log_event(observation)
             return _result(declaration, step, mode, report)
 

@@ -67,19 +67,34 @@ def windows_failed(report: Report) -> list[tuple[int | None, str]]:
     ]
 
 
-def observations(key: AssetKey, report: Report) -> Iterator[AssetObservation]:
-    """Yield one observation per window that a ranged run wrote, with the commit that it is in.
+def observations(key: AssetKey, report: Report, partitions: int) -> Iterator[AssetObservation]:
+    """Yield one observation per window that a run of so many partitions wrote, with the commit that it is in.
 
-    Dagster copies the metadata of a ranged run to every partition of the range; these say which ones it touched.
+    Dagster copies the metadata of a ranged run to every partition of the range; these say which ones it touched. A run
+    that wrote all of them in one commit has none: the copies say it, and each event is a write to Dagster's storage.
     """
     commits = _commits(report)
-    for window in windows_touched(report):
+    touched = windows_touched(report)
+    if len(touched) == partitions and len({commits.get(window, report)["version"] for window in touched}) == 1:
+        return
+    for window in touched:
         commit = commits.get(window, report)
         metadata = {
             "written_by_version": MetadataValue.int(_whole(commit["version"])),
             "commit_id": MetadataValue.text(str(commit["commit_id"] or "")),
         }
         yield AssetObservation(asset_key=key, partition=partition_key(window), metadata=metadata)
+
+
+def commits_by_partition(report: Report) -> dict[str, dict[str, MetadataValue[Any]]]:
+    """Return what the metadata of one partition says otherwise than `metadata_of`: the commit its window is in."""
+    return {
+        partition_key(window): {
+            "version": MetadataValue.int(_whole(commit["version"])),
+            "commit_id": MetadataValue.text(str(commit["commit_id"] or "")),
+        }
+        for window, commit in _commits(report).items()
+    }
 
 
 def _commits(report: Report) -> dict[int, Report]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failure, MetadataValue
 
-from assets.figures import metadata_of, observations, windows_failed
+from assets.figures import commits_by_partition, metadata_of, windows_failed
 from assets.launcher import PartlyDone
 from assets.partitions import partition_key
 
@@ -21,17 +21,17 @@ _MOST_NAMED = 20
 def record_part(context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int) -> Failure:
     """Record the partitions of a ranged run that are done, and return the failure that names the others.
 
-    One event per partition that is done and one more per window that was written, each a row in Dagster's storage.
+    One event per partition that is done, a row in Dagster's storage each; it names the commit of its own window.
     """
     report, metadata = partly.report, metadata_of(partly.report, debt_left)
     failed = {partition_key(window): why for window, why in windows_failed(report) if window is not None}
     if context.has_partition_key_range:
         tags = {DATA_VERSION: str(report["version"])}
+        own = commits_by_partition(report)
         for name in context.partition_keys:
             if name not in failed:
-                context.log_event(AssetMaterialization(key, partition=name, metadata=metadata, tags=tags))
-        for observation in observations(key, report):
-            context.log_event(observation)
+                shown = {**metadata, **own.get(name, {})}
+                context.log_event(AssetMaterialization(key, partition=name, metadata=shown, tags=tags))
     return Failure(
         f"{_named(failed)}{partly.description}",
         {**metadata, **partly.metadata, FAILED_PARTITIONS: MetadataValue.json(failed)},

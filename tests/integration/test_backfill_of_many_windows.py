@@ -1,6 +1,6 @@
 """A backfill of many short windows: progress by chunk, a damaged window fails alone, a second run does only that one.
 
-TIDEMARK_BACKFILL_DAYS sets how many days of 15-minute windows it takes (3; the full proof is 30, 2,880 windows).
+TIDEMARK_BACKFILL_DAYS sets how many days of 15-minute windows it takes (2; the full proof is 30, 2,880 windows).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 LOG = logging.getLogger(__name__)
 
-DAYS = int(os.environ.get("TIDEMARK_BACKFILL_DAYS", "3"))
+DAYS = int(os.environ.get("TIDEMARK_BACKFILL_DAYS", "2"))
 PER_DAY = 96
 START = dt.datetime(2015, 5, 1, tzinfo=dt.UTC)
 END = START + dt.timedelta(days=DAYS)
