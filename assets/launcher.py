@@ -25,6 +25,7 @@ from dagster import (
 
 from jobs import deal_request
 from jobs.deal_request import DealRequest
+from jobs.report import report_of
 from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
@@ -47,9 +48,19 @@ class Launcher(Protocol):
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).
 
-        Raises `Failure` with the kind and message of the job's typed error. A run that is cancelled stops the job.
+        Raises `Failure` with the kind and message of the job's typed error, `PartlyDone` when the job has done a part
+        of its work. A run that is cancelled stops the job.
         """
         ...
+
+
+class PartlyDone(Failure):
+    """The failure of a job that has done a part of its work: `report` says which."""
+
+    def __init__(self, kind: str, message: str, report: Report) -> None:
+        """Hold the kind and message of the job's error, and its report."""
+        super().__init__(f"{kind}: {message}", _facts(kind, message), allow_retries=kind in _WORTH_A_RETRY)
+        self.report = report
 
 
 class PipesLauncher:
@@ -107,7 +118,9 @@ def typed_failures() -> Iterator[None]:
     try:
         yield
     except TidemarkError as error:
-        raise _failure(error.kind, str(error)) from error
+        report = report_of(error)
+        done = None if report is None else _as_report(json.loads(report.to_json()))
+        raise _failure(error.kind, str(error), done) from error
 
 
 @contextmanager
@@ -118,15 +131,20 @@ def _reported_failure(messages: Path) -> Iterator[None]:
     finally:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
-                raise _failure(str(report.get("error")), str(report.get("message")))
+                done = report.get("report")
+                raise _failure(
+                    str(report.get("error")), str(report.get("message")), None if done is None else _as_report(done)
+                )
 
 
-def _failure(kind: str, message: str) -> Failure:
-    return Failure(
-        description=f"{kind}: {message}",
-        metadata={"kind": kind, "message": message},
-        allow_retries=kind in _WORTH_A_RETRY,
-    )
+def _failure(kind: str, message: str, done: Report | None = None) -> Failure:
+    if done is not None:
+        return PartlyDone(kind, message, done)
+    return Failure(f"{kind}: {message}", _facts(kind, message), allow_retries=kind in _WORTH_A_RETRY)
+
+
+def _facts(kind: str, message: str) -> dict[str, str]:
+    return {"kind": kind, "message": message}
 
 
 def _custom_messages(messages: Path) -> Iterator[Report]:

@@ -63,6 +63,12 @@ def audit(item: Item) -> Answer:
     return {**auditing.execute(store, item["work"]), "requests": store.requests}
 
 
+def compact_several(item: Item) -> Answer:
+    """Execute several small merges one after the other; the answers are in their order, each as `compact` gives it."""
+    answers = [compact({"table_uri": item["table_uri"], "operation": each}) for each in item["operations"]]
+    return {"answers": answers, "requests": add_requests(*(answer["requests"] for answer in answers))}
+
+
 def build_segment(item: Item) -> Answer:
     """Build and store one index segment."""
     store = MeteredStore(open_store(item["table_uri"]))

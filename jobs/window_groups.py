@@ -31,12 +31,15 @@ class Bounds:
     """A group ends with so many windows, or so many bytes of input, or one of `parts` of all input where that is more.
 
     So a commit stays small, a small run is one commit, a large one loses few of its parts with its driver, and the
-    commits of a run stay few.
+    commits of a run stay few. A task takes one merge, and more while they are together within `task_merges` and
+    `task_bytes`: beginning a task costs more than a merge of that size.
     """
 
     windows: int = 256
     bytes: int = 256 * 2**20
     parts: int = 32
+    task_merges: int = 8
+    task_bytes: int = 8 * 2**20
 
 
 BOUNDS = Bounds()
@@ -120,6 +123,19 @@ def grouped(operations: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> li
     return groups
 
 
+def bundled(group: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> list[list[MergeOperation]]:
+    """Return the merges of a group, in their order, by the task that executes them."""
+    bundles: list[list[MergeOperation]] = []
+    size = 0
+    for operation in group:
+        size += bytes_of(operation)
+        if not bundles or size > bounds.task_bytes or len(bundles[-1]) == bounds.task_merges:
+            bundles.append([])
+            size = bytes_of(operation)
+        bundles[-1].append(operation)
+    return bundles
+
+
 def bytes_of(operation: MergeOperation) -> int:
     """Return what a merge reads."""
     return sum(add.size for add in operation.inputs)
@@ -138,14 +154,17 @@ def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bo
     Raises `Fenced` when another run took over; groups committed before stay.
     """
     outcome, groups = Outcome(), grouped(operations, bounds)
-    items = [[{"operation": operation.to_json()} for operation in group] for group in groups]
-    with closing(job.map_groups(tasks.compact, items)) as ended:
+    items = [
+        [{"operations": [each.to_json() for each in bundle]} for bundle in bundled(group, bounds)] for group in groups
+    ]
+    with closing(job.map_groups(tasks.compact_several, items)) as ended:
         for number, answers in ended:
             group = groups[number]
             if isinstance(answers, TidemarkError):
                 outcome.fail([each.window for each in group], answers)
             else:
-                merges = [Merge(operation, answer) for operation, answer in zip(group, answers, strict=True)]
+                single = [each for answer in answers for each in answer["answers"]]
+                merges = [Merge(operation, answer) for operation, answer in zip(group, single, strict=True)]
                 settle(job, merges, outcome)
     for each in outcome.failed.values():
         LOG.warning("window %s was not compacted: %s: %s", each.window, each.kind, each.reason)

@@ -78,9 +78,7 @@ def test_a_reader_learns_from_the_filters_which_values_no_row_has(table: Table) 
         assert left_out(path, "load", [0.123]) == 0
 
 
-@pytest.mark.parametrize(
-    ("column", "told"), [("load", "double"), ("up", "bool"), ("gone", "names the column 'gone'")]
-)
+@pytest.mark.parametrize(("column", "told"), [("load", "double"), ("up", "bool"), ("gone", "names the column 'gone'")])
 def test_a_column_that_no_filter_can_hold_is_refused(tmp_path: Path, column: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         Table.create(str(tmp_path / "t"), SCHEMA, time_column="at", bloom_filters=[column])

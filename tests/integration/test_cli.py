@@ -714,7 +714,9 @@ def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> N
         ("done", 1, 2, 6),
         ("done", 2, 2, 6),
     ]
-    assert ended.lines[0].keys() == {"status", "number", "of", "first", "last", "windows", "run_id", "error"}
+    assert ended.lines[0].keys() == {
+        *("status", "number", "of", "first", "last", "windows", "rows", "windows_failed", "run_id", "error")
+    }
     assert (ended.lines[0]["first"], ended.lines[1]["last"]) == ("2015-05-17T00:00", "2015-05-17T11:00")
     assert (place / ".dagster").is_dir()
 

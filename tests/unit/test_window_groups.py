@@ -6,7 +6,7 @@ import threading
 
 from jobs.side_by_side import side_by_side
 from jobs.stopwatch import Stopwatch
-from jobs.window_groups import Bounds, grouped
+from jobs.window_groups import Bounds, bundled, grouped
 from storage_core.compaction.planner import MergeOperation
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
@@ -32,6 +32,14 @@ def test_small_runs_are_one_group_and_large_ones_few() -> None:
     assert [len(group) for group in grouped(windows, Bounds(bytes=1, parts=4))] == [50, 50, 50, 50]
     assert [len(group) for group in grouped(windows, Bounds(windows=64))] == [64, 64, 64, 8]
     assert grouped([]) == []
+
+
+def test_small_merges_share_a_task_and_a_large_one_has_its_own() -> None:
+    group = [merge(0, size) for size in (90, 40, 30, 20, 10, 0, 0, 0)]
+    found = bundled(group, Bounds(task_merges=3, task_bytes=80))
+    assert [[each.inputs[0].size for each in bundle] for bundle in found] == [[90], [40, 30], [20, 10, 0], [0, 0]]
+    assert bundled([merge(0, 0)]) == [[merge(0, 0)]]
+    assert bundled([]) == []
 
 
 def test_what_has_ended_is_there_while_another_call_still_runs_and_an_error_stops_nobody() -> None:
