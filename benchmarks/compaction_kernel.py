@@ -1,166 +1,179 @@
-"""One merge of sorted splits, against what it could be replaced by: a plain copy by Arrow, and DuckDB's `ORDER BY`.
+"""One merge of sorted splits, against what it could be replaced by: a copy, sorts, and other systems' merges.
 
-Every side reads the same 16 files of 250,000 rows, on one thread, in one warm process, and writes one sorted file (the
-copy: 16 in the same settings) with zstd 3. Ours checks MC-1 to MC-4 besides, computes statistics and row keys, and
-writes through the store. Done for 8 and for 60 columns; the memory is measured in a process of its own each. Last come
-the strategies, on the sort columns alone.
+All sides read the same files in one run and write zstd 3; what each does is said in `sorters` and `ducklake_merge`. The
+unit is processor seconds on one thread, in a process of its own per side that has merged small files before, so that
+nothing is started while the clock runs; the sides take turns, and DuckLake, whose Python is another, comes last. Done
+for 8 and for 60 columns and for four times as many splits. The memory is by how much a fresh process grows over its
+first merge, for 8 columns and for 60: flat is the aim.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from benchmarks.figures import Figure, command, median, peak_mib, seconds
-from storage_core.compaction.execute import execute
-from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import MergeOperation
-from storage_core.compaction.strategies import Strategy
-from storage_core.config import TableConfig
-from storage_core.ids import SystemIds
-from storage_core.log.actions import Add
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.sort_order import bind
-from storage_core.split.context import SplitContext
-from storage_core.split.encodings import ROWS_PER_PAGE, ZSTD_LEVEL
-from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from benchmarks import points, sorters
+from benchmarks.figures import Figure, command, median, peak_mib
+from benchmarks.peers import NotMeasuredError, ducklake_python
+from benchmarks.points import SQL_KEY, Given
+from benchmarks.sorters import PEERS, Side
 
 SPLITS = 16
-KEY = ("metric", "host")
-DUCKDB_KEY = 'metric NULLS LAST, host NULLS LAST, "at" DESC NULLS LAST'
-TARGET_BYTES = 2**30
-"""Above every input together, so that all sides write one file."""
+TIME_AIMS = {"Arrow copy": 1.25, "DuckDB ORDER BY": 2.2, "DuckLake's merge": 2.0}
+SIZE_AIMS = {"Arrow copy": 1.0, "DuckLake's merge": 1 / 0.85}
+FLAT = 0.8
+"""What 8 columns take of the memory that 60 take, where it is flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set of files, and which peers merge it so many times."""
+
+    splits: int
+    width: int
+    repeats: int
+    peers: Sequence[str]
+    lake: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the case is called in the figures."""
+        return f"{self.splits} splits, {self.width} columns"
+
+
+CASES = (
+    Case(SPLITS, 8, 3, tuple(PEERS), lake=True),
+    Case(SPLITS, 60, 1, ("Arrow copy", "DuckDB ORDER BY")),
+    Case(4 * SPLITS, 8, 1, ("Arrow copy", "DuckDB ORDER BY")),
+)
+
+SIDES: Mapping[str, Side] = {"ours": sorters.ours, **PEERS}
+Processes = Mapping[str, ProcessPoolExecutor]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The processor seconds of each merge of one side, and the bytes that it wrote."""
+
+    seconds: Sequence[float]
+    bytes: int
 
 
 def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield seconds, bytes and memory of each width, then the seconds of each strategy."""
-    rows, repeats = (4_000, 1) if small else (250_000, 5)
-    pa.set_cpu_count(1)
-    with tempfile.TemporaryDirectory() as folder:
-        for width in (8, 60):
-            root = Path(folder) / str(width)
-            operation = _operation(root, rows, width)
-            yield from _against_peers(root, operation, width, repeats if width == 8 else min(repeats, 3))
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                grown = pool.submit(_grown_mib, str(root), operation.to_json()).result()
-            yield Figure(name=f"{width} columns, growth of the process", value=grown, unit="MiB")
-        root = Path(folder) / "order"
-        yield from _strategies(root, _operation(root, rows, 8))
+    """Yield the figures of one case after the other, then those of the memory."""
+    rows = 1_000 if small else 250_000
+    grown: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        processes = {name: stack.enter_context(_one_thread()) for name in SIDES}
+        for case in CASES:
+            root = Path(folder) / case.name
+            given = points.given(root / "given", case.splits, rows, case.width)
+            warm_up = points.given(root / "small", case.splits, min(rows, 1_000), case.width)
+            _taken_by(processes, case, warm_up, 1)
+            taken = _taken_by(processes, case, given, 1 if small else case.repeats)
+            yield from _case(case, given, taken, _lake(root, case, given, small=small))
+            if case.splits == SPLITS:
+                with _one_thread() as fresh:
+                    grown[case.width] = fresh.submit(grown_mib, given).result()
+            shutil.rmtree(root)
+    narrow, *_, wide = grown.values()
+    yield Figure(name=f"{SPLITS} splits, {min(grown)} columns, growth of a fresh process", value=narrow, unit="MiB")
+    name = f"{SPLITS} splits, {max(grown)} columns, growth of a fresh process"
+    against = f"{min(grown)} columns"
+    yield Figure(name=name, value=wide, unit="MiB", against=against, ratio=narrow / wide, aim=FLAT)
 
 
-def _operation(root: Path, rows: int, width: int) -> MergeOperation:
-    schema = _rows(0, 1, width).schema
-    config = TableConfig(time_column="at", sort_schema="metric|host|timestamp/V2")
-    order = bind(config, schema)
-    context = SplitContext(table_id="kernel", schema=schema, order=order, time_column="at", target_bytes=TARGET_BYTES)
-    store, adds = LocalStore(root), list[Add]()
-    for number in range(SPLITS):
-        adds += sort_and_write(store, _rows(number, rows, width), context=context, ids=SystemIds(), now_ms=number)
-    return MergeOperation(None, tuple(adds), context)
+def _case(case: Case, given: Given, taken: dict[str, Taken], lake: Taken | str | None) -> Iterator[Figure]:
+    own = taken.pop("ours")
+    yield Figure(name=f"{case.name}, rows per second", value=given.rows / median(own.seconds), unit="rows/s")
+    for peer, found in taken.items():
+        yield from _against(case, own, peer, found)
+    if lake is not None:
+        yield from _against(case, own, "DuckLake's merge", lake)
 
 
-def _rows(number: int, rows: int, width: int) -> pa.Table:
-    """Points of 40 metrics on 200 hosts, one split a quarter of an hour, as a fleet of agents would send them."""
-    chance = np.random.default_rng(number)
-    names = [f"service.{name % 8}.metric-{name:03d}" for name in range(40)]
-    at = (number * 900 + np.sort(chance.random(rows)) * 900) * 1e6
-    columns: dict[str, pa.Array] = {
-        "metric": pa.array(np.array(names)[chance.integers(0, 40, rows)], pa.string()),
-        "host": pa.array([f"host-{host:04d}.example.org" for host in chance.integers(0, 200, rows)], pa.string()),
-        "at": pa.array(at.astype(np.int64)).cast(pa.timestamp("us", tz="UTC")),
-        "region": pa.array(np.array(["eu-west", "eu-north", "us-east"])[chance.integers(0, 3, rows)], pa.string()),
-    }
-    for index in range(width - len(columns)):
-        if index % 2:
-            columns[f"count{index}"] = pa.array(np.cumsum(chance.integers(0, 50, rows)))
-        else:
-            columns[f"value{index}"] = pa.array(np.round(chance.normal(50, 10, rows), 2))
-    return pa.table(columns)
+def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[Figure]:
+    """The figures against a peer, or against what says why it was not measured."""
+    seconds = median(own.seconds)
+    if isinstance(found, str):
+        against, faster, smaller = f"{peer} (not measured: {found})", 0.0, 0.0
+    else:
+        against, faster, smaller = peer, median(found.seconds) / seconds, found.bytes / own.bytes
+    name, aim = f"{case.name}, to {peer}", TIME_AIMS.get(peer)
+    yield Figure(name=name, value=seconds, unit="cpu s", against=against, ratio=faster, aim=aim)
+    name, aim = f"{case.name}, output to {peer}", SIZE_AIMS.get(peer)
+    yield Figure(name=name, value=own.bytes, unit="B", against=against, ratio=smaller, aim=aim)
 
 
-def _against_peers(root: Path, operation: MergeOperation, width: int, repeats: int) -> Iterator[Figure]:
-    store = LocalStore(root)
-    files = [str(root / add.path) for add in operation.inputs]
-    ours: list[float] = []
-    sizes: list[int] = []
+def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> dict[str, Taken]:
+    """Every side in its own process, one merge of each in turn: what else the machine does meets all alike."""
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in ("ours", *case.peers)}
+    for _ in range(repeats):
+        for name, runs in found.items():
+            runs.append(processes[name].submit(_taken, SIDES[name], given).result())
+    return {name: Taken([each[0] for each in runs], runs[-1][1]) for name, runs in found.items()}
 
-    def merge() -> None:
-        sizes.append(execute(store, operation, ids=SystemIds(), now_ms=1).bytes_out)
 
-    merge()
-    ours = [seconds(merge) for _ in range(repeats)]
-    copied = root / "copied"
-    copied.mkdir()
-    copies = [seconds(lambda: _copy(files, copied)) for _ in range(repeats)]
-    sorted_file = root / "sorted.parquet"
-    sorts = [seconds(lambda: _sort(files, sorted_file)) for _ in range(repeats)]
-    name = f"merge of {SPLITS} splits, {width} columns"
-    yield Figure(
-        name=name, value=median(ours), unit="s", against="Arrow copy", ratio=median(copies) / median(ours), aim=1.25
+def _one_thread() -> ProcessPoolExecutor:
+    """A fresh process in which every library keeps to one thread."""
+    os.environ.update(sorters.ONE_THREAD)  # read by the libraries as the process imports them
+    return ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=pa.set_cpu_count, initargs=(1,)
     )
-    ratio = median(sorts) / median(ours)
-    yield Figure(name=name, value=median(ours), unit="s", against="DuckDB ORDER BY", ratio=ratio, aim=2.2)
-    peers = {"Arrow copy": sum(path.stat().st_size for path in copied.iterdir()), "DuckDB": sorted_file.stat().st_size}
-    for peer, size in peers.items():
-        yield Figure(
-            name=f"{width} columns, output", value=sizes[0], unit="B", against=peer, ratio=size / sizes[0], aim=1
-        )
 
 
-def _copy(files: list[str], target: Path) -> None:
-    """Each file decoded and written again as it is, in the settings of a split but Arrow's own encodings."""
-    for index, file in enumerate(files):
-        table = pq.ParquetFile(file).read()
-        pq.write_table(
-            table,
-            target / f"{index}.parquet",
-            compression="zstd",
-            compression_level=ZSTD_LEVEL,
-            write_page_index=True,
-            write_page_checksum=True,
-            max_rows_per_page=ROWS_PER_PAGE,
-            store_schema=False,
-        )
+def _taken(side: Side, given: Given) -> tuple[float, int]:
+    folder = given.root / "output"
+    folder.mkdir()
+    started = time.process_time()
+    side(given, folder)
+    taken = time.process_time() - started
+    written = sum(path.stat().st_size for path in folder.iterdir())
+    shutil.rmtree(folder)
+    return taken, written
 
 
-def _sort(files: list[str], target: Path) -> None:
-    with duckdb.connect(config={"threads": 1}) as connection:
-        connection.execute(
-            f"COPY (SELECT * FROM read_parquet({files}) ORDER BY {DUCKDB_KEY}) TO '{target}' "  # noqa: S608  # our own
-            f"(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {ZSTD_LEVEL})"
-        )
+def _lake(root: Path, case: Case, given: Given, *, small: bool) -> Taken | str | None:
+    """What DuckLake took, or why nobody knows; None for a case in which it is not asked."""
+    if not case.lake:
+        return None
+    try:
+        return _ducklake(root, given, ducklake_python(make=not small), 1 if small else case.repeats)
+    except NotMeasuredError as error:
+        return str(error)
 
 
-def _grown_mib(root: str, operation: str) -> float:
-    """By how many MiB a fresh process grows over one merge, the first of its life."""
-    pa.set_cpu_count(1)
-    store, planned = LocalStore(root), MergeOperation.from_json(operation)
+def _ducklake(root: Path, given: Given, python: Path, repeats: int) -> Taken:
+    lake = root / "lake"
+    lake.mkdir()
+    program = str(Path(__file__).with_name("ducklake_merge.py"))
+    arguments = [str(lake), SQL_KEY, str(repeats), *given.files]
+    finished = subprocess.run([str(python), program, *arguments], check=False, capture_output=True, text=True)
+    if finished.returncode != 0:
+        raise NotMeasuredError(finished.stderr.strip().splitlines()[-1])
+    printed = json.loads(finished.stdout)
+    return Taken(printed["seconds"], printed["bytes"])
+
+
+def grown_mib(given: Given) -> float:
+    """Return by how many MiB this process grows over one merge, which has to be the first of its life."""
+    folder = Path(tempfile.mkdtemp(dir=given.root))
     before = peak_mib()
-    execute(store, planned, ids=SystemIds(), now_ms=2)
-    return peak_mib() - before
-
-
-def _strategies(root: Path, operation: MergeOperation) -> Iterator[Figure]:
-    store = LocalStore(root)
-    for fan_in in (4, 8, 16):
-        inputs = [
-            read_split(store, add, [*KEY, "at"], verify=True, as_dictionary=True) for add in operation.inputs[:fan_in]
-        ]
-        for strategy in Strategy:
-            sort = partial(merge_order, inputs, operation.context.order, strategy)
-            taken = median([seconds(sort) for _ in range(3)])
-            yield Figure(name=f"order of {fan_in} splits, {strategy}", value=taken, unit="s")
+    sorters.ours(given, folder)
+    return max(peak_mib() - before, 0.1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Spark is not there; Tidemark is given less, a raw log of records as their produc
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.events import KEY, SCHEMA, events
 from benchmarks.figures import Figure, seconds
-from benchmarks.peers import NotMeasuredError, delta_jars
+from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
 from jobs import deal, merge
 from jobs.deal_request import DealRequest
 from jobs.request import JobRequest
@@ -66,7 +65,7 @@ def measure(*, small: bool) -> Iterator[Figure]:
         missing = ""
     except NotMeasuredError as error:
         jars, missing = (), f" (not measured: {error})"
-    _with_delta(jars)
+    with_delta(jars)
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         root = Path(folder)
         pq.write_table(given, root / "given.parquet")
@@ -89,18 +88,6 @@ def measure(*, small: bool) -> Iterator[Figure]:
                 ratio=0 if taken is None else taken / own,
                 aim=aimed,
             )
-
-
-def _with_delta(jars: Sequence[Path]) -> None:
-    """Have the JVM that starts next know Delta Lake."""
-    if not jars:
-        return
-    settings = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    }
-    given = " ".join(f"--conf {name}={value}" for name, value in settings.items())
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, jars))} {given} pyspark-shell"
 
 
 def _warm_up(session: SparkSession) -> None:

@@ -7,9 +7,10 @@ figure against it says why and counts as missed.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
@@ -53,6 +54,18 @@ def delta_jars(*, make: bool) -> list[Path]:
 
     _bring(DELTA, _JARS, build if make else None)
     return sorted(DELTA.glob("*.jar"))
+
+
+def with_delta(jars: Sequence[Path]) -> None:
+    """Have the JVM that starts next know Delta Lake; without JARs nothing changes."""
+    if not jars:
+        return
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+    given = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, jars))} {given} pyspark-shell"
 
 
 def _bring(folder: Path, described_by: Path, build: Callable[[], None] | None) -> None:

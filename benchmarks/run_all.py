@@ -14,8 +14,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-BENCHMARKS = ("ingest_and_compact", "log_at_scale", "ingestion", "compaction")
-PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion")
+BENCHMARKS = ("ingest_and_compact", "log_at_scale", "ingestion", "compaction", "compaction_questions")
+PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion", "polars")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 

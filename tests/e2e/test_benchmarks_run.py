@@ -66,3 +66,25 @@ def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_tha
         if figure["ratio"] == 0:
             assert "not measured: " in figure["against"]
             assert figure["holds"] is not True
+
+
+@pytest.mark.spark
+def test_the_small_benchmark_of_compaction_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
+    figures = _figures("compaction")
+    cases = ("16 splits, 8 columns", "16 splits, 60 columns", "64 splits, 8 columns", "compact job")
+    for part in (*cases, "flights whole", "weather by window", "access log, read for a status"):
+        assert any(figure["name"].startswith(part) for figure in figures), part
+    for peer in ("Arrow copy", "DuckDB ORDER BY", "Polars sort", "DataFusion's sort-preserving merge", "Spark sort"):
+        assert any(figure["against"] == peer and figure["ratio"] > 0 for figure in figures), peer
+    for figure in figures:
+        if figure["ratio"] == 0:
+            assert "not measured: " in figure["against"]
+            assert figure["holds"] is not True
+
+
+def test_the_small_benchmark_of_the_questions_of_compaction_answers_each() -> None:
+    figures = _figures("compaction_questions")
+    for strategy in ("packed", "by-column", "k-way"):
+        assert any(figure["name"] == f"order of 64 splits, {strategy}" for figure in figures), strategy
+    for part in ("64 splits by 4", "pages of 65,536 rows", "a target of 1/8", "a tenth of the hosts null, nulls first"):
+        assert any(figure["name"].startswith(part) for figure in figures), part

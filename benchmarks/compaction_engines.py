@@ -1,0 +1,127 @@
+"""A table of sorted splits made one by the job `compact`, against Spark and Delta Lake doing the same in its session.
+
+End to end, in one warm Spark session of two cores with the settings of Tidemark's jobs: ours plans, merges in a task,
+checks and commits. The peers have the same files: Spark reads, sorts and writes them; Delta runs `OPTIMIZE` and
+`OPTIMIZE ZORDER BY` the columns of our order on tables made of them. All write zstd 3. Ratios are of processor seconds
+of the session's JVM, its Python workers and this process; the wall time is printed beside them. Everything was run once
+on small files before.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import deltalake
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from benchmarks import points
+from benchmarks.compaction_kernel import SPLITS
+from benchmarks.figures import Figure, command
+from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
+from benchmarks.points import KEY, Given
+from benchmarks.processor import processor_seconds
+from jobs import compact
+from jobs.request import JobRequest
+from jobs.spark import Spark
+from storage_core import Table
+
+AIMS = {"Spark sort": 5.0, "Delta OPTIMIZE": 10.0, "Delta OPTIMIZE ZORDER BY": 10.0}
+WIDTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Processor seconds, and seconds on the wall."""
+
+    processor: float
+    wall: float
+
+
+def measure(*, small: bool) -> Iterator[Figure]:
+    """Yield what the job took, on the processor and on the wall, against each peer."""
+    rows = 1_000 if small else 250_000
+    try:
+        jars: Sequence[Path] = delta_jars(make=not small)
+        missing = ""
+    except NotMeasuredError as error:
+        jars, missing = (), f" (not measured: {error})"
+    with_delta(jars)
+    with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
+        spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # its level is 3 by default
+        if not small:
+            _all(Path(folder) / "small", spark, 1_000, delta=bool(jars))
+        taken = _all(Path(folder) / "large", spark, rows, delta=bool(jars))
+    own = taken.pop("ours")
+    yield Figure(name="compact job, wall", value=own.wall, unit="s")
+    for peer, aim in AIMS.items():
+        found = taken.get(peer)
+        against = peer if found else f"{peer}{missing}"
+        ratio = found.processor / own.processor if found else 0
+        yield Figure(
+            name=f"compact job, to a {peer}", value=own.processor, unit="cpu s", against=against, ratio=ratio, aim=aim
+        )
+        ratio = found.wall / own.wall if found else 0
+        yield Figure(name=f"compact job, wall, to a {peer}", value=own.wall, unit="s", against=against, ratio=ratio)
+
+
+def _all(root: Path, spark: Spark, rows: int, *, delta: bool) -> dict[str, Taken]:
+    given = points.given(root / "given", SPLITS, rows, WIDTH)
+    session = spark.session()
+    work: dict[str, Callable[[], object]] = {
+        "ours": _table(root / "table", spark, rows),
+        "Spark sort": partial(_sort, session, given, root / "sorted"),
+    }
+    if delta:
+        z_order = f" ZORDER BY ({', '.join(KEY)})"
+        work["Delta OPTIMIZE"] = _optimize(session, given, root / "optimized", "")
+        work["Delta OPTIMIZE ZORDER BY"] = _optimize(session, given, root / "z-ordered", z_order)
+    taken = {name: _taken(each) for name, each in work.items()}
+    shutil.rmtree(root)
+    return taken
+
+
+def _taken(work: Callable[[], object]) -> Taken:
+    started = time.perf_counter()
+    processor = processor_seconds(work)
+    return Taken(processor, time.perf_counter() - started)
+
+
+def _table(root: Path, spark: Spark, rows: int) -> Callable[[], object]:
+    """A table with the rows of each file as a split of its own, and the run of the job that makes them one."""
+    schema = points.points(0, 1, WIDTH).schema
+    table = Table.create(str(root), schema, time_column="observed", sort_schema=points.SORT_SCHEMA, window=None)
+    for number in range(SPLITS):
+        table.append(points.points(number, rows, WIDTH))
+
+    def run() -> None:
+        report = compact.run(JobRequest(table_uri=str(root)), spark)
+        if report.status != "committed":
+            raise RuntimeError(f"the compaction did not commit but is {report.status}")
+
+    return run
+
+
+def _sort(session: SparkSession, given: Given, target: Path) -> None:
+    *what, when = KEY
+    order = [*(sf.col(name).asc_nulls_last() for name in what), sf.col(when).desc_nulls_last()]
+    session.read.parquet(*given.files).orderBy(order).write.parquet(str(target))
+
+
+def _optimize(session: SparkSession, given: Given, target: Path, how: str) -> Callable[[], object]:
+    target.mkdir()
+    for index, file in enumerate(given.files):
+        shutil.copy(file, target / f"{index:03}.parquet")
+    deltalake.convert_to_deltalake(str(target))
+    return lambda: session.sql(f"OPTIMIZE delta.`{target}`{how}").collect()
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__ or ""))

@@ -1,0 +1,158 @@
+"""How to merge best: the questions that the design left open, each answered by one table of figures.
+
+How the order is found (composite keys, column at a time, k-way) for few and for many splits; how many splits one merge
+should take, by merging the same 64 with each fan-in until one is left; how many rows a page should have; what the place
+of nulls costs; how large a split should be. One process, one thread, processor seconds, after a merge of small files;
+of each the median of three where it is short. Decision 0080 says what follows.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks import points
+from benchmarks.compaction_kernel import grown_mib
+from benchmarks.compaction_sizes import write
+from benchmarks.figures import Figure, command, median
+from benchmarks.page_reads import bytes_read
+from benchmarks.points import KEY, NAMES, Given
+from storage_core.compaction.execute import CompactionResult, execute
+from storage_core.compaction.kernel import merge_order
+from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.strategies import Strategy
+from storage_core.ids import SystemIds
+from storage_core.objectstore.local import LocalStore
+from storage_core.split.encodings import choose
+from storage_core.split.read import read_split
+
+SPLITS = 64
+WIDTH = 8
+FAN_IN = (4, 8, 16, 64)
+PAGE_ROWS = (1_024, 4_096, 16_384, 65_536)
+SHARES = (1, 2, 4, 8)
+NULL_HOSTS = 0.1
+POINT = f"SELECT value0 FROM rows WHERE metric = '{NAMES[21]}' AND host = 'host-0077.example.org'"  # noqa: S608 -- our own
+
+
+def measure(*, small: bool) -> Iterator[Figure]:
+    """Yield the figures of one question after the other."""
+    rows, repeats = (500, 1) if small else (100_000, 3)
+    pa.set_cpu_count(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        _merge(root / "warm", points.operation(root / "warm", 4, 500, WIDTH))
+        operation = points.operation(root / "given", SPLITS, rows, WIDTH)
+        yield from _strategies(root / "given", operation, repeats)
+        yield from _fan_in(root / "given", operation)
+        yield from _page_size(root / "given", operation, repeats)
+        yield from _target_size(root / "given", operation)
+        yield from _null_order(root, rows, repeats)
+
+
+def _strategies(root: Path, operation: MergeOperation, repeats: int) -> Iterator[Figure]:
+    store = LocalStore(root)
+    tables = [read_split(store, add, KEY, verify=True, as_dictionary=True) for add in operation.inputs]
+    for fan_in in FAN_IN:
+        taken = {
+            strategy: _seconds(partial(merge_order, tables[:fan_in], operation.context.order, strategy), repeats)
+            for strategy in Strategy
+        }
+        for strategy, own in taken.items():
+            name = f"order of {fan_in} splits, {strategy}"
+            packed = taken[Strategy.PACKED]
+            yield Figure(name=name, value=own, unit="cpu s", against=str(Strategy.PACKED), ratio=packed / own)
+
+
+def _fan_in(root: Path, operation: MergeOperation) -> Iterator[Figure]:
+    """Merge all splits so many at a time until one is left: what that takes, and how often a byte is written."""
+    given_bytes = sum(add.size for add in operation.inputs)
+    for fan_in in FAN_IN:
+        started, written, inputs = time.process_time(), 0, operation.inputs
+        while len(inputs) > 1:
+            groups = [inputs[start : start + fan_in] for start in range(0, len(inputs), fan_in)]
+            results = [_merge(root, replace(operation, inputs=group)) for group in groups]
+            written += sum(result.bytes_out for result in results)
+            inputs = tuple(add for result in results for add in result.adds)
+        name = f"{SPLITS} splits by {fan_in}"
+        yield Figure(name=name, value=time.process_time() - started, unit="cpu s")
+        yield Figure(name=f"{name}, written per byte", value=written / given_bytes, unit="B/B")
+        first = replace(operation, inputs=operation.inputs[:fan_in])
+        files = tuple(str(root / add.path) for add in first.inputs)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            grown = fresh.submit(grown_mib, Given(root, files, first.to_json(), 0)).result()
+        yield Figure(name=f"{name}, growth of a fresh process in one merge", value=grown, unit="MiB")
+
+
+def _page_size(root: Path, operation: MergeOperation, repeats: int) -> Iterator[Figure]:
+    """Write the merged rows with pages of so many rows, and ask for one series."""
+    result = _merge(root, replace(operation, inputs=operation.inputs[:16]))
+    rows = read_split(LocalStore(root), result.adds[0])
+    encodings = choose(rows, rows.num_rows)
+    for page_rows in PAGE_ROWS:
+        file = root / f"pages-{page_rows}.parquet"
+        taken = _seconds(partial(write, rows, file, encodings, page_rows=page_rows), repeats)
+        name = f"pages of {page_rows:,} rows"
+        yield Figure(name=f"{name}, writing", value=taken, unit="cpu s")
+        yield Figure(name=f"{name}, size", value=file.stat().st_size, unit="B")
+        yield Figure(name=f"{name}, read for a series", value=bytes_read([file], POINT), unit="B")
+
+
+def _target_size(root: Path, operation: MergeOperation) -> Iterator[Figure]:
+    """Merge all splits into one and into ever more."""
+    whole = sum(add.size for add in operation.inputs)
+    for share in SHARES:
+        context = replace(operation.context, target_bytes=whole if share == 1 else whole // share)
+        started = time.process_time()
+        result = _merge(root, replace(operation, context=context))
+        name = f"a target of 1/{share} of the inputs"
+        yield Figure(name=f"{name}, merging", value=time.process_time() - started, unit="cpu s")
+        yield Figure(name=f"{name}, splits", value=len(result.adds), unit="splits")
+        yield Figure(name=f"{name}, size", value=result.bytes_out, unit="B")
+        read = bytes_read([root / add.path for add in result.adds], POINT)
+        yield Figure(name=f"{name}, read for a series", value=read, unit="B")
+
+
+def _null_order(root: Path, rows: int, repeats: int) -> Iterator[Figure]:
+    taken: dict[str, float] = {}
+    for place in ("last", "first"):
+        folder = root / place
+        schema = f"{points.SORT_SCHEMA} nulls {place}"
+        operation = points.operation(folder, 16, rows, WIDTH, sort_schema=schema, null_hosts=NULL_HOSTS)
+        taken[place] = _seconds(partial(_merge, folder, operation), repeats)
+    for place, own in taken.items():
+        yield Figure(
+            name=f"a tenth of the hosts null, nulls {place}",
+            value=own,
+            unit="cpu s",
+            against="nulls last",
+            ratio=taken["last"] / own,
+        )
+
+
+def _merge(root: Path, operation: MergeOperation) -> CompactionResult:
+    return execute(LocalStore(root), operation, ids=SystemIds(), now_ms=1)
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> float:
+    taken: Sequence[float] = [_once(work) for _ in range(repeats)]
+    return median(taken)
+
+
+def _once(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__ or ""))

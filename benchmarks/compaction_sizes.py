@@ -1,0 +1,254 @@
+"""Real rows, as they arrived and as sorted splits: the bytes they take, and the bytes of pages that queries read.
+
+Flights and weather of a year, and a web server's access log, in windows and as a whole. "Arrival" is the order in which
+rows came in (the weather by the hour). Files of the peers have the codec, the pages and the row groups of a split, with
+Arrow's default encodings or with encodings chosen on a sample as splits choose them; they carry no metadata of ours.
+"Sorted and chosen" are such files in the order of the splits: a split of less than 32,768 rows keeps default encodings
+(decision 0065), which those files do not. "Pages" are the bytes without footers, indexes and metadata, which are most
+of a file in windows of a hundred rows. Reads: the same rows in 32 splits as they arrived, each sorted, and in the one
+that a merge makes of them; neither has windows, which is what serves a range of time.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.figures import Figure, command
+from benchmarks.page_reads import bytes_read
+from benchmarks.points import MOST_BYTES
+from examples.datasets import access_log_lines, flights, weather
+from storage_core.compaction.execute import execute
+from storage_core.compaction.planner import MergeOperation
+from storage_core.config import TableConfig
+from storage_core.ids import SystemIds
+from storage_core.log.actions import Add
+from storage_core.objectstore.local import LocalStore
+from storage_core.rows.order import sort_indices
+from storage_core.rows.sort_order import bind
+from storage_core.rows.windows import split_by_window
+from storage_core.split.context import SplitContext
+from storage_core.split.encodings import DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encoding, choose
+from storage_core.split.row_groups import ROWS_PER_GROUP
+from storage_core.split.write import sort_and_write
+
+AIM = 1 / 0.75
+"""A quarter less than arrival order with default encodings."""
+ARRIVING = 32
+_LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
+_REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
+_REQUEST = r"^(?P<method>[A-Z]+) (?P<path>\S+)"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Rows in the order of their arrival, what a user would declare of them, and queries that they would ask."""
+
+    name: str
+    rows: pa.Table
+    time_column: str
+    sort_schema: str
+    window_seconds: int
+    queries: Mapping[str, str]
+
+    def context(self, *, windows: bool) -> SplitContext:
+        """Return what splits of these rows are made by."""
+        config = TableConfig(time_column=self.time_column, sort_schema=self.sort_schema)
+        order = bind(config, self.rows.schema)
+        return SplitContext(
+            table_id=self.name,
+            schema=self.rows.schema,
+            order=order,
+            time_column=self.time_column,
+            window_seconds=self.window_seconds if windows else None,
+            target_bytes=MOST_BYTES,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The bytes of files, and of the pages in them."""
+
+    files: int
+    pages: int
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.files + other.files, self.pages + other.pages)
+
+
+def measure(*, small: bool) -> Iterator[Figure]:
+    """Yield the sizes of each data set by window and for the whole, then what its queries read."""
+    for data in datasets(2_000 if small else None):
+        for windows in (True, False):
+            yield from _sizes(data, windows=windows)
+        yield from _reads(data)
+
+
+def datasets(rows: int | None = None) -> list[Data]:
+    """Return the data sets, of each the first rows only where a number is given."""
+    readings = weather()
+    return [
+        Data(
+            "flights",
+            flights().slice(0, rows),
+            "time_hour",
+            "carrier|origin|dest|timestamp/V2",
+            86_400,
+            {
+                "a carrier": "SELECT dep_delay FROM rows WHERE carrier = 'F9'",
+                "a carrier to an airport": "SELECT dep_delay FROM rows WHERE carrier = 'UA' AND dest = 'SFO'",
+                "an airport": "SELECT dep_delay FROM rows WHERE dest = 'SFO'",
+                "a day": "SELECT dep_delay FROM rows WHERE time_hour >= '2013-01-02T00:00:00Z' "
+                "AND time_hour < '2013-01-03T00:00:00Z'",
+            },
+        ),
+        Data(
+            "weather",
+            readings.take(pc.sort_indices(readings, [("time_hour", "ascending"), ("origin", "ascending")])).slice(
+                0, rows
+            ),
+            "time_hour",
+            "origin|timestamp/V2",
+            86_400,
+            {
+                "a station": "SELECT temp FROM rows WHERE origin = 'LGA'",
+                "a week of a station": "SELECT temp FROM rows WHERE origin = 'LGA' "
+                "AND time_hour >= '2013-01-05T00:00:00Z' AND time_hour < '2013-01-12T00:00:00Z'",
+                "a day": "SELECT temp FROM rows WHERE time_hour >= '2013-01-02T00:00:00Z' "
+                "AND time_hour < '2013-01-03T00:00:00Z'",
+            },
+        ),
+        Data(
+            "access log",
+            _access_log().slice(0, rows),
+            "at",
+            "status|method|path|timestamp/V2",
+            3_600,
+            {
+                "a status": "SELECT path FROM rows WHERE status = 404",
+                "a path": "SELECT client FROM rows WHERE path = '/favicon.ico'",
+                "a status and path": "SELECT client FROM rows WHERE status = 200 AND path = '/favicon.ico'",
+                "an hour": "SELECT path FROM rows WHERE at >= '2015-05-17T12:00:00Z' AND at < '2015-05-17T13:00:00Z'",
+            },
+        ),
+    ]
+
+
+def _access_log() -> pa.Table:
+    parts = pc.extract_regex(pa.array(access_log_lines()), pattern=_LINE + _REST)
+    request = pc.extract_regex(pc.struct_field(parts, "request"), pattern=_REQUEST)
+    text = {name: pc.struct_field(parts, name) for name in ("client", "request", "referrer", "agent")}
+    at = pc.strptime(pc.struct_field(parts, "at"), format="%d/%b/%Y:%H:%M:%S", unit="us")
+    sent = pc.struct_field(parts, "bytes")
+    columns = text | {
+        "at": at.cast(pa.timestamp("us", "UTC")),
+        "method": pc.struct_field(request, "method"),
+        "path": pc.struct_field(request, "path"),
+        "status": pc.struct_field(parts, "status").cast(pa.int32()),
+        "bytes": pc.if_else(pc.equal(sent, "-"), None, sent).cast(pa.int64()),
+    }
+    return pa.table(columns)
+
+
+def _sizes(data: Data, *, windows: bool) -> Iterator[Figure]:
+    name = f"{data.name} {'by window' if windows else 'whole'}"
+    parts = [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)]
+    arrived = parts if windows else [data.rows]
+    order = data.context(windows=windows).order
+    in_order = [part.take(pa.array(sort_indices(part, order))) for part in arrived]
+    default, chosen = (_written(arrived, chosen=each) for each in (False, True))
+    with tempfile.TemporaryDirectory() as folder:
+        context = data.context(windows=windows)
+        adds = sort_and_write(LocalStore(folder), data.rows, context=context, ids=SystemIds(), now_ms=1)
+        splits = _total([_size(Path(folder) / add.path) for add in adds])
+    for what, own in ((f"{name}, splits", splits), (f"{name}, sorted and chosen", _written(in_order, chosen=True))):
+        yield from _against(what, own, "arrival order, default encodings", (default, AIM))
+        yield from _against(what, own, "arrival order, chosen encodings", (chosen, None))
+
+
+def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]) -> Iterator[Figure]:
+    size, aim = against
+    ratio = size.files / own.files
+    yield Figure(name=f"{name}, to {peer}", value=own.files, unit="B", against=peer, ratio=ratio, aim=aim)
+    ratio = size.pages / own.pages
+    yield Figure(name=f"{name}, pages, to {peer}", value=own.pages, unit="B", against=peer, ratio=ratio)
+
+
+def _written(parts: Sequence[pa.Table], *, chosen: bool) -> Size:
+    """What the parts take as a file each."""
+    sizes = []
+    for rows in parts:
+        sink = pa.BufferOutputStream()
+        write(rows, sink, choose(rows, rows.num_rows) if chosen else None)
+        sizes.append(_size(pa.BufferReader(sink.getvalue())))
+    return _total(sizes)
+
+
+def write(
+    rows: pa.Table,
+    sink: pa.NativeFile | Path,
+    encodings: Mapping[str, Encoding] | None,
+    *,
+    page_rows: int = ROWS_PER_PAGE,
+) -> None:
+    """Write rows as a file in the settings of a split, with these encodings (None: Arrow's own)."""
+    others = {name: each.value for name, each in (encodings or {}).items() if each is not Encoding.DICTIONARY}
+    pq.write_table(
+        rows,
+        sink,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=[name for name in rows.column_names if name not in others],
+        column_encoding=others or None,
+        dictionary_pagesize_limit=None if encodings is None else DICTIONARY_BYTES,
+        row_group_size=ROWS_PER_GROUP,
+        max_rows_per_page=page_rows,
+        write_page_index=True,
+        write_page_checksum=True,
+        store_schema=False,
+    )
+
+
+def _size(file: Path | pa.NativeFile) -> Size:
+    whole = file.stat().st_size if isinstance(file, Path) else file.size()
+    footer = pq.read_metadata(file)
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    pages = sum(group.column(index).total_compressed_size for group in groups for index in range(group.num_columns))
+    return Size(whole, pages)
+
+
+def _total(sizes: Sequence[Size]) -> Size:
+    return reduce(Size.__add__, sizes)
+
+
+def _reads(data: Data) -> Iterator[Figure]:
+    context = data.context(windows=False)
+    with tempfile.TemporaryDirectory() as folder:
+        root, adds = Path(folder), list[Add]()
+        share = -(-data.rows.num_rows // ARRIVING)
+        for start in range(0, data.rows.num_rows, share):
+            part = data.rows.slice(start, share)
+            adds += sort_and_write(LocalStore(root), part, context=context, ids=SystemIds(), now_ms=start)
+        merged = execute(LocalStore(root), MergeOperation(None, tuple(adds), context), ids=SystemIds(), now_ms=1).adds
+        before, after = ([root / add.path for add in each] for each in (adds, merged))
+        for query, text in data.queries.items():
+            read = max(1, bytes_read(after, text))
+            yield Figure(
+                name=f"{data.name}, read for {query}",
+                value=read,
+                unit="B",
+                against=f"{len(before)} splits as they arrived",
+                ratio=bytes_read(before, text) / read,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(command(measure, __doc__ or ""))

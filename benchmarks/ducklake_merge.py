@@ -1,0 +1,56 @@
+"""Merges of sorted files by a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
+
+python ducklake_merge.py FOLDER ORDER REPEATS FILE... registers the files in a lake of its own for each repeat, in a
+table that is SORTED BY the order, merges them into one with zstd 3 on one thread, and prints the processor seconds of
+each merge, the bytes that result, and its path, as JSON. The first merge is a warm-up and not counted.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+
+import duckdb  # an older one than the project's
+
+
+def main(folder: str, order: str, repeats: str, *files: str) -> None:
+    """Print what the merges took."""
+    taken, merged = [], []
+    for run in range(int(repeats) + 1):
+        lake = Path(folder) / str(run)
+        lake.mkdir()
+        connection = _lake(lake, order, files)
+        started = time.process_time()
+        connection.execute("CALL lake.merge_adjacent_files()")
+        taken.append(time.process_time() - started)
+        merged = connection.execute(
+            "SELECT data_file, data_file_size_bytes FROM ducklake_list_files('lake', 'points')"
+        ).fetchall()
+        connection.close()
+        if len(merged) != 1:
+            sys.exit(f"DuckLake left {len(merged)} files instead of one")
+    print(json.dumps({"seconds": taken[1:], "path": merged[0][0], "bytes": merged[0][1]}))
+
+
+def _lake(folder: Path, order: str, files: tuple[str, ...]) -> duckdb.DuckDBPyConnection:
+    package = importlib.util.find_spec("duckdb_extension_ducklake")
+    if package is None or package.origin is None:
+        sys.exit("this Python has no DuckLake")
+    (extension,) = Path(package.origin).parent.rglob("*.duckdb_extension")
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute(f"LOAD '{extension}'")
+    connection.execute(f"ATTACH 'ducklake:{folder}/catalog.ducklake' AS lake (DATA_PATH '{folder}/data/')")
+    for option, value in (("parquet_compression", "zstd"), ("parquet_compression_level", 3)):
+        connection.execute(f"CALL lake.set_option('{option}', '{value}')")
+    connection.execute("CALL lake.set_option('target_file_size', '8GB')")
+    empty = f"SELECT * FROM read_parquet('{files[0]}') LIMIT 0"  # noqa: S608 -- our own path
+    connection.execute(f"CREATE TABLE lake.points AS {empty}")
+    connection.execute(f"ALTER TABLE lake.points SET SORTED BY ({order})")
+    for file in files:
+        connection.execute("CALL ducklake_add_data_files('lake', 'points', ?)", [file])
+    return connection
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,112 @@
+"""One merge of sorted files by every side that runs in a process of Python: each reads all files and writes the result.
+
+All write zstd 3. Ours writes a split: pages of 1,024 rows, their index and checksums, statistics, row keys, checked for
+MC-1 to MC-4. The copy writes each file as it is, in the settings of a split but with Arrow's own encodings. The others
+write what they write by default, and sort by the same key with nulls last.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+
+from benchmarks.points import KEY, SQL_KEY, Given
+from storage_core.compaction.execute import execute
+from storage_core.compaction.planner import MergeOperation
+from storage_core.ids import SystemIds
+from storage_core.objectstore.local import LocalStore
+from storage_core.split.encodings import ROWS_PER_PAGE, ZSTD_LEVEL
+from storage_core.split.row_groups import ROWS_PER_GROUP
+
+Side = Callable[[Given, Path], None]
+"""Merges what is given into files in the folder."""
+
+ONE_THREAD = {"POLARS_MAX_THREADS": "1", "TOKIO_WORKER_THREADS": "1"}
+"""Of the environment of a process that measures a side, from its start."""
+
+
+def ours(given: Given, folder: Path) -> None:
+    """Merge by the kernel of compactions, through a store."""
+    operation = MergeOperation.from_json(given.operation)
+    for add in execute(LocalStore(given.root), operation, ids=SystemIds(), now_ms=1).adds:
+        shutil.move(given.root / add.path, folder)
+
+
+def arrow_copy(given: Given, folder: Path) -> None:
+    """Decode and encode each file as it is: what a rewrite costs that gains nothing."""
+    for index, file in enumerate(given.files):
+        pq.write_table(
+            pq.ParquetFile(file).read(),
+            folder / f"{index}.parquet",
+            compression="zstd",
+            compression_level=ZSTD_LEVEL,
+            write_page_index=True,
+            write_page_checksum=True,
+            max_rows_per_page=ROWS_PER_PAGE,
+            row_group_size=ROWS_PER_GROUP,
+            store_schema=False,
+        )
+
+
+def duckdb_sort(given: Given, folder: Path) -> None:
+    """Sort all rows by DuckDB."""
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute(
+            f"COPY (SELECT * FROM read_parquet({list(given.files)}) ORDER BY {SQL_KEY}) "  # noqa: S608 -- our own
+            f"TO '{folder}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {ZSTD_LEVEL})"
+        )
+
+
+def polars_sort(given: Given, folder: Path) -> None:
+    """Sort all rows by Polars' streaming engine."""
+    import polars as pl  # as late as its number of threads is settled
+
+    rows = pl.scan_parquet(list(given.files)).sort(KEY, descending=[False, False, True], nulls_last=True)
+    rows.sink_parquet(folder / "sorted.parquet", compression_level=ZSTD_LEVEL, engine="streaming")
+
+
+def polars_merge(given: Given, folder: Path) -> None:
+    """Merge the sorted files by Polars, whose keys have to ascend."""
+    import polars as pl  # as late as its number of threads is settled
+
+    *what, when = KEY
+    back = pl.col(when).dt.epoch("us").neg().alias("back")
+    merged = pl.merge_sorted([pl.scan_parquet(file).with_columns(back) for file in given.files], key=[*what, "back"])
+    merged.drop("back").sink_parquet(folder / "sorted.parquet", compression_level=ZSTD_LEVEL, engine="streaming")
+
+
+def datafusion_merge(given: Given, folder: Path) -> None:
+    """Merge by DataFusion, which knows the order of the files; it reads each as a partition and merges once.
+
+    Raises `RuntimeError` when its plan is another one.
+    """
+    import datafusion  # as late as its number of threads is settled
+
+    from benchmarks.page_reads import linked
+
+    settings = datafusion.SessionConfig().with_target_partitions(len(given.files))
+    session = datafusion.SessionContext(settings)
+    inputs = folder.parent / f"{folder.name}-inputs"
+    inputs.mkdir(exist_ok=True)
+    linked([Path(file) for file in given.files], inputs)
+    session.sql(f"CREATE EXTERNAL TABLE points STORED AS PARQUET WITH ORDER ({SQL_KEY}) LOCATION '{inputs}/'").collect()
+    query = f"SELECT * FROM points ORDER BY {SQL_KEY}"  # noqa: S608 -- our own
+    plan = session.sql(query).execution_plan().display_indent()
+    if "SortPreservingMergeExec" not in plan or "SortExec" in plan:
+        raise RuntimeError(f"DataFusion does not merge sorted files here but: {plan}")
+    codec = f"OPTIONS ('format.compression' 'zstd({ZSTD_LEVEL})')"
+    session.sql(f"COPY ({query}) TO '{folder}/sorted.parquet' STORED AS PARQUET {codec}").collect()
+    shutil.rmtree(inputs)
+
+
+PEERS: Mapping[str, Side] = {
+    "Arrow copy": arrow_copy,
+    "DuckDB ORDER BY": duckdb_sort,
+    "Polars sort": polars_sort,
+    "Polars merge_sorted": polars_merge,
+    "DataFusion's sort-preserving merge": datafusion_merge,
+}
