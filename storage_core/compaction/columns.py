@@ -76,34 +76,18 @@ def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool
     """
     if not len(taken) == len(way.places) == sum(map(len, inputs)):
         return False
-    if is_blob_or_text(taken.type):
-        return _same_texts(inputs, way, taken)
-    nulls = [_null_mask(taken), *(_null_mask(chunk) for chunk in inputs)]
-    if any(mask is not None for mask in nulls):
-        masks = [
-            np.zeros(len(each), np.bool_) if mask is None else mask
-            for each, mask in zip((taken, *inputs), nulls, strict=True)
-        ]
-        if not np.array_equal(masks[0][way.places], np.concatenate(masks[1:])):
-            return False
     if pa.types.is_dictionary(taken.type):
-        found: Words = _indices(taken)
-        wanted = _indices_in(taken.dictionary, inputs)
-    else:
-        plain = [chunk if chunk.type == taken.type else chunk.cast(taken.type) for chunk in inputs]
-        found, wanted = _cells(taken), [_cells(chunk) for chunk in plain]
-    return not wanted or np.array_equal(found.take(way.places, axis=0), np.concatenate(wanted))
-
-
-def _same_texts(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:
-    """Taking strings back is cheaper than to hash them."""
-    back, start = taken.take(pa.array(way.places)), 0
-    for chunk in inputs:
-        wanted = chunk if chunk.type == taken.type else chunk.cast(taken.type)
-        if not back.slice(start, len(chunk)).equals(wanted):
-            return False
-        start += len(chunk)
-    return True
+        places_in = _indices_in(taken.dictionary, inputs)
+        return not places_in or np.array_equal(_indices(taken).take(way.places), np.concatenate(places_in))
+    plain = [chunk if chunk.type == taken.type else chunk.cast(taken.type) for chunk in inputs]
+    whole = pa.concat_arrays(plain) if plain else taken
+    if is_blob_or_text(taken.type):  # to take strings back is cheaper than to hash them
+        return bool(taken.take(pa.array(way.places)).equals(whole))
+    if whole.null_count != taken.null_count:
+        return False
+    if whole.null_count and not np.array_equal(_null_mask(taken).take(way.places), _null_mask(whole)):
+        return False
+    return np.array_equal(_cells(taken).take(way.places, axis=0), _cells(whole))
 
 
 def _indices_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> list[Words]:
@@ -120,8 +104,14 @@ def _indices_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> 
         keys.append(key)
     stacked = pa.concat_arrays([own for own, _ in distinct.values()]) if distinct else dictionary.slice(0, 0)
     lookup = pc.index_in(stacked, value_set=dictionary).fill_null(_ABSENT).to_numpy()
-    lookups = {key: np.append(lookup[first : first + len(own)], _NULL) for key, (own, first) in distinct.items()}
-    return [lookups[key].take(_indices(column)) for key, column in zip(keys, columns, strict=True)]
+    found = []
+    for key, column in zip(keys, columns, strict=True):
+        own, first = distinct[key]
+        values, indices = lookup[first : first + len(own)], _indices(column)
+        if column.indices.null_count:
+            values = np.append(values, np.int32(_NULL))  # where -1 finds it
+        found.append(values.take(indices))
+    return found
 
 
 def _address(array: pa.Array) -> int:
@@ -157,15 +147,15 @@ def _bit_width(type_: pa.DataType) -> int | None:
     return None
 
 
-def _indices(column: pa.DictionaryArray) -> npt.NDArray[np.int32]:
-    """The place of each value in the dictionary, -1 for null."""
-    indices = column.indices
-    found: npt.NDArray[np.int32] = (indices.fill_null(_NULL) if indices.null_count else indices).to_numpy()
-    return found
+def _indices(column: pa.DictionaryArray) -> Positions:
+    """The place of each value in the dictionary, -1 for null; as wide as numpy wants them, or it is slow."""
+    indices = column.indices.fill_null(_NULL) if column.indices.null_count else column.indices
+    return np.asarray(indices.to_numpy().astype(np.int64))
 
 
-def _null_mask(column: pa.Array) -> npt.NDArray[np.bool_] | None:
-    return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+def _null_mask(column: pa.Array) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _without_unused(column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -177,5 +167,5 @@ def _without_unused(column: pa.DictionaryArray) -> pa.DictionaryArray:
     if len(kept) == len(column.dictionary):
         return column
     renumbered = np.append(np.cumsum(used[:-1], dtype=np.int32) - np.int32(1), np.int32(_NULL)).astype(np.int32)
-    fewer = pa.array(renumbered.take(indices), mask=_null_mask(column))
+    fewer = pa.array(renumbered.take(indices), mask=_null_mask(column) if column.null_count else None)
     return pa.DictionaryArray.from_arrays(fewer, column.dictionary.take(pa.array(kept)))

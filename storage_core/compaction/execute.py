@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.compaction import invariants
-from storage_core.compaction.kernel import MergeOrder, merge_order
+from storage_core.compaction.kernel import MergeOrder, order_of
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
 from storage_core.config import TableConfig
@@ -32,15 +33,12 @@ from storage_core.split.emission import Emission, Expected
 from storage_core.split.encode import decoded
 from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.lineage import Lineage
-from storage_core.split.read import OpenSplit, Spool, open_split
+from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.writer import SplitHead
 
 _logger = logging.getLogger(__name__)
 
 _IN_MEMORY_BYTES = 64 * 2**20
-_READ_AHEAD_BYTES = 64 * 2**20
-_LEAST_BUFFER_BYTES = 16 * 2**10
-_MOST_BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
     context, adds = operation.context, operation.inputs
     start = TableConfig.from_configuration(context.configuration).compaction.start
     invariants.require_one_scope(context.table_id, operation.window, adds, start=start)
-    with _opened(store, adds, len(context.schema)) as splits:
+    with _opened(store, adds) as splits:
         schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
         head = SplitHead(
             context=context,
@@ -108,7 +106,7 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
         for piece in merged.pieces:
             require_merged(piece, schema, operation, after=last)
             emission.add(piece)
-            last = piece.slice(piece.num_rows - 1)
+            last = piece.take(pa.array([piece.num_rows - 1]))  # a slice would keep all of it
         return _result(operation, emission.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
 
 
@@ -127,12 +125,16 @@ def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> M
     Memory: the sort columns until the order is known, then the order and what `streaming.pieces` holds, whatever the
     number of columns.
     """
-    names = {each.name for each in order.columns}
-    merged = merge_order([split.read(names) for split in splits], order)
+    merged = order_of(partial(_column_of_each, splits), [split.rows for split in splits], order)
+    pa.default_memory_pool().release_unused()
     _logger.debug("merge order: %d rows in %d runs of %d splits", merged.runs.rows, len(merged.runs), len(splits))
     encodings = inherited([(split.rows, split.metadata) for split in splits], schema)
     stored = output_schema(splits, schema, encodings or {})
     return Merged(merged, encodings, pieces(splits, merged.runs, stored, piece_rows(splits, schema)))
+
+
+def _column_of_each(splits: Sequence[OpenSplit], name: str) -> list[pa.ChunkedArray | None]:
+    return [split.read({name}).column(name) if name in split.schema.names else None for split in splits]
 
 
 def require_merged(
@@ -164,15 +166,13 @@ def _expected(splits: Sequence[OpenSplit], merged: Merged) -> Expected:
 
 
 @contextmanager
-def _opened(store: ObjectStore, adds: Sequence[Add], columns: int) -> Iterator[list[OpenSplit]]:
+def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]]:
     """The inputs, checked whole; above `_IN_MEMORY_BYTES` on disk, for together they are as wide as the table."""
     if sum(add.size for add in adds) <= _IN_MEMORY_BYTES:
         yield [open_split(store, add, as_dictionary=True) for add in adds]
         return
-    share = _READ_AHEAD_BYTES // (len(adds) * max(1, columns))
     with TemporaryDirectory(prefix="tidemark-compact-") as folder:
-        spool = Spool(Path(folder), buffer_bytes=min(_MOST_BUFFER_BYTES, max(_LEAST_BUFFER_BYTES, share)))
-        yield [open_split(store, add, as_dictionary=True, spool=spool) for add in adds]
+        yield [open_split(store, add, as_dictionary=True, spool=Path(folder)) for add in adds]
 
 
 def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> CompactionResult:

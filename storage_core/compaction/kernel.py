@@ -6,7 +6,7 @@ that stay together, which sorted inputs make long. `compaction.streaming` takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage_core.compaction import strategies
 from storage_core.compaction.strategies import Strategy
-from storage_core.rows.keys import pack, rises
+from storage_core.rows.keys import Codes, pack, rises, without_last
 from storage_core.rows.order import key_codes
 from storage_core.rows.sort_order import SortOrder
 
@@ -79,28 +79,55 @@ class MergeOrder:
 
 
 def merge_order(inputs: Sequence[pa.Table], order: SortOrder, strategy: Strategy = Strategy.PACKED) -> MergeOrder:
+    """Return what `order_of` returns for the rows of these tables, which need the sort columns only."""
+
+    def columns(name: str) -> list[pa.ChunkedArray | None]:
+        return [table.column(name) if name in table.column_names else None for table in inputs]
+
+    return order_of(columns, [table.num_rows for table in inputs], order, strategy)
+
+
+def order_of(
+    columns: Callable[[str], Sequence[pa.ChunkedArray | None]],
+    input_rows: Sequence[int],
+    order: SortOrder,
+    strategy: Strategy = Strategy.PACKED,
+) -> MergeOrder:
     """Return the order in which the rows of all inputs are sorted; rows with equal keys keep the order of the inputs.
 
-    The tables need the sort columns only; one that lacks a sort column counts as null in it (MC-4). The inputs need not
-    be sorted: a stable sort exploits it where they are. Every strategy gives the
-    same order. Without sort columns every row begins a key.
+    `columns` gives a sort column of every input, None where it lacks it, which counts as null (MC-4); it is asked for
+    one at a time, and only that is held. The inputs need not be sorted: a stable sort exploits it where they are. Every
+    strategy gives the same order. Without sort columns every row begins a key. Memory: about 40 bytes per row.
     """
-    input_rows = [table.num_rows for table in inputs]
     rows = sum(input_rows)
-    keys = [each for each in order.columns if any(each.name in table.column_names for table in inputs)]
-    if not keys:
+    sizes: list[int] = []
+    coded: Iterable[Codes] = _coded(columns, input_rows, order, sizes)
+    kept = list(coded) if strategy is Strategy.BY_COLUMN else []
+    packed = pack(kept or coded, rows)
+    if not sizes:
         in_file_order = np.arange(rows, dtype=np.int64)
         begins = np.full(rows, not order.columns)
         return MergeOrder(_runs(in_file_order, input_rows, np.zeros(rows, np.bool_)), begins)
-    coded = []
-    for each in keys:
-        columns = [_column(table, each.name) for table in inputs]
-        whole = concatenated(columns, input_rows, common_type(columns))
-        coded.append(key_codes(whole, each))
-    packed = pack(coded, rows)
-    positions = strategies.positions(coded, input_rows, strategy)
-    series = rises(pack(coded[:-1], rows), positions) if len(coded) > 1 else np.zeros(rows, np.bool_)
-    return MergeOrder(_runs(positions, input_rows, series), rises(packed, positions))
+    positions = strategies.positions(packed, kept, input_rows, strategy)
+    begins = rises(packed, positions)
+    series = rises(without_last(packed, sizes), positions)
+    return MergeOrder(_runs(positions, input_rows, series), begins)
+
+
+def _coded(
+    columns: Callable[[str], Sequence[pa.ChunkedArray | None]],
+    input_rows: Sequence[int],
+    order: SortOrder,
+    sizes: list[int],
+) -> Iterator[Codes]:
+    """The codes of each sort column that any input has, and their number of values to `sizes`."""
+    for each in order.columns:
+        found = columns(each.name)
+        if any(column is not None for column in found):
+            codes = key_codes(concatenated(found, input_rows, common_type(found)), each)
+            del found
+            sizes.append(codes.null_code + 1)
+            yield codes
 
 
 def concatenated(
@@ -126,10 +153,6 @@ def common_type(columns: Sequence[pa.ChunkedArray | None]) -> pa.DataType:
     return next((each for each in types if not pa.types.is_dictionary(each)), types[0])
 
 
-def _column(table: pa.Table, name: str) -> pa.ChunkedArray | None:
-    return table.column(name) if name in table.column_names else None
-
-
 def _offsets(input_rows: Sequence[int]) -> Positions:
     counts = np.asarray(input_rows, dtype=np.int64)
     return np.asarray(np.cumsum(counts) - counts, dtype=np.int64)
@@ -140,10 +163,15 @@ def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs
     if len(positions) == 0:
         empty = np.empty(0, dtype=np.int64)
         return Runs(empty, empty, empty)
-    ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))
-    # `right`: an input without rows has the same end as the one before it and must never be chosen
-    inputs = np.searchsorted(ends, positions, side="right").astype(np.int64)
-    breaks = (np.diff(positions) != 1) | (np.diff(inputs) != 0) | series[1:]
+    breaks = positions[1:] != positions[:-1] + 1
+    breaks |= series[1:]
+    # the next row in the concatenation may be the first of the next input; inputs without rows begin at the rows' end
+    begins_input = np.zeros(len(positions) + 1, np.bool_)
+    begins_input[_offsets(input_rows)] = True
+    breaks |= begins_input[positions[1:]]
     firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1)).astype(np.int64)
     counts = np.diff(np.append(firsts, len(positions)))
-    return Runs(inputs[firsts], positions[firsts] - _offsets(input_rows)[inputs[firsts]], counts)
+    # `right`: an input without rows has the same end as the one before it and must never be chosen
+    ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))
+    inputs = np.searchsorted(ends, positions[firsts], side="right").astype(np.int64)
+    return Runs(inputs, positions[firsts] - _offsets(input_rows)[inputs], counts)

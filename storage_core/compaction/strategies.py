@@ -12,7 +12,7 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
-from storage_core.rows.keys import Codes, Unsigned, dense_ranks, pack, sorted_order
+from storage_core.rows.keys import Codes, Unsigned, dense_ranks, sorted_order
 
 Positions = npt.NDArray[np.int64]
 
@@ -30,19 +30,21 @@ class Strategy(StrEnum):
     """The same packed keys, sorted inputs merged two by two."""
 
 
-def positions(columns: Sequence[Codes], input_rows: Sequence[int], strategy: Strategy) -> Positions:
+def positions(
+    packed: Sequence[Unsigned], columns: Sequence[Codes], input_rows: Sequence[int], strategy: Strategy
+) -> Positions:
     """Return the stable order of the rows of all inputs, one after the other, by `columns`, most significant first.
 
-    `input_rows` are the rows of each input. The inputs need not be sorted; those that are not are no case for `K_WAY`,
-    which packs and sorts then.
+    `packed` are the columns packed; only `BY_COLUMN` looks at them one by one. `input_rows` are the rows of each input.
+    The inputs need not be sorted; those that are not are no case for `K_WAY`, which sorts then.
     """
     match strategy:
         case Strategy.PACKED:
-            return sorted_order(pack(columns, sum(input_rows)))
+            return sorted_order(packed)
         case Strategy.BY_COLUMN:
             return sorted_order([column.values for column in columns])
         case Strategy.K_WAY:
-            return _merged(pack(columns, sum(input_rows)), input_rows)
+            return _merged(packed, input_rows)
         case _:
             assert_never(strategy)
 

@@ -7,6 +7,7 @@ Decision 0066.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,7 +24,9 @@ PIECE_BYTES = 64 * 2**20
 """About what the rows of a piece take in memory at most. While it is made there are two: as read, and in order."""
 
 _LEAST_ROWS = 1024
-_LEAST_BATCH_ROWS = 2048
+_BATCHES_BYTES = 64 * 2**20
+_LEAST_BATCH_ROWS = 1024
+_MOST_BATCH_ROWS = 16_384
 _VALUE_BYTES = 16
 
 
@@ -58,7 +61,8 @@ def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int
     input that is not sorted as the output; MC-1 or MC-2 for an output that is not what was read; and for an input that
     has not the rows that the order speaks of.
     """
-    batch_rows = max(_LEAST_BATCH_ROWS, rows // max(1, len(splits)))
+    width = max(1, len(splits)) * max(1, len(schema)) * _VALUE_BYTES
+    batch_rows = min(_MOST_BATCH_ROWS, max(_LEAST_BATCH_ROWS, _BATCHES_BYTES // width))
     inputs = [_Input(split, schema, batch_rows) for split in splits]
     consumed = np.zeros(len(splits), np.int64)
     for part in runs.pieces(rows):
@@ -67,8 +71,10 @@ def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int
         local = Runs(part.input, part.start - consumed[part.input], part.count)
         _require_forwards(local, counts, splits)
         way = route(local.positions(counts.tolist()), int(counts.sum()))
-        parts = [each.next(int(count)) for each, count in zip(inputs, counts, strict=True)]
-        yield _piece([columns for part in parts for columns in part], way, schema)
+        parts = [part for each, count in zip(inputs, counts, strict=True) for part in each.next(int(count))]
+        by_column = deque(zip(*parts, strict=True))
+        del parts  # each column of the inputs goes when that of the output is made
+        yield pa.table([_column(by_column.popleft(), way, field) for field in schema], schema=schema)
         consumed += counts
     for each in inputs:
         each.require_read()
@@ -125,11 +131,7 @@ def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit
         raise Corrupt(f"SS-1: {path} is not sorted as it says; {SEE_CORRUPT}", key=path)
 
 
-def _piece(parts: Sequence[Columns], way: Route, schema: pa.Schema) -> pa.Table:
-    taken = []
-    for index, field in enumerate(schema):
-        inputs = [columns[index] for columns in parts]
-        column = take_column(inputs, way, field.type)
-        require_same_values(field.name, inputs, way, column)
-        taken.append(column)
-    return pa.table(taken, schema=schema)
+def _column(inputs: Sequence[pa.Array], way: Route, field: pa.Field) -> pa.Array:
+    column = take_column(inputs, way, field.type)
+    require_same_values(field.name, inputs, way, column)
+    return column

@@ -58,10 +58,11 @@ def nulls_before(column: Codes) -> Codes:
     return Codes(np.where(is_null, np.uint64(0), column.values + np.uint64(1)), column.null_code)
 
 
-def pack(columns: Sequence[Codes], rows: int) -> list[Unsigned]:
+def pack(columns: Iterable[Codes], rows: int) -> list[Unsigned]:
     """Return 64-bit keys, most significant first, whose lexicographic order is that of the columns.
 
-    Neighbouring columns share a key as long as their ranges fit; usually one key is all there is.
+    Neighbouring columns share a key as long as their ranges fit; usually one key is all there is. Of columns that are
+    made as they are asked for, one is in memory at a time.
     """
     keys: list[Unsigned] = []
     capacity = 0
@@ -76,6 +77,15 @@ def pack(columns: Sequence[Codes], rows: int) -> list[Unsigned]:
             keys[-1] = packed
             capacity *= size
     return keys or [np.zeros(rows, np.uint64)]
+
+
+def without_last(keys: Sequence[Unsigned], sizes: Sequence[int]) -> list[Unsigned]:
+    """Return the keys that `pack` would make without the last column; `sizes` are `null_code + 1` of each."""
+    capacity, alone = 0, True
+    for size in sizes:
+        alone = not capacity or capacity * size > 1 << KEY_BITS
+        capacity = size if alone else capacity * size
+    return list(keys[:-1]) if alone else [*keys[:-1], keys[-1] // np.uint64(sizes[-1])]
 
 
 def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Places]:
@@ -214,7 +224,8 @@ def _fixed_codes(column: pa.ChunkedArray, *, descending: bool) -> Codes:
     if high - low >= _WORD:
         # Both ends of the range are taken, so there is no code left for null: rank instead.
         return _dense_codes(bits, nulls, descending=descending)
-    values = np.uint64(high) - bits if descending else bits - np.uint64(low)
+    # in place: the bits are a copy, and there may be hundreds of megabytes of them
+    values = np.subtract(np.uint64(high), bits, out=bits) if descending else np.subtract(bits, np.uint64(low), out=bits)
     return Codes(_with_nulls(values, nulls, high - low + 1), high - low + 1)
 
 
@@ -240,10 +251,11 @@ def _dictionary_codes(column: pa.ChunkedArray, *, descending: bool) -> Codes:
         return Codes(np.zeros(0, np.uint64), 0)
     ranked = _rank_values(dictionaries, descending=descending)
     lookup = np.append(ranked.values, np.uint64(ranked.null_code))
-    parts = [
-        lookup[_indices(chunk.indices, offset, len(lookup) - 1)] for chunk, offset in zip(chunks, offsets, strict=True)
-    ]
-    return Codes(np.concatenate(parts), ranked.null_code)
+    values, start = np.empty(sum(map(len, chunks)), np.uint64), 0
+    for chunk, offset in zip(chunks, offsets, strict=True):
+        values[start : start + len(chunk)] = lookup.take(_indices(chunk.indices, offset, len(lookup) - 1))
+        start += len(chunk)
+    return Codes(values, ranked.null_code)
 
 
 def _stacked(dictionaries: Iterable[pa.Array]) -> tuple[pa.Array | None, list[int]]:

@@ -21,6 +21,7 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal, InvalidOperation
 from typing import NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -207,6 +208,11 @@ def _extremes(values: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     if not pa.types.is_floating(values.type):
         bounds = pc.min_max(values.cast(pa.string()) if pa.types.is_string_view(values.type) else values)
         return bounds["min"], bounds["max"]
+    if not values.null_count:  # numpy is many times as fast; its extremes are NaN where any value is
+        chunks = [chunk.to_numpy() for chunk in values.chunks if len(chunk)]
+        ends = [end for chunk in chunks for end in (chunk.min(), chunk.max())]
+        if ends and not np.isnan(ends).any():
+            return pa.scalar(min(ends), values.type), pa.scalar(max(ends), values.type)
     unordered = pc.is_nan(values)
     bounds = pc.min_max(values.filter(pc.invert(unordered)))
     if not pc.any(unordered).as_py():

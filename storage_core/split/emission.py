@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
@@ -13,6 +14,9 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.encode import encoded_bytes_per_row
 from storage_core.split.encodings import LEAST_ROWS, Encodings, choose
 from storage_core.split.writer import SplitHead, SplitWriter
+
+IN_MEMORY_BYTES: Final = 32 * 2**20
+"""What encoded bytes may wait in memory. On disk they cost a tenth of a second per 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ class Emission:
                 self._encodings,
                 rows=self._expected.rows - self._done,
                 may_hold_nan=self._expected.may_hold_nan,
+                on_disk=self._expected.most_bytes > IN_MEMORY_BYTES,
             )
         self._writer.add(rows)
         self._done += rows.num_rows

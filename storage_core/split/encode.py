@@ -18,6 +18,7 @@ from storage_core.errors import InvalidInput
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.encodings import DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encodings, by_dictionary
+from storage_core.split.sink import Sink
 
 BLOOM_FALSE_POSITIVES: Final = 0.01
 
@@ -44,7 +45,7 @@ class BloomFilters:
 
 
 class FileWriter:
-    """One Parquet file in memory, written row group by row group.
+    """One Parquet file, written row group by row group; in memory, or `on_disk` until it is complete.
 
     Dictionary columns are written as columns of their values, without being decoded where `encodings` says dictionary.
     Every page carries a checksum. The columns `may_hold_nan` have no statistics: Parquet's bounds leave NaN out, and
@@ -59,14 +60,15 @@ class FileWriter:
         *,
         may_hold_nan: Collection[str] = (),
         bloom_filters: BloomFilters | None = None,
+        on_disk: bool = False,
     ) -> None:
         self._schema = schema.remove_metadata()
-        self._sink = pa.BufferOutputStream()
+        self._sink = Sink(on_disk=on_disk)
         self._without_statistics = frozenset(may_hold_nan)
         plain = pa.schema([_plain(field) for field in schema])
         others = {name: each.value for name, each in encodings.items() if not by_dictionary(encodings, name)}
         self._writer = pq.ParquetWriter(
-            self._sink,
+            self._sink.stream,
             self._schema,
             compression="zstd",
             compression_level=ZSTD_LEVEL,
@@ -86,7 +88,7 @@ class FileWriter:
     @property
     def size(self) -> int:
         """The bytes written so far; the footer is not among them."""
-        return int(self._sink.tell())
+        return self._sink.size
 
     def add(self, rows: pa.Table) -> None:
         """Append rows as one row group; at most `row_groups.ROWS_PER_GROUP` belong into one.
@@ -102,7 +104,7 @@ class FileWriter:
         """Return the complete bytes, `metadata` among them; nothing can be added afterwards."""
         self._writer.add_key_value_metadata(dict(metadata))
         self._writer.close()
-        return self._sink.getvalue()
+        return self._sink.finish()
 
 
 def nan_columns(rows: pa.Table) -> frozenset[str]:

@@ -41,14 +41,6 @@ _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 
 @dataclass(frozen=True, slots=True)
-class Spool:
-    """Where encoded splits wait on disk instead of in memory, and how much of a column is read from there at a time."""
-
-    folder: Path
-    buffer_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class OpenSplit:
     """A split whose footer has been read and found to be the one that the log names.
 
@@ -176,12 +168,12 @@ class OpenSplit:
 
 
 def open_split(
-    store: ObjectStore, add: Add, *, whole: bool = True, as_dictionary: bool = False, spool: Spool | None = None
+    store: ObjectStore, add: Add, *, whole: bool = True, as_dictionary: bool = False, spool: Path | None = None
 ) -> OpenSplit:
     """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
-    memory while the result lives, or with a `spool` in a file, the store's own or one there, which must live as long.
+    memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
     Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its own checksum. One GET more for
     a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a
     vanished file.
@@ -193,13 +185,12 @@ def open_split(
         source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
-        if as_dictionary or spool is not None:
+        if as_dictionary:
             file = pq.ParquetFile(
                 source,
                 metadata=file.metadata,
-                read_dictionary=_stored_by_dictionary(schema, file.metadata) if as_dictionary else None,
+                read_dictionary=_stored_by_dictionary(schema, file.metadata),
                 pre_buffer=False,
-                buffer_size=0 if spool is None else spool.buffer_bytes,
                 page_checksum_verification=True,
             )
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
@@ -255,15 +246,15 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     return column
 
 
-def _source(store: ObjectStore, add: Add, spool: Spool | None) -> pa.NativeFile:
+def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
     data = _whole_file(store, add)
     if spool is None:
         return pa.BufferReader(data)
     path = store.local_path(add.path)
     if path is None:
-        path = spool.folder / xxhash.xxh3_128_hexdigest(add.path.encode())
+        path = spool / xxhash.xxh3_128_hexdigest(add.path.encode())
         path.write_bytes(data)
-    return pa.OSFile(str(path))
+    return pa.memory_map(str(path))
 
 
 def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[str]:

@@ -51,7 +51,7 @@ class SplitHead:
 class SplitWriter:
     """One split as it is written: sorted rows go in piece by piece, and what it says about itself is counted meanwhile.
 
-    In memory are the encoded bytes so far and the rows of one row group.
+    In memory are the rows of one row group, and unless they are `on_disk` the encoded bytes so far.
     """
 
     def __init__(
@@ -63,12 +63,15 @@ class SplitWriter:
         *,
         rows: int,
         may_hold_nan: Collection[str] = (),
+        on_disk: bool = False,
     ) -> None:
         """`rows` is about how many will be added."""
         self._head, self._id, self._schema, self._encodings = head, split_id, schema, encodings
         order = head.context.order
         bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, row_groups.ROWS_PER_GROUP))
-        self._file = FileWriter(schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters)
+        self._file = FileWriter(
+            schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters, on_disk=on_disk
+        )
         self._statistics = statistics.Running()
         self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))
         self._regexes = ColumnRegexes(order.described)
@@ -93,7 +96,9 @@ class SplitWriter:
         _require_window(rows, self._head.context, self._head.window)
         self._statistics.add(rows)
         self._regexes.add(rows)
-        self._ends = (rows.slice(0, 1) if self._ends is None else self._ends[0], rows.slice(rows.num_rows - 1))
+        # taken, not sliced: a slice would keep all the rows
+        last = rows.take(pa.array([rows.num_rows - 1]))
+        self._ends = (rows.take(pa.array([0])) if self._ends is None else self._ends[0], last)
         self._rows += rows.num_rows
         self._waiting.append(rows)
         waiting = sum(each.num_rows for each in self._waiting)
@@ -102,7 +107,9 @@ class SplitWriter:
 
     def _encode(self, rows: int) -> None:
         """Move so many of the waiting rows into the file, as row groups."""
-        waiting = pa.concat_tables(self._waiting).unify_dictionaries()
+        # a row group that comes as one is written as it is; the writer wants one dictionary for all of it
+        several = len(self._waiting) > 1
+        waiting = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
         for start in range(0, rows, row_groups.ROWS_PER_GROUP):
             group = waiting.slice(start, min(row_groups.ROWS_PER_GROUP, rows - start))
             self._bounds.add(group)
@@ -177,6 +184,10 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
     if window is None:
         outside = len(times) - times.null_count
     else:
+        bounds = pc.min_max(times)
+        ends = window_starts(pa.chunked_array([pa.array([bounds["min"], bounds["max"]])]), context.window_seconds)
+        if not times.null_count and ends.to_pylist() == [window, window]:
+            return  # what lies between lies in the window too
         starts = window_starts(times, context.window_seconds)
         outside = len(times) - int(pc.sum(pc.equal(starts, window)).as_py() or 0)
     if outside:

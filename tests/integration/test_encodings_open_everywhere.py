@@ -1,4 +1,4 @@
-"""Every encoding that a split may be written with opens in Spark, DuckDB, DataFusion and delta-rs (design page 04)."""
+"""Every encoding of a split opens in Spark, DuckDB, Polars, DataFusion and delta-rs (design page 04)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import datafusion
 import deltalake
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -85,6 +86,11 @@ def test_duckdb_reads_every_encoding(written: tuple[Path, pa.Table]) -> None:
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         _require_same(connection.read_parquet(str(folder / "split.parquet")).to_arrow_table(), rows)
+
+
+def test_polars_reads_every_encoding(written: tuple[Path, pa.Table]) -> None:
+    folder, rows = written
+    _require_same(pl.read_parquet(folder / "split.parquet").to_arrow(), rows)
 
 
 def test_datafusion_reads_every_encoding(written: tuple[Path, pa.Table]) -> None:

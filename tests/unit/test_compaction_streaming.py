@@ -19,7 +19,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows import fingerprint
 from storage_core.split import row_groups
-from storage_core.split.read import OpenSplit, Spool, open_split, read_split
+from storage_core.split.read import OpenSplit, open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import SCHEMA, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
@@ -50,7 +50,7 @@ def _write(store: ObjectStore) -> list[Add]:
     ]
 
 
-def _opened(store: ObjectStore, adds: list[Add], spool: Spool | None = None) -> list[OpenSplit]:
+def _opened(store: ObjectStore, adds: list[Add], spool: Path | None = None) -> list[OpenSplit]:
     return [open_split(store, add, as_dictionary=True, spool=spool) for add in adds]
 
 

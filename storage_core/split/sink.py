@@ -1,0 +1,47 @@
+"""Where the encoded bytes of a split wait for its last row: in memory, or those of a large one on disk.
+
+A split is put into the store whole, and may have hundreds of megabytes: decision 0066.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from pathlib import Path
+
+import pyarrow as pa
+
+
+class Sink:
+    """Bytes that are appended to `stream` and read back once, all together.
+
+    On disk they are in a file without a name in the folder for temporary files, so that nothing is left of them
+    whatever happens; they are read back through a mapping, which the system may drop and read again.
+    """
+
+    __slots__ = ("__weakref__", "_close", "_descriptor", "stream")
+
+    def __init__(self, *, on_disk: bool) -> None:
+        self.stream: pa.NativeFile = pa.BufferOutputStream()
+        self._descriptor: int | None = None
+        if on_disk:
+            self._descriptor, path = tempfile.mkstemp(prefix="tidemark-split-")
+            self._close = weakref.finalize(self, os.close, self._descriptor)
+            self.stream = pa.OSFile(path, "wb")
+            Path(path).unlink()
+
+    @property
+    def size(self) -> int:
+        """The number of bytes so far."""
+        return int(self.stream.tell())
+
+    def finish(self) -> pa.Buffer:
+        """Return all bytes; nothing can be appended afterwards."""
+        if self._descriptor is None:
+            return self.stream.getvalue()
+        self.stream.close()
+        mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        self._close()
+        return pa.py_buffer(mapped)
