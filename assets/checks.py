@@ -1,12 +1,12 @@
 """Asset checks that judge a table by its files, its indexes and its regions (design pages 04, 05 and 03).
 
-They read and never write. The compaction invariants are also checked inside the job before it commits; here the whole
-table is read back, which is why these run in a job of their own.
+They read and never write. The compaction invariants are also checked inside the job before it commits; here the files
+are read back: after a compaction what that run wrote, in the job of all checks the whole table.
 """
 
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -17,27 +17,34 @@ from dagster import (
     AssetCheckSpec,
     AssetKey,
     MetadataValue,
+    ResourceParam,
     asset_check,
     multi_asset_check,
 )
 
 from assets.factory import asset_key, index_asset
-from assets.launcher import typed_failures
+from assets.figures import json_value, mapping
+from assets.launcher import Launcher, Report, typed_failures
 from assets.names import identifier
-from storage_core.compaction.invariants import Violation, audit
+from jobs.request import JobRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
 from storage_core.index import catch_up
 from storage_core.region import merge
 from storage_core.table import Table, exists
 
-# What `audit` reports, by the ids of design page 04.
+# The groups of invariants of design page 04, each a check.
 AUDITED: Mapping[str, tuple[str, str]] = {
-    "TW-1": ("tw_1_rows_lie_in_their_window", "Every row of a split lies in the window of the split."),
-    "TW-2": ("tw_2_windows_divide_the_hour", "The window of every split is one that tables may have."),
-    "SS-1": ("ss_1_splits_are_sorted", "The rows of every split are sorted as the split says."),
-    "SS-5": ("ss_5_file_and_log_agree", "File, log and statistics of every split say the same."),
+    "TW": ("tw_windows", "Every row lies in the window of its split, and no merge crosses the border of a window."),
+    "CS": ("cs_scopes", "Only splits of one compatibility scope and one window were merged, none of before the start."),
+    "MC": ("mc_merges", "Every merge kept the visible rows, every value and every column, and left one sorted run."),
+    "SS": ("ss_splits", "Every split is sorted as it says; file, log, statistics and native metadata say the same."),
 }
+AUDIT_TAG = "tidemark/audit"
+"""The tag of a run whose audit is of the whole table (`all`); without it, of what the last compaction wrote."""
+
+AUDIT_ALL = "all"
+
 INDEX_COVERS_ALL = "covers_every_split"
 NO_GAP = "no_generation_missing"
 
@@ -51,11 +58,6 @@ def build_table_checks(declaration: TableDeclaration) -> list[AssetChecksDefinit
     return [_audit_check(declaration), *indexes, *merged]
 
 
-def audit_check_keys(declaration: TableDeclaration) -> list[AssetCheckKey]:
-    """Return the keys of the checks that read every file of the table."""
-    return [AssetCheckKey(asset_key(declaration.name, "compacted"), name) for name, _ in AUDITED.values()]
-
-
 def check_keys(declaration: TableDeclaration) -> list[AssetCheckKey]:
     """Return the keys of all checks of `build_table_checks`."""
     return [key for each in build_table_checks(declaration) for key in each.check_keys]
@@ -66,24 +68,38 @@ def _audit_check(declaration: TableDeclaration) -> AssetChecksDefinition:
     specs = [AssetCheckSpec(name, asset=key, description=text) for name, text in AUDITED.values()]
 
     @multi_asset_check(name=f"{identifier(declaration.name)}_invariants", specs=specs)
-    def invariants(context: AssetCheckExecutionContext) -> Iterable[AssetCheckResult]:
-        with typed_failures():
-            table = _open(declaration)
-            violations = audit(table.store, table.snapshot) if table else []
-        context.log.info("audited %d splits", len(table.snapshot.splits) if table else 0)
-        yield from _verdicts(key, violations)
+    def invariants(
+        context: AssetCheckExecutionContext,
+        launcher: ResourceParam[Launcher],
+    ) -> Iterable[AssetCheckResult]:
+        if not exists(declaration.uri):
+            yield from _verdicts(key, {})
+            return
+        only_last = context.run.tags.get(AUDIT_TAG) != AUDIT_ALL
+        request = JobRequest(table_uri=declaration.uri, last_run=only_last, run_id=context.run.run_id)
+        report = launcher.submit(context.op_execution_context, "audit", request)
+        yield from _verdicts(key, mapping(report["details"]))
 
     return invariants
 
 
-def _verdicts(key: AssetKey, violations: Sequence[Violation]) -> Iterator[AssetCheckResult]:
-    for invariant, (name, _) in AUDITED.items():
-        found = [f"{each.path}: {each.message}" for each in violations if each.invariant == invariant]
+def _verdicts(key: AssetKey, details: Report) -> Iterator[AssetCheckResult]:
+    """One verdict per group of invariants; nobody has written to a table without details."""
+    counts = mapping(details.get("violated", {}))
+    violations = details.get("violations", [])
+    named = violations if isinstance(violations, list) else []
+    for group, (name, _) in AUDITED.items():
+        found = {each: count for each, count in counts.items() if each.startswith(group)}
+        shown = [each for each in named if each["invariant"] in found]
         yield AssetCheckResult(
             asset_key=key,
             check_name=name,
             passed=not found,
-            metadata={"violations": len(found), "first": MetadataValue.json(found[:_MOST_SHOWN])},
+            metadata={
+                "violated": MetadataValue.json(found),
+                "first": MetadataValue.json(shown[:_MOST_SHOWN]),
+                **{each: json_value(details.get(each, 0)) for each in ("splits", "merges", "not_checkable")},
+            },
         )
 
 

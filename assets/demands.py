@@ -13,6 +13,8 @@ from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
 from jobs.request import WindowRange
 from storage_core.clock import Clock, SystemClock
+from storage_core.compaction import expiry
+from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.gc.collect import collect as collection
@@ -151,8 +153,22 @@ def _sort(declaration: TableDeclaration, table: Table | None, clock: Clock) -> D
     return Demands((Demand(mark=mark, reason=f"{count} generations wait unsorted"),))
 
 
+def _expire(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+    if table is None:
+        return Demands()
+    # By the retention that is declared: the run declares it first.
+    found = expiry.plan(table.snapshot, retention_ms=declaration.retention, now_ms=clock.now_ms())
+    if not found.splits:
+        return Demands()
+    windows = found.windows
+    # Late rows may join a window that has left: then there is more to do.
+    newest = max(table.snapshot.splits.added_at(add.path)[0] for add in found.splits)
+    reason = f"{len(windows)} windows have left, {sum(each.bytes for each in windows):,} bytes"
+    return Demands((Demand(mark=f"{windows[-1].window_start} v{newest}", reason=reason),))
+
+
 def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    debts = table.debt(Mode.POLICY) if table else []
+    debts = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT] if table else []
     span = span_of(declaration, clock)
     if table is None or not debts:
         return Demands()
@@ -213,6 +229,7 @@ def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -
 _LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Demands]] = {
     "merge": _merge,
     "sort": _sort,
+    "expire": _expire,
     "compact": _compact,
     "checkpoint": _checkpoint,
     "catch_up": _catch_up,

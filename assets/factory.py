@@ -27,11 +27,13 @@ from dagster import (
 )
 
 from assets.figures import json_value, mapping, metadata_of, observations
-from assets.launcher import JobName, Launcher, Report, typed_failures
+from assets.launcher import JobName, Launcher, PartlyDone, Report, typed_failures
 from assets.names import identifier
-from assets.partitions import partitions_of, span_of, windows_of
+from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
+from assets.parts import record_part
 from jobs.request import JobRequest
 from storage_core.clock import Clock
+from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.table import Table
@@ -47,6 +49,7 @@ _KINDS: Mapping[JobName, set[str]] = {
     "ingest": {"spark", "parquet"},
     "merge": {"spark", "parquet"},
     "sort": {"spark"},
+    "expire": {"python"},
     "compact": {"spark", "parquet"},
     "checkpoint": {"avro"},
     "catch_up": {"spark"},
@@ -90,6 +93,7 @@ def build_table_assets(
             declaration,
             step,
             partitions=partitions if step.windowed else None,
+            policy=BackfillPolicy.multi_run(windows_per_run(span)) if span and step.windowed else None,
             before=dealt if step.name == fed else (),
         )
         for step in steps_of(declaration, file)
@@ -107,14 +111,15 @@ def index_asset(index: str) -> str:
 
 
 def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Step]:
-    """Return the steps that a table has: what it does not declare (landed files, a key, indexes) has no asset."""
+    """Return the steps that a table has: what it does not declare (files, key, indexes, retention) has no asset."""
     base = JobRequest(table_uri=declaration.uri)
     sources = _sources(declaration, replace(base, declaration=file))
+    expired = [_expired(base, sources)] if declaration.retention is not None else []
     compacted = Step(
         name="compacted",
         job="compact",
         description="One sorted split per window: the rows of all its splits, none lost, none twice.",
-        after=tuple(step.name for step in sources),
+        after=tuple(step.name for step in (*sources, *expired)),
         windowed=declaration.window is not None,
         request=base,
         judge=_rows_kept,
@@ -144,7 +149,7 @@ def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Ste
         request=base,
     )
     tidied = [_sorted(base)] if declaration.primary_key else []
-    return [*sources, *tidied, compacted, checkpointed, *indexes, collected]
+    return [*sources, *tidied, *expired, compacted, checkpointed, *indexes, collected]
 
 
 def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
@@ -176,11 +181,23 @@ def _sorted(request: JobRequest) -> Step:
     )
 
 
+def _expired(request: JobRequest, sources: Sequence[Step]) -> Step:
+    # Before the compaction: what is about to leave is not worth rewriting.
+    return Step(
+        name="expired",
+        job="expire",
+        description="Windows older than the retention have left the table, each as a whole.",
+        after=tuple(step.name for step in sources),
+        request=request,
+    )
+
+
 def _asset(
     declaration: TableDeclaration,
     step: Step,
     *,
     partitions: PartitionsDefinition[str] | None,
+    policy: BackfillPolicy | None,
     before: Sequence[AssetKey],
 ) -> AssetsDefinition:
     table, key = declaration.name, asset_key(declaration.name, step.name)
@@ -194,7 +211,7 @@ def _asset(
             deps=[*(asset_key(table, name) for name in step.after), *before],
             description=step.description,
             partitions_def=partitions,
-            backfill_policy=BackfillPolicy.single_run() if partitions else None,
+            backfill_policy=policy,
             group_name=identifier(table),
             kinds=_KINDS[step.job],
             pool=f"tidemark_{identifier(table)}",
@@ -206,9 +223,12 @@ def _asset(
                 Table.declare(declaration)
             mode = Mode(context.run.tags.get(MODE_TAG, Mode.FINALIZE))
             request = replace(step.request, windows=windows_of(context), run_id=context.run.run_id, mode=mode)
-            report = launcher.submit(context, step.job, request)
+            try:
+                report = launcher.submit(context, step.job, request)
+            except PartlyDone as partly:
+                raise record_part(context, key, partly, _debt_left(declaration, mode)) from partly
             if context.has_partition_key_range:
-                for observation in observations(key, report):
+                for observation in observations(key, report, len(context.partition_keys)):
                     context.log_event(observation)
             return _result(declaration, step, mode, report)
 
@@ -216,13 +236,16 @@ def _asset(
 
 
 def _result(declaration: TableDeclaration, step: Step, mode: Mode, report: Report) -> MaterializeResult[None]:
-    with typed_failures():
-        debt_left = len(Table.open(declaration.uri).debt(mode))
     return MaterializeResult(
-        metadata=metadata_of(report, debt_left),
+        metadata=metadata_of(report, _debt_left(declaration, mode)),
         data_version=DataVersion(str(report["version"])),
         check_results=[step.judge(report)] if step.judge else None,
     )
+
+
+def _debt_left(declaration: TableDeclaration, mode: Mode) -> int:
+    with typed_failures():
+        return sum(each.task is Task.COMPACT for each in Table.open(declaration.uri).debt(mode))
 
 
 def _check_specs(step: Step, key: AssetKey) -> Sequence[AssetCheckSpec] | None:

@@ -54,17 +54,56 @@ def windows_touched(report: Report) -> list[int]:
     return sorted({each for each in windows if isinstance(each, int)}) if isinstance(windows, list) else []
 
 
-def observations(key: AssetKey, report: Report) -> Iterator[AssetObservation]:
-    """Yield one observation per window that a ranged run wrote.
+def windows_failed(report: Report) -> list[tuple[int | None, str]]:
+    """Return the windows that the job could not do, ascending, each with the kind and text of its error."""
+    failed = mapping(report["details"]).get("windows_failed", [])
+    entries = [mapping(each) for each in failed] if isinstance(failed, list) else []
+    return [
+        (
+            window if isinstance(window := each.get("window"), int) else None,
+            f"{each.get('error')}: {each.get('reason')}",
+        )
+        for each in entries
+    ]
 
-    Dagster copies the metadata of a ranged run to every partition of the range; these say which ones it touched.
+
+def observations(key: AssetKey, report: Report, partitions: int) -> Iterator[AssetObservation]:
+    """Yield one observation per window that a run of so many partitions wrote, with the commit that it is in.
+
+    Dagster copies the metadata of a ranged run to every partition of the range; these say which ones it touched. A run
+    that wrote all of them in one commit has none: the copies say it, and each event is a write to Dagster's storage.
     """
-    for window in windows_touched(report):
+    commits = _commits(report)
+    touched = windows_touched(report)
+    if len(touched) == partitions and len({commits.get(window, report)["version"] for window in touched}) == 1:
+        return
+    for window in touched:
+        commit = commits.get(window, report)
         metadata = {
-            "written_by_version": MetadataValue.int(_whole(report["version"])),
-            "commit_id": MetadataValue.text(str(report["commit_id"] or "")),
+            "written_by_version": MetadataValue.int(_whole(commit["version"])),
+            "commit_id": MetadataValue.text(str(commit["commit_id"] or "")),
         }
         yield AssetObservation(asset_key=key, partition=partition_key(window), metadata=metadata)
+
+
+def commits_by_partition(report: Report) -> dict[str, dict[str, MetadataValue[Any]]]:
+    """Return what the metadata of one partition says otherwise than `metadata_of`: the commit its window is in."""
+    return {
+        partition_key(window): {
+            "version": MetadataValue.int(_whole(commit["version"])),
+            "commit_id": MetadataValue.text(str(commit["commit_id"] or "")),
+        }
+        for window, commit in _commits(report).items()
+    }
+
+
+def _commits(report: Report) -> dict[int, Report]:
+    """The commit of each window, where a job made several."""
+    commits = mapping(report["details"]).get("commits", [])
+    each_commit = [mapping(each) for each in commits] if isinstance(commits, list) else []
+    return {
+        window: commit for commit in each_commit if isinstance(windows := commit["windows"], list) for window in windows
+    }
 
 
 def json_value(value: object) -> MetadataValue[Any]:
@@ -77,8 +116,11 @@ def _details(details: Mapping[str, object]) -> JsonMetadataValue:
 
 
 def _shortened(value: object) -> object:
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > _LONGEST_LIST:
-        return [*value[:_LONGEST_LIST], f"and {len(value) - _LONGEST_LIST} more"]
+    if isinstance(value, Mapping):
+        return {name: _shortened(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        more = [f"and {len(value) - _LONGEST_LIST} more"] if len(value) > _LONGEST_LIST else []
+        return [*(_shortened(each) for each in value[:_LONGEST_LIST]), *more]
     return value
 
 

@@ -15,17 +15,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol, assert_never
 
-from dagster import AssetExecutionContext, Failure, PipesFileMessageReader, PipesSubprocessClient
+from dagster import (
+    AssetExecutionContext,
+    Failure,
+    OpExecutionContext,
+    PipesFileMessageReader,
+    PipesSubprocessClient,
+)
 
 from jobs import deal_request
 from jobs.deal_request import DealRequest
+from jobs.report import report_of
 from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 
-JobName = Literal["ingest", "merge", "sort", "compact", "checkpoint", "catch_up", "collect", "deal"]
+JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
 Request = JobRequest | DealRequest
 Report = Mapping[str, object]
+Context = AssetExecutionContext | OpExecutionContext
+"""Of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
 
@@ -36,12 +45,22 @@ _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown"
 class Launcher(Protocol):
     """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).
 
-        Raises `Failure` with the kind and message of the job's typed error. A run that is cancelled stops the job.
+        Raises `Failure` with the kind and message of the job's typed error, `PartlyDone` when the job has done a part
+        of its work. A run that is cancelled stops the job.
         """
         ...
+
+
+class PartlyDone(Failure):
+    """The failure of a job that has done a part of its work: `report` says which."""
+
+    def __init__(self, kind: str, message: str, report: Report) -> None:
+        """Hold the kind and message of the job's error, and its report."""
+        super().__init__(f"{kind}: {message}", _facts(kind, message), allow_retries=kind in _WORTH_A_RETRY)
+        self.report = report
 
 
 class PipesLauncher:
@@ -54,7 +73,7 @@ class PipesLauncher:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
         command = [sys.executable, "-m", f"jobs.{job}", *_argv(request), "--json"]
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
@@ -75,7 +94,7 @@ class InProcessLauncher:
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
 
-    def submit(self, context: AssetExecutionContext, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Call the job's `run`; its log lines go where this process logs."""
         context.log.info("jobs.%s in this process: %s", job, " ".join(_argv(request)))
         with typed_failures():
@@ -99,7 +118,9 @@ def typed_failures() -> Iterator[None]:
     try:
         yield
     except TidemarkError as error:
-        raise _failure(error.kind, str(error)) from error
+        report = report_of(error)
+        done = None if report is None else _as_report(json.loads(report.to_json()))
+        raise _failure(error.kind, str(error), done) from error
 
 
 @contextmanager
@@ -110,15 +131,20 @@ def _reported_failure(messages: Path) -> Iterator[None]:
     finally:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
-                raise _failure(str(report.get("error")), str(report.get("message")))
+                done = report.get("report")
+                raise _failure(
+                    str(report.get("error")), str(report.get("message")), None if done is None else _as_report(done)
+                )
 
 
-def _failure(kind: str, message: str) -> Failure:
-    return Failure(
-        description=f"{kind}: {message}",
-        metadata={"kind": kind, "message": message},
-        allow_retries=kind in _WORTH_A_RETRY,
-    )
+def _failure(kind: str, message: str, done: Report | None = None) -> Failure:
+    if done is not None:
+        return PartlyDone(kind, message, done)
+    return Failure(f"{kind}: {message}", _facts(kind, message), allow_retries=kind in _WORTH_A_RETRY)
+
+
+def _facts(kind: str, message: str) -> dict[str, str]:
+    return {"kind": kind, "message": message}
 
 
 def _custom_messages(messages: Path) -> Iterator[Report]:

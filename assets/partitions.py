@@ -14,6 +14,7 @@ from storage_core.declaration import MOST_PARTITIONS, TableDeclaration
 from storage_core.declaration_parts import PARTITION_FORMAT
 
 DAY_SECONDS = 86_400
+FEWEST_PER_RUN = 30
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -74,6 +75,14 @@ def partitions_of(span: Span) -> TimeWindowPartitionsDefinition:
         timezone="UTC",
         end_offset=0 if span.ends else 1,  # the window that is open now
     )
+
+
+def windows_per_run(span: Span) -> int:
+    """Return how many windows one run of Dagster's own backfills takes: those of a day, and never fewer than 30.
+
+    So a long backfill shows its progress by runs, and each run's events stay few.
+    """
+    return max(FEWEST_PER_RUN, DAY_SECONDS // span.window_seconds)
 
 
 def partition_key(window: int) -> str:

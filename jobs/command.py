@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from jobs.pipes import report_to_dagster
-from jobs.report import JobReport
+from jobs.report import JobReport, report_of
 from jobs.request import JobRequest, parse, parser
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
@@ -75,7 +75,9 @@ def command(
 
 
 def _failed(job: str, error: TidemarkError, *, as_json: bool) -> int:
-    failure = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
+    failure: dict[str, object] = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
+    if (report := report_of(error)) is not None:
+        failure["report"] = json.loads(report.to_json())
     sys.stdout.write(json.dumps(failure) + "\n" if as_json else "")
     sys.stderr.write(f"{job}: {error.kind}: {error}\n")
     report_to_dagster(failure)

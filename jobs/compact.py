@@ -1,4 +1,4 @@
-"""Compact: rewrite the splits of each window that holds several into one sorted run (design page 04, decision 0068).
+"""Compact: rewrite the splits of every window with several as one sorted run (design page 04, decisions 0068, 0078).
 
 python -m jobs.compact --table-uri … [--window START | --from A --to B] [--policy]
 """
@@ -6,41 +6,39 @@ python -m jobs.compact --table-uri … [--window START | --from A --to B] [--pol
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from jobs import tasks
 from jobs.command import main as command
-from jobs.report import JobReport
+from jobs.report import JobReport, with_report
 from jobs.request import JobRequest, WindowRange
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
+from jobs.window_groups import Outcome, by_start, compact_groups
 from storage_core.clock import Clock
 from storage_core.compaction import planner
-from storage_core.compaction.execute import CompactionResult
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.skips import skips_of
 from storage_core.errors import TidemarkError, error_of
-from storage_core.log.actions import Action, MergeSkip
 from storage_core.log.snapshot import Snapshot
 
 LANES = 251
 """How many leases compactions of windows share; a prime (see `resource_of`)."""
 
-Failed = tuple[MergeOperation, Mapping[str, str]]
-"""A merge and the kind and message of the error that ended it."""
+MOST_NAMED = 20
+"""How many windows an error names; the report has all."""
 
 SUMMARY = "Rewrite the splits of each window that holds several into one sorted split."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:
-    """Compact the requested windows in one commit; with nothing to do, start no Spark and commit nothing.
+    """Compact the requested windows, in one commit per group of them; with nothing to do, start no Spark at all.
 
-    Raises `Held` while another run compacts these windows, `Fenced` when one took over, and `CommitConflict` when
-    another commit removed an input meanwhile; the files written are orphans then. A merge that its inputs keep from
-    succeeding does not stop the others: they are committed, its inputs are skipped for a day, and then its error is
-    raised.
+    Raises `Held` while another run compacts these windows, and `Fenced` when one took over: files that were not
+    committed are orphans then. Rows that were deleted meanwhile are hidden in what was written. A window that fails
+    does not stop the others: they are committed, and then the first error by window is raised, naming all windows that
+    failed, with the report in its context (`report_of`). Inputs that keep a merge from succeeding are skipped for a
+    day; a request that names its windows tries them all the same.
     """
     job = JobRun("compact", request, spark)
     wanted = request.windows.of_table(job.before.config.window_seconds)
@@ -49,39 +47,49 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         if not operations:
             return job.report("nothing_to_do")
         if request.dry_run:
-            return job.report("planned", figures=_planned(operations), details=_windows(operations))
-        answers = job.map(tasks.compact, [{"operation": operation.to_json()} for operation in operations])
-        results = [CompactionResult.from_json(answer["result"]) for answer in answers if "result" in answer]
-        actions: list[Action] = [action for result in results for action in result.actions]
-        failed = [
-            (each, answer["failed"]) for each, answer in zip(operations, answers, strict=True) if "failed" in answer
-        ]
-        actions += _skips(job, failed)
-        done = [each for each, answer in zip(operations, answers, strict=True) if "result" in answer]
-        report = job.commit(actions, operation="COMPACT", figures=Figures.of(results), details=_windows(done))
-        if failed:
-            raise _failure(failed, report)
+            windows = dict.fromkeys(operation.window for operation in operations)
+            return job.report("planned", figures=_planned(operations), details={"windows": list(windows)})
+        outcome = compact_groups(job, operations)
+        report = _report(job, outcome)
+        if outcome.failed:
+            raise with_report(_failure(outcome), report)
         return report
 
 
 def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Sequence[MergeOperation]:
     windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
-    return planner.plan(snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode)
+    named = wanted != WindowRange() and mode is Mode.FINALIZE
+    return planner.plan(snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named)
 
 
-def _skips(job: JobRun, failed: Sequence[Failed]) -> list[MergeSkip]:
-    now_ms = job.table.log.clock.now_ms()
-    return [skip for each, error in failed for skip in skips_of(job.before, each, error["message"], now_ms)]
+def _report(job: JobRun, outcome: Outcome) -> JobReport:
+    last = outcome.commits[-1] if outcome.commits else None
+    done = [window for each in outcome.commits for window in each.windows]
+    failed = sorted(outcome.failed.values(), key=lambda each: by_start(each.window))
+    return job.report(
+        "committed" if last else "nothing_to_do",
+        last.version if last else None,
+        figures=Figures.of(outcome.results),
+        commit_id=last.commit_id if last else None,
+        details={
+            "windows": sorted(done, key=by_start),
+            "windows_failed": [each.as_mapping() for each in failed],
+            "commits": [each.as_mapping() for each in outcome.commits],
+        },
+    )
 
 
-def _failure(failed: Sequence[Failed], report: JobReport) -> TidemarkError:
-    """The first error, with the windows that failed and what was done beside them."""
-    windows = ", ".join(dict.fromkeys(str(operation.window) for operation, _ in failed))
-    error = failed[0][1]
+def _failure(outcome: Outcome) -> TidemarkError:
+    """The first error by window, with the windows that failed and what was done beside them."""
+    failed = sorted(outcome.failed.values(), key=lambda each: by_start(each.window))
+    names = [str(each.window) for each in failed]
+    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    skipped = ", the inputs are skipped for a day" if any(each.lasting for each in failed) else ""
+    versions = ", ".join(str(each.version) for each in outcome.commits) or "no version"
     return error_of(
-        error["kind"],
-        f"{error['message']}; the windows {windows} were not compacted, the inputs are skipped for a day; "
-        f"what else there was to do is in version {report.version}",
+        failed[0].kind,
+        f"{failed[0].reason}; the windows {', '.join([*names[:MOST_NAMED], *more])} were not compacted{skipped}; "
+        f"what else there was to do is in version {versions}",
     )
 
 
@@ -106,10 +114,6 @@ def _planned(operations: Sequence[MergeOperation]) -> Figures:
         bytes_in=sum(add.size for add in inputs),
         splits_in=len(inputs),
     )
-
-
-def _windows(operations: Sequence[MergeOperation]) -> dict[str, object]:
-    return {"windows": list(dict.fromkeys(operation.window for operation in operations))}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

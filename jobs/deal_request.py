@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jobs.master import LOCAL_SPARK
 from storage_core.errors import InvalidInput
 
 
@@ -23,7 +24,7 @@ class DealRequest:
     skip_gaps: tuple[str, ...] = ()
     dry_run: bool = False
     run_id: str | None = None
-    master: str = "local[*]"
+    master: str = LOCAL_SPARK
 
     def pass_up_to(self) -> Mapping[str, int]:
         """Return the chunk number up to which gaps are given up, by writer. Raises `InvalidInput`."""
@@ -45,7 +46,7 @@ def parser(summary: str) -> argparse.ArgumentParser:
     result.add_argument("--skip-gap", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST")
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--run-id", help="recorded in the commits, to find the run that made them")
-    result.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-Status = Literal["committed", "nothing_to_do", "planned"]
+from storage_core.errors import TidemarkError
+
+Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,15 @@ def add_requests(*counts: Mapping[str, int]) -> dict[str, int]:
     for each in counts:
         total.update(each)
     return dict(total)
+
+
+def with_report(error: TidemarkError, report: JobReport) -> TidemarkError:
+    """Return the error of a run that did a part of its work, with the report of what it did."""
+    error.context["report"] = report
+    return error
+
+
+def report_of(error: TidemarkError) -> JobReport | None:
+    """Return the report of what a run did before it failed with this error; None where it did nothing."""
+    report = error.context.get("report")
+    return report if isinstance(report, JobReport) else None

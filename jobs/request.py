@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jobs.master import LOCAL_SPARK
 from storage_core.compaction.policy import Mode
 from storage_core.errors import InvalidInput
 
@@ -63,7 +64,9 @@ class JobRequest:
 
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
-    wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now.
+    wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. `since`,
+    `commits` and `last_run` limit an audit to what was committed after a version, to so many of the newest compactions,
+    or to those of the job run that compacted last.
     """
 
     table_uri: str
@@ -73,9 +76,12 @@ class JobRequest:
     dry_run: bool = False
     horizon_ms: int | None = None
     run_id: str | None = None
-    master: str = "local[*]"
+    master: str = LOCAL_SPARK
     wait_ms: int = 0
     mode: Mode = Mode.FINALIZE
+    since: int | None = None
+    commits: int | None = None
+    last_run: bool = False
 
 
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -91,13 +97,17 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--horizon-ms", type=int, help="override of the horizon before an object is deleted")
     result.add_argument("--run-id", help="recorded in the commit, to find the run that made it")
-    result.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
     result.add_argument(
         "--wait-ms", type=int, default=0, help="wait so long while another run works on it, then exit 3 (default: 0)"
     )
     result.add_argument(
         "--policy", action="store_true", help="compact only what pays now, as scheduled runs do (default: every window)"
     )
+    audited = result.add_argument_group("what an audit looks at (default: every live split and retained compaction)")
+    audited.add_argument("--since", type=int, help="what was committed after this version")
+    audited.add_argument("--commits", type=int, help="so many of the newest compactions, and what they wrote")
+    audited.add_argument("--last-run", action="store_true", help="what the job run wrote that compacted last")
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
@@ -115,6 +125,9 @@ def parse(arguments: argparse.Namespace) -> JobRequest:
         master=arguments.master,
         wait_ms=arguments.wait_ms,
         mode=Mode.POLICY if arguments.policy else Mode.FINALIZE,
+        since=arguments.since,
+        commits=arguments.commits,
+        last_run=arguments.last_run,
     )
 
 
@@ -131,9 +144,12 @@ def to_argv(request: JobRequest) -> Sequence[str]:
         "--horizon-ms": request.horizon_ms,
         "--run-id": request.run_id,
         "--wait-ms": request.wait_ms or None,
+        "--since": request.since,
+        "--commits": request.commits,
     }
     argv += [f"{name}={value}" for name, value in options.items() if value is not None]
     argv += ["--policy"] if request.mode is Mode.POLICY else []
+    argv += ["--last-run"] if request.last_run else []
     return argv + (["--dry-run"] if request.dry_run else [])
 
 

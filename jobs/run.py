@@ -1,23 +1,26 @@
-"""One run of a job: the table it works on, the tasks it sends to Spark, the one commit, and the report of it all."""
+"""One run of a job: the table it works on, the tasks it sends to Spark, its commits, and the report of it all."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Protocol, TypeVar
 
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.request import JobRequest
+from jobs.side_by_side import side_by_side
 from jobs.spark import Answer, Item, Spark
-from storage_core.errors import Held, InvalidInput
+from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkError
 from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.conflicts import Rebase
+from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.table import Table
 
@@ -111,6 +114,8 @@ class JobRun:
         self._spark_seconds_before = spark.seconds
         self._task_requests: list[Mapping[str, int]] = []
         self._leases: list[Lease] = []
+        self._tokens_spent = False
+        self._head: Snapshot | None = None
         self.table = table if table is not None else Table.open(request.table_uri)
         self.before: Snapshot = self.table.snapshot
 
@@ -155,6 +160,15 @@ class JobRun:
         for lease in self._leases:
             lease.require_held()
 
+    def _require_tokens(self) -> None:
+        """Raise `Fenced` unless this run holds its resources, under tokens that no commit of it has used."""
+        if self._tokens_spent:
+            for lease in self._leases:
+                lease.advance()
+        else:
+            self.require_held()
+        self._tokens_spent = True
+
     def _acquire(self, resource: str, wait_ms: int) -> tuple[Lease, int]:
         """The lease, and what is left of the time for waiting."""
         log, holder = self.table.log, holder_of(self._request.run_id)
@@ -169,13 +183,33 @@ class JobRun:
             log.clock.sleep_ms(pause_ms)
             wait_ms -= pause_ms
 
-    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Execute one Spark task per item and return the answers in item order; their requests count as this run's."""
-        if items:
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item], *, writes: bool = True) -> list[Answer]:
+        """Execute one Spark task per item and return the answers in item order; their requests count as this run's.
+
+        `writes`: whether the tasks write, which a store must be capable of.
+        """
+        if items and writes:
             self.table.require_capable()
         answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
         self._task_requests += [answer["requests"] for answer in answers]
         return answers
+
+    def map_groups(
+        self, execute: Callable[[Item], Answer], groups: Sequence[Sequence[Item]]
+    ) -> Generator[tuple[int, list[Answer] | TidemarkError]]:
+        """Execute one Spark task per item; yield the number and answers of each group as soon as its tasks have ended.
+
+        Groups are begun in their order, and more of them are under way than tasks fit, so that a long task keeps
+        nobody waiting. What Spark could not run is the answer of its group: the others go on.
+        """
+        self.table.require_capable()
+        uri = self.table.uri
+        calls = [partial(self._spark.map, execute, [{"table_uri": uri, **item} for item in items]) for items in groups]
+        at_once = self._spark.slots + 1 if len(calls) > 1 else 1
+        for number, answers in side_by_side(calls, at_once):
+            if not isinstance(answers, TidemarkError):
+                self._task_requests += [answer["requests"] for answer in answers]
+            yield number, answers
 
     def commit(
         self,
@@ -183,23 +217,32 @@ class JobRun:
         *,
         operation: str,
         figures: Figures,
-        requirements: Sequence[MergeProgress] = (),
+        requirements: Sequence[Requirement] = (),
         details: Mapping[str, object] | None = None,
+        rebase: Rebase | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
 
-        With leases the commit carries their fences, and raises `Fenced` when another run has taken one over.
+        With leases the commit carries their fences, and raises `Fenced` when another run has taken one over. A further
+        commit of the run costs a PUT per lease for its next token.
         """
         self.table.require_capable()
-        self.require_held()
-        result = self.table.log.commit(
-            self.before,
-            [*actions, *(lease.fence for lease in self._leases)],
-            operation=operation,
-            requirements=[*requirements, *(lease.requirement for lease in self._leases)],
-            metrics=figures.as_mapping(),
-            job_run_id=self._request.run_id,
-        )
+        self._require_tokens()
+        try:
+            result = self.table.log.commit(
+                self.before,
+                [*actions, *(lease.fence for lease in self._leases)],
+                operation=operation,
+                requirements=[*requirements, *(lease.requirement for lease in self._leases)],
+                metrics=figures.as_mapping(),
+                job_run_id=self._request.run_id,
+                head=self._head,
+                rebase=rebase,
+            )
+        except CommitConflict:
+            self._tokens_spent = False  # nothing was written; of any other failure nobody knows
+            raise
+        self._head = result.snapshot
         LOG.info("%s committed version %d of %s", self._job, result.version, self.table.uri)
         status: Status = "nothing_to_do" if result.already_committed else "committed"
         return self.report(status, result.version, figures=figures, commit_id=result.commit_id, details=details)

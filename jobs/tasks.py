@@ -7,16 +7,19 @@ the report. A task writes files under fresh ids; only those whose actions the dr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from jobs.report import add_requests
 from storage_core.clock import SystemClock
+from storage_core.compaction import audit as auditing
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.skips import LASTING
 from storage_core.dealing import execute as dealing
 from storage_core.dealing.work import FillWork, SortWork
+from storage_core.errors import TidemarkError
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.ingest import batch
@@ -29,19 +32,41 @@ from storage_core.region import sorting
 from storage_core.region.merge_work import MergeWork
 from storage_core.split.context import SplitContext
 
+LOG = logging.getLogger(__name__)
+
 Item = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
 def compact(item: Item) -> Answer:
-    """Execute one merge operation. One that its inputs keep from succeeding is an answer: others are committed."""
+    """Execute one merge operation. One that fails is an answer, whatever it was: it concerns its own window only.
+
+    `lasting` says whether the same inputs would fail again.
+    """
     store = MeteredStore(open_store(item["table_uri"]))
     operation = MergeOperation.from_json(item["operation"])
     try:
         result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
-    except LASTING as error:
-        return {"failed": {"kind": error.kind, "message": str(error)}, "requests": store.requests}
-    return {"result": result.to_json(), "requests": store.requests}
+    except TidemarkError as error:
+        failed = {"kind": error.kind, "message": str(error), "lasting": isinstance(error, LASTING)}
+    except Exception as error:  # a defect: raised, it would end the tasks of all other windows
+        LOG.exception("compaction of window %s", operation.window)
+        failed = {"kind": TidemarkError.kind, "message": f"{type(error).__name__}: {error}", "lasting": False}
+    else:
+        return {"result": result.to_json(), "requests": store.requests}
+    return {"failed": failed, "requests": store.requests}
+
+
+def audit(item: Item) -> Answer:
+    """Judge some splits or merges by their files. Writes nothing."""
+    store = MeteredStore(open_store(item["table_uri"]))
+    return {**auditing.execute(store, item["work"]), "requests": store.requests}
+
+
+def compact_several(item: Item) -> Answer:
+    """Execute several small merges one after the other; the answers are in their order, each as `compact` gives it."""
+    answers = [compact({"table_uri": item["table_uri"], "operation": each}) for each in item["operations"]]
+    return {"answers": answers, "requests": add_requests(*(answer["requests"] for answer in answers))}
 
 
 def build_segment(item: Item) -> Answer:

@@ -5,15 +5,17 @@ No daemon is needed. Dagster's own backfills, from the UI or its API, do the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dagster import DagsterInstance, JobDefinition
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, JobDefinition, MetadataValue
 
 from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
-from assets.partitions import DAY_SECONDS, Span, partition_key, span_of
+from assets.partitions import DAY_SECONDS, Span, contiguous, partition_key, partitions_of, span_of
+from assets.parts import FAILED_PARTITIONS
 from jobs.request import window_seconds
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
@@ -38,12 +40,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, and is None when nothing did."""
+    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, and is None when nothing did.
+
+    `rows` were written by the last step. `failed` names the windows of the chunk that failed, where the error is only
+    theirs; the other windows are done.
+    """
 
     chunk: Chunk
     number: int
     of: int
     run_id: str
+    rows: int
+    failed: tuple[str, ...]
     error: str | None
 
 
@@ -54,6 +62,7 @@ def backfill(
     chunk: str = "1d",
     *,
     steps: Sequence[str] = STEPS,
+    only_failed: bool = False,
     instance: DagsterInstance,
     launcher: Launcher | None = None,
     file: Path | None = None,
@@ -61,14 +70,18 @@ def backfill(
 ) -> Iterator[ChunkDone]:
     """Run the steps over the windows in [start, end), chunk after chunk, and yield each chunk when its run has ended.
 
-    Times read like `2015-05-17T10:00` (UTC). A failed chunk does not stop the others; running a backfill again is
-    harmless. Raises `InvalidInput`, before anything runs, for bounds outside the partitions or a step without windows.
+    Times read like `2015-05-17T10:00` (UTC). A failed chunk does not stop the others, and a failed window not those of
+    its chunk; running a backfill again is harmless. `only_failed` runs the windows whose last run of a step failed, as
+    the instance has it, and yields nothing where there are none. Raises `InvalidInput`, before anything runs, for
+    bounds outside the partitions or a step without windows.
     """
     parts = chunks(declaration, start, end, chunk, clock=clock)
     known = [step.name for step in steps_of(declaration) if step.windowed]
     if unknown := [step for step in steps if step not in known and step not in STEPS]:
         raise InvalidInput(f"{declaration.name}: no windowed step {', '.join(unknown)}; it has {', '.join(known)}")
     keys = [asset_key(declaration.name, step) for step in steps if step in known]
+    if only_failed:
+        parts = _failed(declaration, parts, keys, instance=instance, clock=clock)
     job = _job(declaration, launcher, file, clock=clock)
     for number, part in enumerate(parts, start=1):
         result = job.execute_in_process(
@@ -78,9 +91,54 @@ def backfill(
             tags=range_tags(part.first, part.last),
             raise_on_error=False,
         )
-        failures = [str(event.step_failure_data.error_display_string) for event in result.get_step_failure_events()]
-        error = None if result.success else "; ".join(failures) or "the run failed; see its event log"
-        yield ChunkDone(chunk=part, number=number, of=len(parts), run_id=result.run_id, error=error)
+        yield _done(part, number, len(parts), result)
+
+
+def _done(part: Chunk, number: int, of: int, result: ExecuteInProcessResult) -> ChunkDone:
+    failures = [event.step_failure_data for event in result.get_step_failure_events()]
+    facts = [each.user_failure_data.metadata for each in failures if each.user_failure_data]
+    written = [event.materialization.metadata for event in result.get_asset_materialization_events()]
+    failed = [name for each in facts if FAILED_PARTITIONS in each for name in _names(each[FAILED_PARTITIONS])]
+    error = "; ".join(str(each.error_display_string) for each in failures) or "the run failed; see its event log"
+    return ChunkDone(
+        chunk=part,
+        number=number,
+        of=of,
+        run_id=result.run_id,
+        rows=_rows(facts[-1] if facts else written[-1] if written else {}),
+        failed=tuple(failed),
+        error=None if result.success else error,
+    )
+
+
+def _names(value: MetadataValue[Any]) -> list[str]:
+    return list(value.value) if isinstance(value.value, Mapping) else []
+
+
+def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
+    rows = metadata["rows_out"].value if "rows_out" in metadata else 0
+    return rows if isinstance(rows, int) else 0
+
+
+def _failed(
+    declaration: TableDeclaration,
+    parts: Sequence[Chunk],
+    keys: Sequence[AssetKey],
+    *,
+    instance: DagsterInstance,
+    clock: Clock | None,
+) -> list[Chunk]:
+    """The windows of these chunks whose partition failed in one of the assets, neighbours together."""
+    span = span_of(declaration, clock)
+    if span is None:
+        return []
+    first, last = window_seconds(parts[0].first), window_seconds(parts[-1].last)
+    names = {partition_key(window): window for window in range(first, last + 1, span.window_seconds)}
+    failed: set[int] = set()
+    for key in keys:
+        statuses = instance.get_status_by_partition(key, list(names), partitions_of(span)) or {}
+        failed |= {names[name] for name, status in statuses.items() if status is not None and status.value == "FAILED"}
+    return [_chunk(begin, end + span.window_seconds, span) for begin, end in contiguous(failed, span.window_seconds)]
 
 
 def chunks(

@@ -65,6 +65,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "deal": dealing.deal,
         "sort": upkeep.sort,
         "merge": upkeep.merge,
+        "expire": upkeep.expire,
         "checkpoint": upkeep.checkpoint,
         "catch-up": upkeep.catch_up,
         "gc": upkeep.gc,
@@ -72,7 +73,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "probe": probing.probe,
         "raw": raw.raw,
     },
-    "Damage": {"fsck": checking.fsck, "repair": checking.repair},
+    "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
     "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
 }
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dagster import AssetKey, AssetSelection, Definitions, define_asset_job
 
-from assets.checks import audit_check_keys, check_keys
+from assets.checks import AUDIT_ALL, AUDIT_TAG, check_keys
 from assets.factory import asset_key, steps_of
 from assets.launcher import JobName
 from assets.names import identifier
@@ -16,20 +14,21 @@ from storage_core.declaration import TableDeclaration
 def build_jobs(declaration: TableDeclaration) -> Definitions:
     """Return `<table>_<job>` per step, `<table>_upkeep` (every asset), `<table>_backfill` and `<table>_check`.
 
-    `<table>_backfill` takes the partitioned assets, so that one ranged run fills and compacts a range. Only
-    `<table>_check` reads every file of the table; the other jobs leave the audit out.
+    `<table>_backfill` takes the partitioned assets, so that one ranged run fills and compacts a range. What compacts
+    also audits what it compacted; only `<table>_check` reads every file of the table.
     """
     table = declaration.name
     steps = steps_of(declaration)
     windowed = [asset_key(table, step.name) for step in steps if step.windowed]
     selections = {
-        job_name(table, job): _assets(declaration, step_assets(declaration, job)) for job in jobs_of(declaration)
+        job_name(table, job): AssetSelection.assets(*step_assets(declaration, job)) for job in jobs_of(declaration)
     }
-    selections[f"{identifier(table)}_upkeep"] = _assets(declaration, [asset_key(table, step.name) for step in steps])
+    selections[f"{identifier(table)}_upkeep"] = AssetSelection.assets(*(asset_key(table, step.name) for step in steps))
     if windowed:
-        selections[backfill_job_name(table)] = _assets(declaration, windowed)
-    selections[check_job_name(table)] = AssetSelection.checks(*check_keys(declaration))
-    return Definitions(jobs=[define_asset_job(name, selection) for name, selection in selections.items()])
+        selections[backfill_job_name(table)] = AssetSelection.assets(*windowed)
+    jobs = [define_asset_job(name, selection) for name, selection in selections.items()]
+    checks = AssetSelection.checks(*check_keys(declaration))
+    return Definitions(jobs=[*jobs, define_asset_job(check_job_name(table), checks, tags={AUDIT_TAG: AUDIT_ALL})])
 
 
 def jobs_of(declaration: TableDeclaration) -> list[JobName]:
@@ -55,7 +54,3 @@ def backfill_job_name(table: str) -> str:
 def check_job_name(table: str) -> str:
     """Return the name of the Dagster job that runs all checks of a table."""
     return f"{identifier(table)}_check"
-
-
-def _assets(declaration: TableDeclaration, keys: Sequence[AssetKey]) -> AssetSelection:
-    return AssetSelection.assets(*keys) - AssetSelection.checks(*audit_check_keys(declaration))

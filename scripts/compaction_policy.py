@@ -11,17 +11,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from storage_core.compaction.simulate import Ingestion, Simulation, simulate
+from storage_core.compaction_settings import CompactionSettings
 
 MB = 1_000_000
 DAY = 1440
-FULL = Ingestion(rates=[1000] * DAY, split_bytes=MB)
+FULL = Ingestion(rates=[1000] * DAY, split_bytes=MB, split_rows=2000)
+NARROW = replace(FULL, split_rows=10_000)
 CASES = (
-    ("1,000 splits a minute of 1 MB, windows of 15 min", FULL),
+    ("1,000 splits a minute of 1 MB and 2,000 rows, windows of 15 min", FULL),
     ("the same, a compaction every 15 min", replace(FULL, every_minutes=15)),
     ("the same hourly, 1 % of the splits 45 min late", replace(FULL, late_share=0.01)),
     ("the same hourly, 20 % late", replace(FULL, late_share=0.2)),
-    ("1,000 a minute of 10 MB", replace(FULL, split_bytes=10 * MB)),
-    ("1,000 a minute of 10 kB", replace(FULL, split_bytes=10_000)),
+    ("the same hourly, of 10,000 rows each", NARROW),
+    ("of 10,000 rows each, windows of 3 min", replace(NARROW, window_seconds=180)),
+    ("of 10,000 rows each, run_rows of 2^28", replace(NARROW, settings=CompactionSettings(run_rows=2**28))),
+    ("1,000 a minute of 10 MB and 20,000 rows", replace(FULL, split_bytes=10 * MB, split_rows=20_000)),
+    (
+        "the same, windows of 1 min",
+        replace(FULL, split_bytes=10 * MB, split_rows=20_000, window_seconds=60),
+    ),
+    ("1,000 a minute of 10 kB", replace(FULL, split_bytes=10_000, split_rows=20)),
     ("10 a minute of 1 MB", replace(FULL, rates=[10] * DAY)),
     ("10 a minute of 1 MB, 1 % late", replace(FULL, rates=[10] * DAY, late_share=0.01)),
     ("1 a minute of 1 MB, windows of 1 h", replace(FULL, rates=[1] * DAY, window_seconds=3600)),
@@ -32,7 +41,9 @@ HEAD = """# The compaction policy over a day
 Written by `python -m scripts.compaction_policy`; nothing here was timed, and the same release prints the same page. The
 rules are those of scheduled runs (decision 0068): ten to twelve splits of one generation become one, and windows that
 are cold become one sorted run. `tidemark simulate-policy` does it for other figures. The target size is 256 MiB; a
-merge is taken to write as many bytes as it reads.
+merge is taken to write as many bytes as it reads. One merge reads at most 256 splits, 64 target sizes and `run_rows`
+rows, by default 2^25 = 33.6 million (decision 0073): a window that holds more is left with mature splits that overlap,
+and stays so until its windows are shorter or its `run_rows` is greater.
 """
 
 

@@ -9,6 +9,12 @@ from storage_core.errors import InvalidInput
 
 COMPACTION_KEY = "tidemark.compaction"
 
+MOST_GENERATIONS = 999_999
+"""The most generations that can be set: splits of a sorted run record greater numbers of merges (decision 0069)."""
+
+MOST_RUN_INPUTS = 256
+"""The most splits that one merge reads, whatever it is for: each is an open file and a batch of rows in memory."""
+
 _HOUR_MS = 3_600_000
 
 
@@ -19,7 +25,8 @@ class CompactionSettings:
     `factor` splits of one generation make a merge, of at most `most_inputs`; a split that went through `generations`
     merges is mature. A window is cold `cold_after_ms` after its end; a split waits for younger ones to be merged with
     for `mature_after_ms`. A cold window is finalized when more than `most_files` of its splits are outside its sorted
-    run. Windows that start before `start` (seconds since the epoch) are never compacted (CS-3).
+    run. A merge reads at most `run_rows` rows, each of which takes its task about 120 bytes of memory (decision 0073).
+    Windows that start before `start` (seconds since the epoch) are never compacted (CS-3).
     """
 
     factor: int = 10
@@ -28,15 +35,19 @@ class CompactionSettings:
     most_files: int = 24
     cold_after_ms: int = _HOUR_MS
     mature_after_ms: int = 48 * _HOUR_MS
+    run_rows: int = 2**25
     start: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse figures by which no merge would ever be made, or none would ever end."""
+        """Refuse figures by which no merge would ever be made, none would ever end, or one would be too large."""
         least = {"factor": 2, "most_inputs": self.factor, "generations": 1, "most_files": 1}
-        least |= {"cold_after_ms": 0, "mature_after_ms": 0}
+        least |= {"cold_after_ms": 0, "mature_after_ms": 0, "run_rows": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise InvalidInput(f"compaction {name} is {getattr(self, name)}; it must be at least {bound}")
+        for name, bound in (("most_inputs", MOST_RUN_INPUTS), ("generations", MOST_GENERATIONS)):
+            if getattr(self, name) > bound:
+                raise InvalidInput(f"compaction {name} is {getattr(self, name)}; it must be at most {bound}")
 
     def to_text(self) -> str:
         """Return the figures that differ from their defaults as compact JSON with sorted keys."""

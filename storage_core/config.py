@@ -23,6 +23,7 @@ REGIONS_KEY = "tidemark.regions"
 HOUR_MS = 3_600_000
 LONGEST_ACCEPTANCE_MS = 999_999_999 * HOUR_MS
 """The longest that a text says; no row is ever late by it. Microseconds since the epoch overflow at more than twice."""
+LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
 
 IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
@@ -49,13 +50,15 @@ _NUMBER_KEYS = {
     "checkpoint_interval": "checkpointInterval",
     "gc_horizon_ms": "gcHorizonMs",
     "version_retention_ms": "versionRetentionMs",
+    "retention_ms": "retentionMs",
 }
 _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
 _LATE_DATA = PREFIX + "lateData"
 _MAP_COLUMNS = PREFIX + "mapColumns"
+_BLOOM_FILTERS = PREFIX + "bloomFilters"
 _OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
-_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS}
+_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS, _BLOOM_FILTERS}
 _OWN_KEYS |= {REGIONS_KEY, COMPACTION_KEY}
 
 
@@ -103,8 +106,11 @@ class TableConfig:
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
+    Windows that ended `retention_ms` ago leave the table; without it none does. It is about rows, unlike
+    `version_retention_ms`, which says how long versions can be read.
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
-    (`rows.fold`). `region_specs` are all there ever were, the current one last.
+    (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
+    there ever were, the current one last.
     """
 
     time_column: str | None = None
@@ -115,12 +121,14 @@ class TableConfig:
     indexes: tuple[IndexDefinition, ...] = ()
     region_specs: tuple[RegionSpec, ...] = (WHOLE_TABLE,)
     map_columns: Mapping[str, MapMode] = field(default_factory=dict)
+    bloom_filters: tuple[str, ...] = ()
     target_split_bytes: int = 256 * 2**20
     checkpoint_interval: int = 10
     checkpoint_format: CheckpointFormat = "avro"
     checkpoint_compression: CheckpointCompression = "zstd"
     gc_horizon_ms: int = 24 * HOUR_MS
     version_retention_ms: int = 30 * 24 * HOUR_MS
+    retention_ms: int | None = None
     late_data: LateData | None = None
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
@@ -137,8 +145,11 @@ class TableConfig:
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
         if self.window_seconds is not None:
             _at_least("window_seconds", self.window_seconds, 1)
+        if self.retention_ms is not None:
+            _check_retention(self.retention_ms, self.window_seconds)
         check_specs(self.region_specs)
         _distinct("primary key column", self.primary_key)
+        _distinct("bloom filter column", self.bloom_filters)
         _distinct("index", tuple(index.name for index in self.indexes))
 
     @property
@@ -172,6 +183,8 @@ class TableConfig:
             found[_COARSE_WINDOW] = "true"
         if self.primary_key:
             found[_PRIMARY_KEY] = _compact(list(self.primary_key))
+        if self.bloom_filters:
+            found[_BLOOM_FILTERS] = _compact(list(self.bloom_filters))
         if self.late_data is not None:
             late = {"policy": self.late_data.policy, "acceptanceWindowMs": self.late_data.acceptance_ms}
             found[_LATE_DATA] = _compact(late)
@@ -211,6 +224,7 @@ class TableConfig:
         return TableConfig(
             coarse_window=configuration.get(_COARSE_WINDOW) == "true",
             primary_key=primary_key,
+            bloom_filters=_names(_BLOOM_FILTERS, json_value(_BLOOM_FILTERS, configuration.get(_BLOOM_FILTERS, "[]"))),
             indexes=indexes,
             late_data=_late_data(configuration.get(_LATE_DATA)),
             compaction=CompactionSettings.from_text(configuration.get(COMPACTION_KEY, "{}")),
@@ -292,6 +306,17 @@ def _integer(key: str, text: str) -> int:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise InvalidInput(f"{name} is {value}; it must be at least {least}")
+
+
+def _check_retention(retention_ms: int, window_seconds: int | None) -> None:
+    _at_least("retention_ms", retention_ms, 1)  # with none, rows would be gone as soon as their window ends
+    if retention_ms > LONGEST_RETENTION_MS:
+        raise InvalidInput(f"retention_ms is {retention_ms}; it must be at most {LONGEST_RETENTION_MS} (999999999h)")
+    if window_seconds is None:
+        raise InvalidInput(
+            "retention is by whole windows, and this table has none; declare a time_column and a window, or leave "
+            "retention out"
+        )
 
 
 def _distinct(what: str, names: tuple[str, ...]) -> None:

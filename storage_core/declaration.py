@@ -24,6 +24,7 @@ from storage_core.declaration_parts import (
     IndexDeclaration,
     LandingDeclaration,
     LateDeclaration,
+    Milliseconds,
     PartitionsDeclaration,
     ScheduleDeclaration,
     arrow_field,
@@ -50,7 +51,8 @@ class TableDeclaration(Closed):
 
     `window` is in seconds; one above an hour needs `coarse_window: true` (design page 04). A keyed table may be
     windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
-    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them.
+    `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them. Windows leave the
+    table once they ended as long ago as `retention` says; how long versions can be read is `gc.retention`.
     """
 
     name: str
@@ -64,8 +66,10 @@ class TableDeclaration(Closed):
     map_columns: dict[str, MapMode] = Field(default_factory=dict)
     regions: tuple[dict[str, str | tuple[str, ...]], ...] = ()
     indexes: tuple[IndexDeclaration, ...] = ()
+    bloom_filters: tuple[str, ...] = ()
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
+    retention: Milliseconds | None = None
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
     gc: GcDeclaration = GcDeclaration()
@@ -91,8 +95,10 @@ class TableDeclaration(Closed):
             primary_key=self.primary_key,
             region_specs=first_specs(self.regions, self.schema()),
             indexes=tuple(index.definition() for index in self.indexes),
+            bloom_filters=self.bloom_filters,
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
+            retention_ms=self.retention,
             late_data=self.late_data.setting() if self.late_data else None,
             map_columns=self.map_columns,
             compaction=self.compaction.setting(),
@@ -235,6 +241,13 @@ class TableDeclaration(Closed):
         if late is not None and "time_column" in info.data and info.data["time_column"] is None:
             raise InvalidInput("late data needs a time_column: without one no row is late")
         return late
+
+    @field_validator("retention")
+    @classmethod
+    def _retention_is_by_windows(cls, retention_ms: int | None, info: ValidationInfo) -> int | None:
+        if "window" in info.data:
+            TableConfig(window_seconds=info.data["window"], retention_ms=retention_ms)
+        return retention_ms
 
     @field_validator("partitions")
     @classmethod

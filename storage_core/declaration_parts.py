@@ -25,16 +25,12 @@ _COLUMN_TYPES = (
 )
 _SCALAR = r"\s*([a-z_]+(?:\(\d+,\s*\d+\))?)\s*"
 _MAP = re.compile(rf"map<{_SCALAR},{_SCALAR}>")
-_DAYS = re.compile(r"(\d{1,5})d")
 _CRON_FIELD = re.compile(r"(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?(,(\*|\d{1,2}(-\d{1,2})?)(/\d{1,2})?)*")
 
 
 def _milliseconds(text: object) -> object:
     """Read `24h`, `30d` or a number of seconds as milliseconds; what is not text goes on to the field's own check."""
-    if not isinstance(text, str):
-        return text
-    days = _DAYS.fullmatch(text)
-    return int(days[1]) * 86_400_000 if days else windows.parse_duration(text) * 1000
+    return windows.parse_milliseconds(text) if isinstance(text, str) else text
 
 
 def _instant(text: object) -> object:
@@ -140,6 +136,7 @@ class ScheduleDeclaration(Closed):
     ingest: Cron = "*/15 * * * *"
     merge: Cron = "*/15 * * * *"
     sort: Cron = "10 * * * *"
+    expire: Cron = "2 * * * *"
     compact: Cron = "5 * * * *"
     checkpoint: Cron = "20 * * * *"
     catch_up: Cron = "10,40 * * * *"
@@ -147,7 +144,10 @@ class ScheduleDeclaration(Closed):
 
 
 class GcDeclaration(Closed):
-    """How long an unreferenced object stays (`horizon`), and how long old versions can be opened (`retention`)."""
+    """How long an unreferenced object stays (`horizon`), and how long old versions can be opened (`retention`).
+
+    How long rows stay in the table is another setting, `retention` of the table.
+    """
 
     horizon: Milliseconds = TableConfig().gc_horizon_ms
     retention: Milliseconds = TableConfig().version_retention_ms
@@ -173,6 +173,7 @@ class CompactionDeclaration(Closed):
     most_files: int = CompactionSettings().most_files
     cold_after: Milliseconds = CompactionSettings().cold_after_ms
     mature_after: Milliseconds = CompactionSettings().mature_after_ms
+    run_rows: int = CompactionSettings().run_rows
     start: Instant | None = None
 
     @model_validator(mode="after")
@@ -189,6 +190,7 @@ class CompactionDeclaration(Closed):
             most_files=self.most_files,
             cold_after_ms=self.cold_after,
             mature_after_ms=self.mature_after,
+            run_rows=self.run_rows,
             start=None if self.start is None else int(self.start.timestamp()),
         )
 

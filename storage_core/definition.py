@@ -21,10 +21,12 @@ CHANGEABLE = frozenset(
     {
         "sort_schema",
         "indexes",
+        "bloom_filters",
         "target_split_bytes",
         "checkpoint_interval",
         "gc_horizon_ms",
         "version_retention_ms",
+        "retention_ms",
         "late_data",
         "compaction",
     }
@@ -51,6 +53,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
             raise InvalidInput(f"{role} names the column {name!r}; the table has {schema.names}", column=name)
     check_spec(config.region_spec, schema, config.primary_key)
     check_maps(schema, config)
+    _check_bloom_filters(schema, config)
     for index in config.indexes:
         segments.validate(index, schema)
     _check_time(schema, config)
@@ -71,6 +74,20 @@ def check_maps(schema: pa.Schema, config: TableConfig) -> None:
         if merging(name) in schema.names:
             raise InvalidInput(
                 f"map_columns: records say {merging(name)!r} for {name!r}, which is also a column; rename one",
+                column=name,
+            )
+
+
+def _check_bloom_filters(schema: pa.Schema, config: TableConfig) -> None:
+    """Values that compare equal must have equal bytes, which 0.0 and -0.0 have not."""
+    for name in config.bloom_filters:
+        if name not in schema.names:
+            raise InvalidInput(f"bloom_filters names the column {name!r}; the table has {schema.names}", column=name)
+        kind, kinds = schema.field(name).type, pa.types
+        if kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_nested(kind):
+            raise InvalidInput(
+                f"bloom_filters: {name!r} is {kind}, which no Bloom filter can hold; use whole numbers, decimals, "
+                "texts, binary, dates or times",
                 column=name,
             )
 

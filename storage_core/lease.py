@@ -43,7 +43,8 @@ IsGone = Callable[[str], bool]
 class Lease:
     """A resource that this process holds, or held: who acquired it later fences it.
 
-    Safe for the thread that works under the lease and the one that renews it. Good for one commit.
+    Safe for the thread that works under the lease and the one that renews it. A token is good for one commit;
+    `advance` takes the next one.
     """
 
     def __init__(self, store: ObjectStore, stored: StoredLease, record: LeaseRecord, *, clock: Clock) -> None:
@@ -83,6 +84,15 @@ class Lease:
         with self._lock:
             self._replace(self._clock.now_ms() + TTL_MS)
 
+    def advance(self) -> None:
+        """Hold the resource under the next token, for another commit of the same holder, and renew it. One PUT.
+
+        Whoever holds the resource next gets a higher token still. Raises as `renew` does.
+        """
+        with self._lock:
+            following = replace(self._record, fencing_token=self._record.fencing_token + 1)
+            self._replace(self._clock.now_ms() + TTL_MS, following)
+
     def require_held(self) -> None:
         """Return while nobody took the resource over, whatever the clocks say. One GET. Call it before the commit.
 
@@ -108,11 +118,11 @@ class Lease:
             except TidemarkError as error:
                 _logger.warning("%s of %s is not released: %s", self.resource, self._store.uri, error)
 
-    def _replace(self, expires_at_ms: int) -> None:
+    def _replace(self, expires_at_ms: int, record: LeaseRecord | None = None) -> None:
         self._require_not_lost()
         self._writes += 1
         nonce = f"{self._record.acquisition}.{self._writes}"
-        wanted = replace(self._record, expires_at_ms=expires_at_ms, nonce=nonce)
+        wanted = replace(record or self._record, expires_at_ms=expires_at_ms, nonce=nonce)
         try:
             self._stored = swap_lease(self._store, self._clock, wanted, self._stored)
         except Overtaken as overtaken:

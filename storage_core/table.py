@@ -13,8 +13,8 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from storage_core.clock import SystemClock
-from storage_core.compaction.planner import WindowDebt
-from storage_core.compaction.planner import debt as window_debt
+from storage_core.compaction.debt import Debt
+from storage_core.compaction.debt import debt as debt_of
 from storage_core.compaction.policy import Mode
 from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
@@ -67,7 +67,7 @@ from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.rows.sort_schema import parse as parse_sort_schema
-from storage_core.rows.windows import parse_duration
+from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 
@@ -117,14 +117,18 @@ class Table:
         regions: Sequence[Declared] = (),
         coarse_window: bool = False,
         late_data: LateData | Mapping[str, object] | None = None,
+        retention: str | int | None = None,
         map_columns: Mapping[str, MapMode] | None = None,
+        bloom_filters: Sequence[str] = (),
     ) -> Table:
         """Create an empty table and return it at version 0.
 
         `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
         keyed, `regions` (`region.spec.declared_fields`) divides it among writers, and `map_columns={"attrs": "merge"}`
         lets patches merge the keys of that map instead of replacing it. `late_data` (`{"policy": "quarantine",
-        "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late. Raises
+        "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late. Whole windows
+        leave when they ended as long ago as `retention` says, such as `"30d"`, or seconds. Splits have
+        a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single values. Raises
         `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
@@ -136,8 +140,10 @@ class Table:
             primary_key=key_columns(primary_key),
             indexes=index_definitions(indexes),
             late_data=late_setting(late_data),
+            retention_ms=None if retention is None else parse_milliseconds(retention),
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
+            bloom_filters=tuple(bloom_filters),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
@@ -505,9 +511,12 @@ class Table:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
         return list(figures.files(self._snapshot))
 
-    def debt(self, mode: Mode = Mode.FINALIZE) -> list[WindowDebt]:
-        """Return the windows where a compaction of this mode would do something now. No request."""
-        return window_debt(self._snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
+    def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
+        """Return the windows where a compaction of this mode or the retention has something to do now, or waits to.
+
+        With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request.
+        """
+        return debt_of(self._snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
 
     def _view(
         self,

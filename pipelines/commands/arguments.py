@@ -36,8 +36,9 @@ Wait = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="Wait so long, such as 10m, while another run works on it; else exit 3."),
 ]
-Master = Annotated[str, typer.Option(metavar="URL", help="The Spark master that runs the tasks.")]
-LOCAL_SPARK = "local[*]"
+Master = Annotated[
+    str, typer.Option(metavar="URL", help="The Spark master that runs the tasks, or sc://… of a Spark Connect server.")
+]
 
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -1,16 +1,20 @@
-"""What is wrong with a table, and what is left of it: `fsck`, `repair`."""
+"""What is wrong with a table, and what is left of it: `fsck`, `audit`, `repair`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
-from pipelines.commands.arguments import DryRun, Json, Uri
+from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.target import resolve
+from pipelines.commands.upkeep import windows
+from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
+    from jobs.report import JobReport
     from storage_core.fsck.outcome import Outcome
     from storage_core.fsck.report import Report
 
@@ -34,6 +38,39 @@ def fsck(
     report = check(open_store(resolve(uri).uri), clock=SystemClock(), deep=deep)
     _show_report(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
+
+
+def audit(
+    uri: Uri,
+    *,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    since: Annotated[
+        int | None, typer.Option("--since", metavar="VERSION", help="Only what was committed after this version.")
+    ] = None,
+    commits: Annotated[
+        int | None,
+        typer.Option("--commits", metavar="N", help="Only the newest N compactions, and the splits that they wrote."),
+    ] = None,
+    master: Master = LOCAL_SPARK,
+    as_json: Json = False,
+) -> None:
+    """Judge the invariants of splits and compactions by the files.
+
+    Writes nothing. A merge whose inputs have been collected cannot be judged by its rows: it is named as not checkable.
+    Ends with 0 when nothing is violated, else with 4.
+    """
+    from jobs.audit import run
+    from jobs.request import JobRequest
+    from jobs.spark import Spark
+
+    chosen = windows(window, start, end, everything=False)
+    request = JobRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)
+    with Spark(master) as spark:
+        done = run(request, spark)
+    _show_audit(done, as_json=as_json)
+    raise typer.Exit(0 if done.details["clean"] else Corrupt.exit_code)
 
 
 def repair(
@@ -87,6 +124,31 @@ def _show_report(report: Report, *, as_json: bool) -> None:
     looked = "every object read" if report.deep else "splits and segments by size only; --deep reads them"
     tally = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     output.line(f"{report.uri} {opens}: {report.objects:,} objects, {report.bytes:,} bytes ({looked}); {tally}")
+
+
+def _show_audit(done: JobReport, *, as_json: bool) -> None:
+    details: dict[str, Any] = dict(done.details)
+    violations, unchecked, clean = (details.pop(name) for name in ("violations", "unchecked", "clean"))
+    if as_json:
+        for each in violations:
+            output.json_line({"violation": each.pop("invariant"), **each})
+        for each in unchecked:
+            output.json_line({"not_checkable": each.pop("path"), **each})
+        status = "clean" if clean else "violated"
+        figures = {"requests": dict(done.requests), "seconds": done.seconds}
+        output.json_line({"summary": {"status": status, "version": done.version, **details, **figures}})
+        return
+    shown = dict.fromkeys(("invariant", "path", "version", "message", "advice"), output.cell)
+    output.records(violations, shown, as_json=False, nothing="no invariant is violated")
+    if unchecked:
+        named = [{**each, "not checkable": each["path"]} for each in unchecked]
+        output.records(
+            named, dict.fromkeys(("not checkable", "version", "reason"), output.cell), as_json=False, nothing=""
+        )
+    output.line(
+        f"version {done.version}: {details['splits']:,} splits and {details['merges']:,} merges judged, "
+        f"{details['not_checkable']:,} not checkable, {sum(details['violated'].values()):,} violations"
+    )
 
 
 def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
-from pipelines.commands.arguments import LOCAL_SPARK, DryRun, Json, Master
+from pipelines.commands.arguments import DryRun, Json, Master
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:

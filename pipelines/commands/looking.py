@@ -93,25 +93,31 @@ def _metrics(metrics: object) -> str:
     return ", ".join(f"{name} {figure(value)}" for name, value in found.items() if value)
 
 
-def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = False) -> None:
-    """List the windows that a compaction would rewrite, why, and what that costs.
+def _words(found: object) -> str:
+    return ", ".join(map(cell, found)) if isinstance(found, list | tuple) else cell(found)
 
-    A merge reads the splits and bytes listed, and writes about as many bytes into so many outputs.
+
+def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = False) -> None:
+    """List what is to be done in each window, and why.
+
+    Windows that a compaction would rewrite, windows that have left by the retention, and splits that a compaction
+    failed on and leaves out for a while. The last three figures are what the next run reads and writes.
     """
+    from dataclasses import asdict
+
     from storage_core.compaction.policy import Mode
 
     mode = Mode.POLICY if policy else Mode.FINALIZE
-    found = (
-        {
-            "window_start": each.window_start,
-            "splits": each.splits,
-            "rows": each.rows,
-            "bytes": each.bytes,
-            "merges": each.merges,
-            "outputs": each.outputs,
-            "reasons": [str(reason) for reason in each.reasons],
-        }
-        for each in open_table(uri, at).debt(mode)
-    )
-    shown = {"window_start": window, "splits": figure, **_FIGURES, "merges": figure, "outputs": figure}
-    output.records(found, {**shown, "reasons": cell}, as_json=as_json, nothing="no debt: every window is compact")
+    found: list[dict[str, Any]] = [asdict(each) for each in open_table(uri, at).debt(mode)]
+    if as_json:
+        for each in found:
+            output.json_line(each)
+        return
+    shown = {"window_start": window, "task": cell, "reasons": _words, "splits": figure, **_FIGURES, "merges": figure}
+    cost = dict.fromkeys(("read_bytes", "written_bytes", "outputs"), figure)
+    lines = [{**each, **each["next_run"], "splits": each["splits"]} for each in found]
+    output.records(lines, {**shown, **cost}, as_json=False, nothing="no debt: nothing is to be done in any window")
+    skips = [{**skip, "window_start": each["window_start"]} for each in found for skip in each["skipped"]]
+    if skips:
+        skipped = {"window_start": window, "path": cell, "count": figure, "until": moment_ms, "reason": cell}
+        output.records(skips, skipped, as_json=False, nothing="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -15,6 +15,9 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
 from storage_core.errors import NotFound, TidemarkError
+
+_MOST_NAMED = 20
+_LONGEST_CHUNK_SECONDS = 3600.0  # chunks that take longer say nothing about the time that is left
 
 if TYPE_CHECKING:
     from pipelines.backfill import ChunkDone
@@ -29,11 +32,12 @@ def backfill(
     ],
     end: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the windows, excluded.")],
     chunk: Annotated[str, typer.Option(metavar="DURATION", help="Windows of one run, such as 1d or 6h.")] = "1d",
+    failed: Annotated[bool, typer.Option("--failed", help="Only windows whose last run failed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a range of windows through Dagster.
 
-    One run per chunk ingests and compacts its windows; the UI shows each. A chunk that fails does not stop the others,
+    One run per chunk ingests and compacts its windows; the UI shows each. A window that fails does not stop the others,
     and running a range again changes nothing that is done already.
     """
     with _quiet_previews():
@@ -41,17 +45,28 @@ def backfill(
         from pipelines.instance import open_instance
 
         known = _declared(table)
-        failed = total = 0
+        bad: list[ChunkDone] = []
         with _progress(f"{table} {start} to {end}") as advance, open_instance() as instance, _own_stdout() as ours:
-            for done in runs.backfill(known.declaration, start, end, chunk, instance=instance, file=known.file):
-                total, failed = done.of, failed + (done.error is not None)
+            for done in runs.backfill(
+                known.declaration, start, end, chunk, only_failed=failed, instance=instance, file=known.file
+            ):
+                bad += [done] if done.error is not None else []
                 with redirect_stdout(ours):
                     _show_chunk(done, as_json=as_json)
                 advance(done.number, done.of)
-    if failed:
+    if bad:
         raise TidemarkError(
-            f"{failed} of {total} chunks failed; `tidemark ui` shows their runs; it is safe to run again"
+            f"{len(bad)} of {bad[0].of} chunks failed{_windows_of(bad)}; `tidemark ui` shows their runs; "
+            "once the cause is gone, run it again with --failed"
         )
+
+
+def _windows_of(bad: Sequence[ChunkDone]) -> str:
+    names = [name for each in bad for name in each.failed]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f", of them only the windows {', '.join(names[:_MOST_NAMED])}{more}" if all(each.failed for each in bad) else ""
+    )
 
 
 def _declared(name: str) -> DeclaredTable:
@@ -68,10 +83,12 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
     if as_json:
         about = {"number": done.number, "of": done.of, "first": part.first, "last": part.last, "windows": part.windows}
         status = "done" if done.error is None else "failed"
-        output.json_line({"status": status, **about, "run_id": done.run_id, "error": done.error})
+        more = {"rows": done.rows, "windows_failed": list(done.failed), "run_id": done.run_id, "error": done.error}
+        output.json_line({"status": status, **about, **more})
     else:
         ended = "done" if done.error is None else f"failed: {output.printable(_cause(done.error))}"
-        output.line(f"{done.number}/{done.of}  {part.first} to {part.last}  {part.windows} windows  {ended}")
+        of = f"{part.first} to {part.last}  {part.windows} windows  {done.rows:,} rows"
+        output.line(f"{done.number}/{done.of}  {of}  {ended}")
     sys.stdout.flush()
 
 
@@ -107,11 +124,16 @@ def _quiet_previews() -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while the block runs, where that is a terminal."""
+    """A bar on standard error while the block runs, with the time that is left, where that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+        speed_estimate_period=_LONGEST_CHUNK_SECONDS,
+    ) as bar:
         task = bar.add_task(what, total=None)
         yield lambda number, of: bar.update(task, completed=number, total=of)
 

@@ -27,7 +27,7 @@ def quarantine(
     show: Annotated[bool, typer.Option("--show", help="Print the lines and rows themselves.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List what came in and is not in the table, with its reason.
+    """List what came in and is not in the table, and why.
 
     Lines of landed files that are no rows, and late rows that the table does not accept.
     """

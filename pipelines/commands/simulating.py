@@ -18,6 +18,7 @@ MOST_RATE = 10_000
 
 Rate = Annotated[int, typer.Option(metavar="SPLITS", help="Splits that arrive per minute, for one day.")]
 Size = Annotated[int, typer.Option(metavar="BYTES", help="Size of one of them.")]
+Rows = Annotated[int, typer.Option(metavar="ROWS", help="Rows in one of them; a merge reads a bounded number.")]
 Length = Annotated[str, typer.Option("--window", metavar="DURATION", help="Length of a window, such as 15m.")]
 Target = Annotated[int, typer.Option(metavar="BYTES", help="Size that a merge aims at.")]
 Late = Annotated[float, typer.Option(metavar="SHARE", help="Share of the splits that are 45 minutes late, 0 to 1.")]
@@ -28,24 +29,35 @@ def simulate_policy(
     *,
     rate: Rate = 1000,
     size: Size = 1_000_000,
+    rows: Rows = 10_000,
     window: Length = "15m",
     target: Target = 256 * 2**20,
     late: Late = 0.0,
     every: Every = 60,
     as_json: Json = False,
 ) -> None:
-    """Say what scheduled compactions would make of a day of ingestion: one line per run, then the figures."""
+    """Say what compactions would make of a day of rows.
+
+    As scheduled runs make them: one line per run, then the figures.
+    """
     from storage_core.compaction.simulate import Ingestion, simulate
     from storage_core.rows.windows import validate_duration
 
     seconds = (duration_ms("--window", window) or 0) // 1000
-    for name, value, most in (("--rate", rate, MOST_RATE), ("--size", size, 2**40), ("--target", target, 2**40)):
+    figures = (
+        ("--rate", rate, MOST_RATE),
+        ("--size", size, 2**40),
+        ("--rows", rows, 2**40),
+        ("--target", target, 2**40),
+    )
+    for name, value, most in figures:
         _between(name, value, 1, most)
     _between("--late", late, 0, 1)
     _between("--every", every, 1, 1440)
     load = Ingestion(
         rates=[rate] * 1440,
         split_bytes=size,
+        split_rows=rows,
         window_seconds=validate_duration(seconds, coarse=True),
         target_bytes=target,
         late_share=late,

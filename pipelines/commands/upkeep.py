@@ -1,4 +1,4 @@
-"""Upkeep in this process: `compact`, `sort`, `merge`, `checkpoint`, `catch-up`, `gc`. Each runs the job of its name."""
+"""Upkeep in this process: `compact`, `sort`, `merge`, `expire`, `checkpoint`, `catch-up`, `gc`. Each runs its job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import (
-    LOCAL_SPARK,
     All,
     DryRun,
     From,
@@ -89,6 +89,25 @@ def merge(
     from jobs.merge import run
 
     run_job(run, _of_table(uri, wait, dry_run=dry_run, master=master), as_json=as_json)
+
+
+def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Take out windows that are older than the retention.
+
+    Whole windows, in one commit. Older versions still show their rows, as long as they are retained; then the collector
+    deletes the files.
+    """
+    from jobs.expire import run
+    from jobs.request import JobRequest
+    from jobs.spark import Spark
+
+    with Spark() as spark:
+        done = run(JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), spark)
+    if not as_json:
+        shown = {"window_start": output.window, **dict.fromkeys(("splits", "rows", "bytes"), output.figure)}
+        kept = "no window has left" if done.details["retention_ms"] else "the table has no retention: every row stays"
+        output.records(_windows_of(done), shown, as_json=False, nothing=kept)
+    output.report(done, as_json=as_json)
 
 
 def checkpoint(
@@ -182,6 +201,11 @@ def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobR
     from jobs.request import JobRequest
 
     return JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
+
+
+def _windows_of(done: JobReport) -> list[dict[str, object]]:
+    details: dict[str, Any] = dict(done.details)
+    return list(details["windows"])
 
 
 def _show_collection(done: JobReport, *, as_json: bool) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
-from pipelines.commands.arguments import LOCAL_SPARK, All, Declaration, DryRun, From, Json, Master, To, Uri, Window
+from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, append_lines
 from pipelines.commands.target import open_table, resolve
 from pipelines.commands.upkeep import run_job, windows

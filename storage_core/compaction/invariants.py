@@ -1,51 +1,77 @@
-"""The invariants of compaction as checks (design page 04, "Invariants").
+"""The invariants of compaction as predicates (design page 04, "Invariants").
 
-The `require_…` functions are the cheap form: a job runs them on what it is about to hand back and raises before anybody
-can commit it. `audit` is the full form, from the files.
+The `…_faults` functions say what is wrong. The `require_…` functions are the cheap form: a job runs them on what it is
+about to hand back and raises before anybody can commit it. The full form asks the same of files (`compaction.audit`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from storage_core.compaction.scope import recorded_order, scope_of
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.compaction.scope import Scope, nameless, scope_of
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.log.actions import Add
-from storage_core.log.schema_registry import schema_hash
-from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows import column_regex, statistics
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted
-from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
-from storage_core.rows.windows import validate_duration, window_starts
 from storage_core.split.encode import present_order
-from storage_core.split.metadata import PREFIX, differences
-from storage_core.split.read import OpenSplit, open_split
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    """One invariant that a live split breaks: its id on design page 04, the split, and what is wrong."""
+class Fault:
+    """One invariant that does not hold: its id on design page 04, and what is wrong."""
 
     invariant: str
-    path: str
     message: str
 
+    def __str__(self) -> str:
+        """Return both as errors say it."""
+        return f"{self.invariant}: {self.message}"
 
-def require_one_scope(table_id: str, window: int | None, inputs: Sequence[Add]) -> None:
-    """Raise `InvalidInput` unless all inputs have one scope and lie in the one window (CS-1, CS-2, CS-3, TW-3)."""
+
+def scope_faults(
+    table_id: str, window: int | None, inputs: Sequence[Add], *, start: int | None = None
+) -> Iterator[Fault]:
+    """Yield why these splits may not be merged in this window: CS-1, CS-2, and CS-3 for windows before `start`."""
     scopes = {scope_of(table_id, add) for add in inputs}
     if len(scopes) != 1 or None in scopes:
-        raise InvalidInput(f"CS-1: {_names(inputs)} are not of one compatibility scope: {scopes}; plan again")
+        yield Fault("CS-1", f"{names_of(inputs)} are not of one compatibility scope: {scopes}")
     windows = {add.windowStart for add in inputs}
     if windows != {window}:
-        raise InvalidInput(f"CS-2: {_names(inputs)} lie in the windows {windows}, expected {window} only; plan again")
+        yield Fault("CS-2", f"{names_of(inputs)} lie in the windows {windows}, expected {window} only")
+    early = [] if start is None else [add for add in inputs if add.windowStart is not None and add.windowStart < start]
+    if early:
+        yield Fault("CS-3", f"{names_of(early)} lie in windows before {start}, from which on the table is compacted")
+
+
+def output_faults(table_id: str, inputs: Sequence[Add], outputs: Sequence[Add]) -> Iterator[Fault]:
+    """Yield how outputs of a merge are not where its inputs were: window (TW-3), scope (CS-1), sort schema (SS-4)."""
+    read = {add.windowStart for add in inputs if add.visible_rows}
+    written = {add.windowStart for add in outputs}
+    if read and written and read != written:
+        yield Fault("TW-3", f"rows of the windows {read} were written as rows of the windows {written}")
+    scopes = {scope_of(table_id, add) for add in inputs}
+    for add in outputs:
+        scope = scope_of(table_id, add)
+        if scope in scopes:
+            continue
+        if _reordered(scope, scopes):
+            orders = sorted({nameless(each.sortSchema or "") for each in inputs})
+            yield Fault("SS-4", f"{add.path} is sorted by {add.sortSchema!r} and replaces splits sorted by {orders}")
+        else:
+            yield Fault("CS-1", f"{add.path} has another compatibility scope than its inputs: {scope}, not {scopes}")
+
+
+def require_one_scope(table_id: str, window: int | None, inputs: Sequence[Add], *, start: int | None = None) -> None:
+    """Raise `InvalidInput` unless all inputs have one scope and lie in the one window (CS-1, CS-2, TW-3).
+
+    `start` is where compaction of the table begins, in seconds since the epoch: no input lies before it (CS-3).
+    """
+    for fault in scope_faults(table_id, window, inputs, start=start):
+        raise InvalidInput(f"{fault}; plan again")
 
 
 def union_schema(inputs: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -71,120 +97,49 @@ def union_schema(inputs: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     return pa.schema([pa.field(name, field.type, name not in required) for name, (_, field) in first.items()])
 
 
-def require_same_rows(before: RowFingerprint, after: RowFingerprint, inputs: Sequence[Add]) -> None:
-    """Raise `Corrupt` unless both are the same multiset of rows with the same values (MC-1, MC-2)."""
+def row_faults(before: RowFingerprint, after: RowFingerprint) -> Iterator[Fault]:
+    """Yield how the rows after a merge are not the multiset of rows before it: MC-1 by number, MC-2 by value."""
     if before.rows != after.rows:
-        raise Corrupt(
-            f"MC-1: compaction of {_names(inputs)} read {before.rows} rows and made {after.rows}; nothing was written"
+        yield Fault("MC-1", f"the merge read {before.rows} rows and made {after.rows}")
+    elif before != after:
+        yield Fault(
+            "MC-2",
+            f"{before.rows} rows were kept but values changed: expected the fingerprint {before.digest:x}, "
+            f"found {after.digest:x}",
         )
-    if before != after:
-        raise Corrupt(
-            f"MC-2: compaction of {_names(inputs)} kept {before.rows} rows but changed values: expected the "
-            f"fingerprint {before.digest:x}, found {after.digest:x}; nothing was written"
-        )
+
+
+def column_faults(output: pa.Schema, expected: pa.Schema) -> Iterator[Fault]:
+    """Yield how the columns of an output are not those of the union, types included (MC-4)."""
+    found = {field.name: field.type for field in output}
+    wanted = {field.name: field.type for field in expected}
+    if found != wanted:
+        yield Fault("MC-4", f"the columns are {found}, expected {wanted}")
 
 
 def require_sorted(output: pa.Table, order: SortOrder, inputs: Sequence[Add]) -> None:
     """Raise `Corrupt` unless the output, before it is cut, is sorted by the inputs' order (MC-3)."""
     if not is_sorted(output, present_order(order, output.column_names)):
-        raise Corrupt(f"MC-3: compaction of {_names(inputs)} is not sorted by {order.text!r}; nothing was written")
+        _require(iter([Fault("MC-3", f"the rows are not sorted by {order.text!r}")]), inputs)
 
 
 def require_columns(output: pa.Schema, expected: pa.Schema, inputs: Sequence[Add]) -> None:
     """Raise `Corrupt` unless the output has exactly the columns of the union, types included (MC-4)."""
-    found = {field.name: field.type for field in output}
-    wanted = {field.name: field.type for field in expected}
-    if found != wanted:
-        raise Corrupt(f"MC-4: compaction of {_names(inputs)} has the columns {found}, expected {wanted}")
+    _require(column_faults(output, expected), inputs)
 
 
-def audit(store: ObjectStore, snapshot: Snapshot) -> list[Violation]:
-    """Return every way in which a live split breaks TW-1, TW-2, SS-1 or SS-5, judged by reading every file whole.
-
-    One GET per split, one split in memory at a time. Empty means that file, action and native metadata agree and every
-    row is where the log says. An unreadable or vanished split is a violation, not an error; `Unavailable` is raised.
-    """
-    found: list[Violation] = []
-    for add in snapshot.splits.values():
-        try:
-            found.extend(audit_split(store, add, snapshot))
-        except (Corrupt, SnapshotExpired) as error:
-            found.append(Violation("SS-5", add.path, str(error)))
-    return found
+def names_of(splits: Sequence[Add]) -> str:
+    """Return the splits as a message names them."""
+    return ", ".join(add.path for add in splits)
 
 
-def audit_split(store: ObjectStore, add: Add, snapshot: Snapshot) -> list[Violation]:
-    """Return what `audit` finds in one split that reads. One GET. Raises what `open_split` raises.
-
-    Of the file as it was written: which of its rows are deleted is no part of it.
-    """
-    return list(_audit_split(open_split(store, add.as_written), snapshot))
+def _require(faults: Iterator[Fault], inputs: Sequence[Add]) -> None:
+    for fault in faults:
+        raise Corrupt(f"{fault.invariant}: compaction of {names_of(inputs)}: {fault.message}; nothing was committed")
 
 
-def _audit_split(split: OpenSplit, snapshot: Snapshot) -> Iterator[Violation]:
-    rows, path = split.read(), split.add.path
-    for message in _window_faults(rows, split.add, snapshot):
-        yield Violation("TW-1", path, message)
-    for message in _duration_faults(split.add):
-        yield Violation("TW-2", path, message)
-    for message in _order_faults(rows, split, snapshot):
-        yield Violation("SS-1", path, message)
-    for message in [*_metadata_faults(split, snapshot), *_statistics_faults(rows, split.add)]:
-        yield Violation("SS-5", path, message)
-
-
-def _window_faults(rows: pa.Table, add: Add, snapshot: Snapshot) -> Iterator[str]:
-    column = snapshot.config.time_column
-    if add.windowSeconds is None or column is None or column not in rows.column_names:
-        return
-    starts = pc.unique(window_starts(rows.column(column), add.windowSeconds)).to_pylist()
-    if starts != [add.windowStart]:
-        yield f"expected rows of the window {add.windowStart} only, found {starts[:5]}"
-
-
-def _duration_faults(add: Add) -> Iterator[str]:
-    if add.windowSeconds is None:
-        return
-    try:
-        validate_duration(add.windowSeconds, coarse=True)
-    except InvalidInput as error:
-        yield str(error)
-
-
-def _order_faults(rows: pa.Table, split: OpenSplit, snapshot: Snapshot) -> Iterator[str]:
-    text = split.add.sortSchema
-    order = None if text is None else recorded_order(text, snapshot.config, snapshot.schema)
-    if order is None:
-        return
-    keys = present_order(order, rows.column_names)
-    if not is_sorted(rows, keys):
-        yield f"the rows are not sorted by {text!r}"
-    native = list(keys.columns)
-    if split.native_sorting() != native:
-        yield f"expected the native sorting columns {native}, found {split.native_sorting()}"
-
-
-def _metadata_faults(split: OpenSplit, snapshot: Snapshot) -> Iterator[str]:
-    yield from differences(split.metadata, split.add)
-    expected = {"table_id": snapshot.table_id, "schema_hash": schema_hash(to_schema_string(split.schema))}
-    for name, value in expected.items():
-        if split.metadata.get(PREFIX + name) != value:
-            yield f"{PREFIX + name}: expected {value!r}, the file says {split.metadata.get(PREFIX + name)!r}"
-
-
-def _statistics_faults(rows: pa.Table, add: Add) -> Iterator[str]:
-    figures = statistics.compute(rows)
-    checks = (
-        ("row count", add.numRecords, rows.num_rows),
-        ("minimum values", add.minValues, figures.min_values),
-        ("maximum values", add.maxValues, figures.max_values),
-        ("null counts", add.nullCounts, figures.null_counts),
+def _reordered(scope: Scope | None, scopes: set[Scope | None]) -> bool:
+    """Whether the scope is one of the scopes but for its sort schema."""
+    return scope is not None and any(
+        each is not None and replace(each, sort_schema=scope.sort_schema) == scope for each in scopes
     )
-    for name, recorded, actual in checks:
-        if recorded is not None and recorded != actual:
-            yield f"{name}: the log says {recorded}, the rows say {actual}"
-    yield from column_regex.mismatches(rows, add.columnRegexes or {})
-
-
-def _names(inputs: Sequence[Add]) -> str:
-    return ", ".join(add.path for add in inputs)

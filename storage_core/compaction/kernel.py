@@ -103,13 +103,6 @@ def merge_order(inputs: Sequence[pa.Table], order: SortOrder, strategy: Strategy
     return MergeOrder(_runs(positions, input_rows, series), rises(packed, positions))
 
 
-def take_column(
-    inputs: Sequence[pa.ChunkedArray | None], positions: pa.Array, input_rows: Sequence[int], type_: pa.DataType
-) -> pa.ChunkedArray:
-    """Return one column of the output: `positions` of the inputs' column; None stands for an input without it."""
-    return concatenated(inputs, input_rows, type_).take(positions)
-
-
 def concatenated(
     columns: Sequence[pa.ChunkedArray | None], input_rows: Sequence[int], type_: pa.DataType
 ) -> pa.ChunkedArray:

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from storage_core.compaction import policy
 from storage_core.compaction.groups import Grouped, group
-from storage_core.compaction.policy import Ints, Merge, Mode, Reason, Rules
+from storage_core.compaction.merges import REASONS, Merges, Reason
+from storage_core.compaction.policy import Mode, Rules
 from storage_core.compaction.scope import Scope, recorded_order
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add, MergeSkip
-from storage_core.log.file_columns import adds_of
+from storage_core.log.file_columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
 
@@ -64,14 +65,15 @@ class MergeOperation:
 class WindowDebt:
     """What a compaction of one window would read now, in how many `merges`, and why.
 
-    It writes about as many `bytes` as it reads, in `outputs` splits or one more per merge: so many PUTs for `splits`
-    GETs at least.
+    It reads `bytes` and writes about `live_bytes` of them, in `outputs` splits or one more per merge: so many PUTs for
+    `splits` GETs at least.
     """
 
     window_start: int | None
     splits: int
     rows: int
     bytes: int
+    live_bytes: int
     merges: int
     outputs: int
     reasons: tuple[Reason, ...]
@@ -84,29 +86,39 @@ def plan(
     now_ms: int | None = None,
     mode: Mode = Mode.FINALIZE,
     most_inputs: int = MOST_INPUTS,
+    retry_skipped: bool = False,
 ) -> list[MergeOperation]:
     """Return the merges worth doing, ordered by window with the null window last; the same snapshot, the same plan.
 
     `windows` limits the plan to those window starts (None: the bucket of null timestamps, and tables without windows).
     Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
-    commit) are left out, as are those whose sort schema does not fit the table now. A plan ends with the merge by which
-    it has `most_inputs`; every window has its first merge before one has its second, and the rest is the next plan's.
-    Deletion vectors are applied: rows that a merge deletes meanwhile make the commit fail and never come back
-    (lesson 26).
+    commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. A plan ends
+    with the merge by which it has `most_inputs`; every window has its first merge before one has its second, and the
+    rest is the next plan's.
+    Deletion vectors are applied. Rows that are deleted from then on never come back (lesson 26): `carry_over` hides
+    them in the outputs, and without it the commit fails.
     """
-    chosen = _choose(snapshot, windows, now_ms, mode)
-    return chosen.operations(most_inputs)
+    chosen = _choose(snapshot, windows, now_ms, mode, retry_skipped=retry_skipped)
+    return chosen.operations(_bounded(chosen.merges, most_inputs))
 
 
-def debt(snapshot: Snapshot, *, now_ms: int | None = None, mode: Mode = Mode.FINALIZE) -> list[WindowDebt]:
-    """Return the windows in which `plan` finds something to do, in its order, with what all its merges would read."""
+def debt(
+    snapshot: Snapshot,
+    *,
+    now_ms: int | None = None,
+    mode: Mode = Mode.FINALIZE,
+    most_inputs: int | None = None,
+) -> list[WindowDebt]:
+    """Return the windows in which `plan` finds something to do, in its order, with what all its merges would read.
+
+    With `most_inputs` it is of the merges of one such plan only.
+    """
     chosen = _choose(snapshot, None, now_ms, mode)
-    target = snapshot.config.target_split_bytes
-    by_window: dict[int | None, list[Merge]] = {}
-    for merge in chosen.merges:
-        by_window.setdefault(chosen.found.windows[merge.group], []).append(merge)
-    size = chosen.files.column("size").to_numpy()[chosen.found.place]
-    return [_debt(window, merges, _Figures(chosen.found, size, target)) for window, merges in by_window.items()]
+    if not len(chosen.merges):
+        return []
+    if most_inputs is not None:
+        chosen = replace(chosen, merges=_bounded(chosen.merges, most_inputs))
+    return _debt(chosen, snapshot.config.target_split_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,68 +127,76 @@ class _Chosen:
 
     files: pa.Table
     found: Grouped
-    merges: Sequence[Merge]
+    merges: Merges
     contexts: Sequence[SplitContext | None]
 
-    def operations(self, most_inputs: int) -> list[MergeOperation]:
-        merges = _bounded(self.merges, most_inputs)
-        rows = [row for merge in merges for row in merge.rows]
-        inputs = iter(adds_of(self.files.take(pa.array(self.found.place[rows], pa.int64()))))
+    def operations(self, merges: Merges) -> list[MergeOperation]:
+        """Return some of the merges as operations; only their splits become records."""
+        inputs = iter(adds_of(rows_at(self.files, self.found.place[merges.rows])))
         return [
             MergeOperation(
-                self.found.windows[merge.group], tuple(islice(inputs, len(merge.rows))), context, merge.merges
+                self.found.window(merge.group), tuple(islice(inputs, len(merge.rows))), context, merge.merges
             )
-            for merge in merges
+            for merge in merges.records()
             if (context := self.contexts[self.found.scope[merge.group]]) is not None
         ]
 
 
-def _choose(snapshot: Snapshot, windows: Collection[int | None] | None, now_ms: int | None, mode: Mode) -> _Chosen:
+def _choose(
+    snapshot: Snapshot,
+    windows: Collection[int | None] | None,
+    now_ms: int | None,
+    mode: Mode,
+    *,
+    retry_skipped: bool = False,
+) -> _Chosen:
     at_ms = snapshot.timestamp if now_ms is None else now_ms
-    skipped = active_skips(snapshot.mergeskips.values(), at_ms)
+    skipped = frozenset[str]() if retry_skipped else active_skips(snapshot.mergeskips.values(), at_ms)
     found = group(snapshot, windows=windows, skipped=skipped, now_ms=at_ms)
     config = snapshot.config
     rules = Rules(settings=config.compaction, target_bytes=config.target_split_bytes, now_ms=at_ms, mode=mode)
-    contexts = [_context(snapshot, scope) for scope in found.scopes]
-    merges = [merge for merge in policy.choose(found.splits, rules) if contexts[found.scope[merge.group]] is not None]
-    return _Chosen(snapshot.splits.table(), found, merges, contexts)
+    contexts = _contexts(snapshot, found.scopes)
+    fits = np.array([context is not None for context in contexts], np.bool_)
+    merges = policy.choose(found.splits, rules)
+    return _Chosen(snapshot.splits.table(), found, merges.take(fits[found.scope[merges.group]]), contexts)
 
 
-def _bounded(merges: Sequence[Merge], most_inputs: int) -> list[Merge]:
+def _bounded(merges: Merges, most_inputs: int) -> Merges:
     """The merges to do first, in the given order: a window with very many does not keep the others waiting."""
-    turns: dict[int, int] = {}
-    turn_of = []
-    for merge in merges:
-        turn_of.append(turns.get(merge.group, 0))
-        turns[merge.group] = turn_of[-1] + 1
-    first = sorted(range(len(merges)), key=turn_of.__getitem__)
-    read = np.cumsum([len(merges[each].rows) for each in first])
-    taken = first[: int(np.searchsorted(read, most_inputs)) + 1]
-    return [merges[each] for each in sorted(taken)]
+    turn = np.arange(len(merges)) - np.searchsorted(merges.group, merges.group)
+    order = np.argsort(turn, kind="stable")
+    read = np.cumsum(merges.count[order])
+    return merges.take(np.sort(order[: int(np.searchsorted(read, most_inputs)) + 1]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """What debt is counted from: the columns of the policy, and the size of each split as it is stored."""
-
-    found: Grouped
-    size: Ints
-    target_bytes: int
-
-
-def _debt(window: int | None, merges: Sequence[Merge], figures: _Figures) -> WindowDebt:
-    rows = [np.array(merge.rows, np.int64) for merge in merges]
-    every = np.concatenate(rows)
-    visible = [int(figures.found.splits.bytes[each].sum()) for each in rows]
-    return WindowDebt(
-        window_start=window,
-        splits=len(every),
-        rows=int(figures.found.rows[every].sum()),
-        bytes=int(figures.size[every].sum()),
-        merges=len(merges),
-        outputs=sum(max(1, round(each / figures.target_bytes)) for each in visible),
-        reasons=tuple(sorted({merge.reason for merge in merges})),
-    )
+def _debt(chosen: _Chosen, target_bytes: int) -> list[WindowDebt]:
+    """Sums over the merges of a window, which follow one another even where it holds several scopes."""
+    merges, found = chosen.merges, chosen.found
+    window = found.windows[merges.group]
+    first = np.flatnonzero(np.append(True, window[1:] != window[:-1]))
+    size = chosen.files.column("size").to_numpy()[found.place[merges.rows]]
+    visible = np.add.reduceat(found.splits.bytes[merges.rows], merges.first)
+    of_merges = (merges.count, np.maximum(1, np.rint(visible / target_bytes)).astype(np.int64), visible)
+    splits, outputs, live_bytes = (np.add.reduceat(each, first).tolist() for each in of_merges)
+    of_splits = (found.splits.rows[merges.rows], size)
+    rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
+    reasons = np.bitwise_or.reduceat(1 << merges.reason, first).tolist()
+    named = {mask: tuple(sorted(each for place, each in enumerate(REASONS) if mask >> place & 1)) for mask in reasons}
+    return [
+        WindowDebt(
+            window_start=found.window(int(merges.group[at])),
+            splits=splits[place],
+            rows=rows[place],
+            bytes=bytes_[place],
+            live_bytes=live_bytes[place],
+            merges=count,
+            outputs=outputs[place],
+            reasons=named[reasons[place]],
+        )
+        for place, (at, count) in enumerate(
+            zip(first.tolist(), np.diff(first, append=len(merges)).tolist(), strict=True)
+        )
+    ]
 
 
 def active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:
@@ -188,16 +208,24 @@ def active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:
     )
 
 
-def _context(snapshot: Snapshot, scope: Scope) -> SplitContext | None:
-    """The context of the inputs, not of new splits: splits keep the sort schema and window they were written with."""
-    order = recorded_order(scope.sort_schema, snapshot.config, snapshot.schema)
-    if order is None:
-        return None
-    return replace(
-        context_of(snapshot),
-        order=order,
-        window_seconds=scope.window_seconds,
-        source_id=scope.source_id,
-        partition_id=scope.partition_id,
-        schema_ref=scope.schema_ref or None,
-    )
+def _contexts(snapshot: Snapshot, scopes: Sequence[Scope]) -> list[SplitContext | None]:
+    """The contexts of the inputs, not of new splits: splits keep the sort schema and window they were written with.
+
+    There may be thousands of scopes, of a few sort schemas: each of those is bound once.
+    """
+    current = context_of(snapshot)
+    texts = {scope.sort_schema for scope in scopes}
+    orders = {text: recorded_order(text, snapshot.config, snapshot.schema) for text in texts}
+    return [
+        None
+        if (order := orders[scope.sort_schema]) is None
+        else replace(
+            current,
+            order=order,
+            window_seconds=scope.window_seconds,
+            source_id=scope.source_id,
+            partition_id=scope.partition_id,
+            schema_ref=scope.schema_ref or None,
+        )
+        for scope in scopes
+    ]

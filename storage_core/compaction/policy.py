@@ -2,40 +2,36 @@
 
 A *group* is what may be merged at all: the splits of one scope and one window. Inside it write amplification is
 constant per generation: ten splits that went through the same number of merges become one, oldest first, so a row is
-rewritten at most once per generation. A split of half the target size, or of the last generation, is mature and left
-alone; one that waited for two days is merged with such as waited as long, never with younger ones.
+rewritten at most once per generation. A split of half the target size, of half the rows that one merge may read, or of
+the last generation is mature and left alone; one that waited for two days is merged with such as waited as long, never
+with younger ones.
 
 A group of a cold window is *finalized* when more than a tenth of its bytes, or too many of its files, lie outside its
 sorted run: all of it becomes one run of splits that do not overlap. Such a group is *sealed*, which its splits say by
 a number of merges above every generation (decision 0069): the members of the run are the splits with the greatest
 number in the group, if that is above `generations`. Splits that arrive later have a smaller one.
+
+A group that one merge cannot read is never sealed: it is left with mature splits that overlap (decision 0073).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from storage_core.compaction_settings import CompactionSettings
+from storage_core.compaction.merges import NO_MERGES, REASONS, Flags, Ints, Merges, Reason, in_order, ranges
+from storage_core.compaction_settings import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings
 
-SEALED = 1_000_000
+SEALED = MOST_GENERATIONS + 1
 """The least number of merges that says "one sorted run": above every number of generations that can be set."""
 
 LATE_SHARE = 1 / 10
 """A finalization rewrites at most ten bytes per late one."""
 
-MOST_RUN_TARGETS = 16
-"""A group of more bytes than so many target sizes never becomes one run: one merge would take too long."""
-
-MOST_RUN_INPUTS = 256
-"""The most splits that one merge reads, whatever it is for."""
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+MOST_RUN_TARGETS = 64
+"""The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
 
 
 class Mode(StrEnum):
@@ -45,43 +41,23 @@ class Mode(StrEnum):
     FINALIZE = "finalize"
 
 
-class Reason(StrEnum):
-    """Why splits are merged: many of one generation, or enough bytes of it; late data; too many files; deleted rows."""
-
-    COUNT = "count"
-    SIZE = "size"
-    LATE = "late"
-    FILES = "files"
-    WORN = "worn"
-    ASKED = "asked"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
     """Splits as columns, one row each, ordered by group and inside it by age, the oldest first.
 
     `group` counts from 0 without a gap. `merges` is the number of merges a split went through, `bytes` what it would
-    take without its deleted rows, `added_ms` when it became live, `worn` that too many of its rows are deleted. One
-    that is `skipped` takes no part for now. `cold` has one element per group.
+    take without its deleted rows, `rows` how many others it has, `added_ms` when it became live, `worn` that too many
+    of its rows are deleted. One that is `skipped` takes no part for now. `cold` has one element per group.
     """
 
     group: Ints
     merges: Ints
     bytes: Ints
+    rows: Ints
     added_ms: Ints
     worn: Flags
     skipped: Flags
     cold: Flags
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Rewrite these `rows` of the columns, oldest first, into splits that record `merges` as theirs."""
-
-    rows: tuple[int, ...]
-    group: int
-    merges: int
-    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,40 +70,34 @@ class Rules:
     mode: Mode
 
 
-def choose(splits: Splits, rules: Rules) -> list[Merge]:
+def choose(splits: Splits, rules: Rules) -> Merges:
     """Return the merges worth doing, no split in two of them, ordered by group; equal columns, equal merges.
 
-    Groups in which there is nothing to do cost no Python step. Repeating plan and merge comes to an end in every group
-    (`simulate`).
+    A merge costs one Python step, a split or a group in which there is nothing to do none. Repeating plan and merge
+    comes to an end in every group (`simulate`).
     """
     if not len(splits.group):
-        return []
+        return NO_MERGES
     groups = _figures(splits, rules)
-    taken = np.zeros(len(splits.group), np.bool_)
-    found: list[Merge] = []
-    for merges in (_finalized(splits, groups, rules), _by_generation(splits, groups, rules)):
-        for merge in merges:
-            if not taken[merge.rows[0]]:
-                taken[list(merge.rows)] = True
-                found.append(merge)
-    for merge in _crowded(splits, groups, taken, rules):
-        taken[list(merge.rows)] = True
-        found.append(merge)
-    found.extend(_worn(splits, groups, taken, rules))
-    return sorted(found, key=lambda merge: (merge.group, merge.rows))
+    free = ~splits.skipped
+    found: list[Merges] = []
+    for step in (_finalized, _by_generation, _crowded, _worn):
+        merges = step(splits, groups, free, rules)
+        free[merges.rows] = False
+        found.append(merges)
+    return in_order(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Groups:
-    """Figures per group, skipped splits left out but for `top`; `first` and `stop` bound its rows, `small` is per row.
+    """Figures per group, skipped splits left out but for `top`; `small` is per row.
 
     `top` is the greatest number of merges, `outside` counts splits that are not in the sorted run.
     """
 
-    first: Ints
-    stop: Ints
     count: Ints
     bytes: Ints
+    rows: Ints
     top: Ints
     outside: Ints
     outside_bytes: Ints
@@ -136,10 +106,15 @@ class _Groups:
 
     def is_whole(self, rules: Rules) -> Flags:
         """Tell of each group whether one merge may take all of it."""
-        return (self.bytes <= MOST_RUN_TARGETS * rules.target_bytes) & (self.count <= MOST_RUN_INPUTS)
+        fits = (self.bytes <= MOST_RUN_TARGETS * rules.target_bytes) & (self.rows <= rules.settings.run_rows)
+        return fits & (self.count <= MOST_RUN_INPUTS)
 
     def is_late(self) -> Flags:
         return self.outside_bytes > LATE_SHARE * self.bytes
+
+    def run_number(self) -> Ints:
+        """The number of merges that says "in the sorted run" after a merge of all of the group."""
+        return np.maximum(SEALED, self.top + 1)
 
 
 def _figures(splits: Splits, rules: Rules) -> _Groups:
@@ -148,108 +123,167 @@ def _figures(splits: Splits, rules: Rules) -> _Groups:
     run = np.where(top >= SEALED, top, -1)
     here = ~splits.skipped
     outside = here & (splits.merges != run[splits.group])
-    small = here & (splits.bytes < rules.target_bytes / 2)
+    small = here & (splits.bytes < rules.target_bytes / 2) & (splits.rows < rules.settings.run_rows / 2)
 
     def total(values: Flags | Ints) -> Ints:
-        return np.add.reduceat(values.astype(np.int64), first)
+        return np.add.reduceat(values, first, dtype=np.int64)
 
     return _Groups(
-        first=first,
-        stop=np.append(first[1:], len(splits.group)),
         count=total(here),
-        bytes=total(np.where(here, splits.bytes, 0)),
+        bytes=total(splits.bytes * here),
+        rows=total(splits.rows * here),
         top=top,
         outside=total(outside),
-        outside_bytes=total(np.where(outside, splits.bytes, 0)),
+        outside_bytes=total(splits.bytes * outside),
         small_count=total(small),
         small=small,
     )
 
 
-def _finalized(splits: Splits, groups: _Groups, rules: Rules) -> Iterator[Merge]:
+def _finalized(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
     """One merge per group that becomes one run."""
     many, late = groups.outside > rules.settings.most_files, groups.is_late()
     wanted = groups.is_whole(rules) & (groups.count > 1) & (groups.outside > 0) & (late | many)
     if rules.mode is Mode.POLICY:
         wanted &= splits.cold
-    for group in np.flatnonzero(wanted).tolist():
-        rows = np.arange(groups.first[group], groups.stop[group])
-        reason = Reason.LATE if late[group] else Reason.FILES
-        yield _sealing(rows[~splits.skipped[rows]], group, groups, _asked(rules, reason))
+    chosen = np.flatnonzero(wanted)
+    reason = np.where(late[chosen], _asked(rules, Reason.LATE), _asked(rules, Reason.FILES))
+    return Merges(
+        rows=np.flatnonzero(wanted[splits.group] & free),
+        count=groups.count[chosen],
+        group=chosen,
+        merges=groups.run_number()[chosen],
+        reason=reason,
+    )
 
 
-def _by_generation(splits: Splits, groups: _Groups, rules: Rules) -> Iterator[Merge]:
+def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
     """The merges of constant write amplification: rows of one lane are of one group, generation and age."""
     if rules.mode is Mode.FINALIZE:
-        return
+        return NO_MERGES
     settings = rules.settings
-    rows = np.flatnonzero(groups.small & (splits.merges < settings.generations))
-    if not len(rows):
-        return
+    rows = np.flatnonzero(groups.small & free & (splits.merges < settings.generations))
     old = splits.added_ms[rows] <= rules.now_ms - settings.mature_after_ms
-    lanes = (old, splits.merges[rows], splits.group[rows])
-    order = np.lexsort(lanes)  # stable: rows of a lane stay in their order
-    rows = rows[order]
-    differs = np.any([np.diff(lane[order], prepend=-1) != 0 for lane in (each.astype(np.int64) for each in lanes)], 0)
-    first = np.flatnonzero(differs)
-    stop = np.append(first[1:], len(rows))
-    enough = np.add.reduceat(splits.bytes[rows], first) >= rules.target_bytes
-    ready = (stop - first >= settings.factor) | (enough & (stop - first > 1))
-    for start, end in zip(first[ready].tolist(), stop[ready].tolist(), strict=True):
-        lane = rows[start:end].tolist()
-        merges = int(splits.merges[lane[0]]) + 1
-        for part, reason in _packed(splits.bytes[lane].tolist(), rules):
-            yield Merge(tuple(lane[part]), int(splits.group[lane[0]]), merges, reason)
+    lane = (splits.group[rows] * settings.generations + splits.merges[rows]) * 2 + old
+    order = np.argsort(lane, kind="stable")  # rows of a lane stay in their order
+    rows, lane = rows[order], lane[order]
+    ready = _ready(lane, splits.bytes[rows], rules)
+    rows, lane = rows[ready], lane[ready]
+    parts = _parts(splits, rows, lane, rules, most=settings.most_inputs, to_target=True)
+    parts = parts.only(parts.is_full | (parts.count >= settings.factor))
+    oldest = rows[parts.first]
+    return Merges(
+        rows=rows[ranges(parts.first, parts.count)],
+        count=parts.count,
+        group=splits.group[oldest],
+        merges=splits.merges[oldest] + 1,
+        reason=np.where(parts.is_large, _place(Reason.SIZE), _place(Reason.COUNT)),
+    )
 
 
-def _packed(sizes: list[int], rules: Rules) -> Iterator[tuple[slice, Reason]]:
-    """Cut a lane from its oldest split on: a part ends with the target size or the greatest number of inputs."""
-    start, total = 0, 0
-    for stop, size in enumerate(sizes, 1):
-        total += size
-        count = stop - start
-        if count > 1 and (count == rules.settings.most_inputs or total >= rules.target_bytes):
-            yield slice(start, stop), Reason.SIZE if total >= rules.target_bytes else Reason.COUNT
-            start, total = stop, 0
-    if len(sizes) - start >= rules.settings.factor:
-        yield slice(start, len(sizes)), Reason.COUNT
+def _ready(lane: Ints, bytes_: Ints, rules: Rules) -> Flags:
+    """Tell of each row whether its lane has splits enough, or bytes."""
+    first = np.flatnonzero(np.diff(lane, prepend=-1))
+    count = np.diff(first, append=len(lane))
+    enough = np.add.reduceat(bytes_, first) >= rules.target_bytes if len(first) else first > 0
+    return np.repeat((count >= rules.settings.factor) | (enough & (count > 1)), count)
 
 
-def _crowded(splits: Splits, groups: _Groups, taken: Flags, rules: Rules) -> Iterator[Merge]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Slices of lanes. One that is full ends where no more may be read, `is_large` where it has the target size."""
+
+    first: Ints
+    count: Ints
+    is_full: Flags
+    is_large: Flags
+
+    def only(self, kept: Flags) -> _Parts:
+        return _Parts(
+            first=self.first[kept], count=self.count[kept], is_full=self.is_full[kept], is_large=self.is_large[kept]
+        )
+
+
+def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
+    """Cut every lane of these rows from its oldest split on: parts of at most `most` splits, which one merge may read.
+
+    A split that is too much for that is a part alone. Parts end with the target size if so asked. `lane` is ascending.
+    """
+    place, end, size = np.arange(len(lane)), np.searchsorted(lane, lane, side="right"), splits.bytes[rows]
+    stop = np.minimum(place + most, end)
+    np.minimum(stop, _room(splits.rows[rows], rules.settings.run_rows), out=stop)
+    np.minimum(stop, _room(size, MOST_RUN_TARGETS * rules.target_bytes), out=stop)
+    if to_target:
+        np.minimum(stop, np.maximum(_room(size, rules.target_bytes - 1) + 1, place + 2), out=stop)
+    first = _hops(stop)
+    count = np.diff(first, append=len(lane))  # a part begins where the one before ends
+    large = np.add.reduceat(size, first) >= rules.target_bytes if len(first) else first > 0
+    return _Parts(
+        first=first,
+        count=count,
+        is_full=(count == most) | (large & to_target) | (stop[first] < end[first]),
+        is_large=large,
+    )
+
+
+def _room(values: Ints, most: int) -> Ints:
+    """Up to where one may go from each place on until the values are more than `most`; one place at least."""
+    total = np.cumsum(values)
+    return np.maximum(np.searchsorted(total, total - values + most, side="right"), np.arange(1, len(values) + 1))
+
+
+def _hops(following: Ints) -> Ints:
+    """Where one gets from place 0 on when each tells the following one: a Python step per hop, and no list of all."""
+    steps, place, found = following.data, 0, []
+    while place < len(steps):
+        found.append(place)
+        place = steps[place]
+    return np.array(found, np.int64)
+
+
+def _crowded(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
     """Merges of the small splits of groups that do not become one run: too large, too many splits, or hardly late."""
+    chosen = groups.small & free
     if rules.mode is Mode.FINALIZE:
         wanted = groups.small_count > 1
+        chosen |= splits.worn & free
     else:
         wanted = splits.cold & ~groups.is_whole(rules) & (groups.small_count > rules.settings.most_files)
-    busy = np.zeros(len(groups.first), np.bool_)
-    busy[splits.group[taken]] = True
-    for group in np.flatnonzero(wanted & ~busy & (groups.outside > 0)).tolist():
-        rows = np.arange(groups.first[group], groups.stop[group])
-        chosen = groups.small[rows]
-        if rules.mode is Mode.FINALIZE:
-            chosen |= splits.worn[rows] & ~splits.skipped[rows]
-        rows = rows[chosen]
-        for start in range(0, len(rows) - 1, MOST_RUN_INPUTS):
-            part = rows[start : start + MOST_RUN_INPUTS]
-            if len(part) == groups.count[group]:
-                yield _sealing(part, group, groups, _asked(rules, Reason.FILES))
-            elif len(part) > 1:
-                merges = min(int(splits.merges[part].max()) + 1, rules.settings.generations)
-                yield Merge(tuple(part.tolist()), group, merges, _asked(rules, Reason.FILES))
+    wanted &= groups.outside > 0
+    wanted[splits.group[~free & ~splits.skipped]] = False  # merges of this plan come first
+    rows = np.flatnonzero(chosen & wanted[splits.group])
+    parts = _parts(splits, rows, splits.group[rows], rules, most=MOST_RUN_INPUTS)
+    parts = parts.only(parts.count > 1)
+    group = splits.group[rows[parts.first]]
+    taken = rows[ranges(parts.first, parts.count)]
+    number = np.maximum.reduceat(splits.merges[taken], np.cumsum(parts.count) - parts.count) if len(group) else group
+    number = np.minimum(number + 1, rules.settings.generations)
+    return Merges(
+        rows=taken,
+        count=parts.count,
+        group=group,
+        merges=np.where(parts.count == groups.count[group], groups.run_number()[group], number),
+        reason=np.full(len(group), _asked(rules, Reason.FILES)),
+    )
 
 
-def _worn(splits: Splits, groups: _Groups, taken: Flags, rules: Rules) -> Iterator[Merge]:
+def _worn(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
     """Every other worn split alone: what is left of a member of a run stays in its place."""
-    for row in np.flatnonzero(splits.worn & ~splits.skipped & ~taken).tolist():
-        merges, group = int(splits.merges[row]), int(splits.group[row])
-        in_run = merges >= SEALED and merges == groups.top[group]
-        kept = merges if in_run else min(merges + 1, rules.settings.generations)
-        yield Merge((row,), group, kept, Reason.WORN)
+    rows = np.flatnonzero(splits.worn & free)
+    group, merges = splits.group[rows], splits.merges[rows]
+    in_run = (merges >= SEALED) & (merges == groups.top[group])
+    return Merges(
+        rows=rows,
+        count=np.ones(len(rows), np.int64),
+        group=group,
+        merges=np.where(in_run, merges, np.minimum(merges + 1, rules.settings.generations)),
+        reason=np.full(len(rows), _place(Reason.WORN)),
+    )
 
 
-def _sealing(rows: Ints, group: int, groups: _Groups, reason: Reason) -> Merge:
-    return Merge(tuple(rows.tolist()), group, max(SEALED, int(groups.top[group]) + 1), reason)
+def _asked(rules: Rules, reason: Reason) -> int:
+    return _place(Reason.ASKED if rules.mode is Mode.FINALIZE else reason)
 
 
-def _asked(rules: Rules, reason: Reason) -> Reason:
-    return Reason.ASKED if rules.mode is Mode.FINALIZE else reason
+def _place(reason: Reason) -> int:
+    return REASONS.index(reason)

@@ -6,12 +6,13 @@ size; compression that gets better with sorting is left out, so a real table is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from storage_core.compaction.policy import SEALED, Flags, Ints, Merge, Mode, Rules, Splits, choose
+from storage_core.compaction.merges import Flags, Ints, Merges, ranges
+from storage_core.compaction.policy import SEALED, Mode, Rules, Splits, choose
 from storage_core.compaction_settings import CompactionSettings
 
 MINUTE_MS = 60_000
@@ -20,7 +21,7 @@ MOST_ROUNDS = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingestion:
-    """Splits that arrive, and what they are merged by. Sizes are in bytes.
+    """Splits that arrive, and what they are merged by. Sizes are in bytes; a split has `split_rows` rows.
 
     `rates` holds the number of splits that arrive in each minute. Of them `late_share` belong to the window of
     `late_minutes` ago. A compaction runs every `every_minutes`.
@@ -28,6 +29,7 @@ class Ingestion:
 
     rates: Sequence[int]
     split_bytes: int
+    split_rows: int = 10_000
     window_seconds: int = 900
     target_bytes: int = 256 * 2**20
     late_share: float = 0.0
@@ -50,7 +52,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order."""
+    """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order.
+
+    `sealed_windows` counts those that have a sorted run; one split alone is one.
+    """
 
     rounds: tuple[Round, ...]
     bytes_ingested: int
@@ -73,7 +78,13 @@ class _Live:
     window: Ints
     merges: Ints
     bytes: Ints
+    rows: Ints
     added_ms: Ints
+
+    def take(self, places: Ints | Flags) -> _Live:
+        """The splits at these places, or those that are marked, in that order."""
+        columns = (self.window, self.merges, self.bytes, self.rows, self.added_ms)
+        return _Live(*(column[places] for column in columns))
 
 
 def simulate(load: Ingestion) -> Simulation:
@@ -94,14 +105,16 @@ def simulate(load: Ingestion) -> Simulation:
         rounds.append(done)
         cold = minute * MINUTE_MS >= last_end + load.settings.cold_after_ms
         converged = cold and minute >= len(load.rates) and not done.merges
-    group = np.unique(live.window, return_inverse=True)[1]
+    windows, group = np.unique(live.window, return_inverse=True)
+    count = np.bincount(group)
+    has_run = np.isin(windows, live.window[live.merges >= SEALED]) | (count == 1)
     return Simulation(
         rounds=tuple(rounds),
         bytes_ingested=ingested,
         bytes_compacted=sum(each.bytes_written for each in rounds),
-        splits_per_window=tuple(np.bincount(group).tolist()),
+        splits_per_window=tuple(count.tolist()),
         bytes_per_window=tuple(np.bincount(group, live.bytes).astype(np.int64).tolist()),
-        sealed_windows=len(np.unique(live.window[live.merges >= SEALED])),
+        sealed_windows=int(has_run.sum()),
         converged=converged,
     )
 
@@ -114,6 +127,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
             group=group,
             merges=live.merges,
             bytes=live.bytes,
+            rows=live.rows,
             added_ms=live.added_ms,
             worn=np.zeros(len(group), np.bool_),
             skipped=np.zeros(len(group), np.bool_),
@@ -121,31 +135,33 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
         ),
         Rules(settings=load.settings, target_bytes=load.target_bytes, now_ms=now_ms, mode=Mode.POLICY),
     )
-    gone: Flags = np.zeros(len(group), np.bool_)
-    gone[[row for merge in merges for row in merge.rows]] = True
-    kept = _Live(live.window[~gone], live.merges[~gone], live.bytes[~gone], live.added_ms[~gone])
-    written = list(_written(live, merges, now_ms, load.target_bytes))
-    after = _together(kept, _columns(written))
+    kept: Flags = np.ones(len(group), np.bool_)
+    kept[merges.rows] = False
+    written = _written(live, merges, now_ms, load.target_bytes)
+    after = _together(live.take(kept), written)
     return after, Round(
         minute=minute,
         live_before=len(group),
         live_after=len(after.window),
         most_in_window=int(np.bincount(group).max(initial=0)),
         merges=len(merges),
-        bytes_written=sum(size for _, _, size, _ in written),
+        bytes_written=int(written.bytes.sum()),
     )
 
 
-def _written(
-    live: _Live, merges: Sequence[Merge], now_ms: int, target_bytes: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """The outputs, each as window, number of merges, bytes and time. Pieces are rounded as `split.encode.cut` does."""
-    for merge in merges:
-        total = int(live.bytes[list(merge.rows)].sum())
-        pieces = max(1, round(total / target_bytes))
-        for piece in range(pieces):
-            size = total // pieces + (piece < total % pieces)
-            yield int(live.window[merge.rows[0]]), merge.merges, size, now_ms
+def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Live:
+    """The outputs of all merges. Pieces are rounded as `split.encode.cut` does."""
+    if not len(merges):
+        return _nothing()
+    size, rows = (np.add.reduceat(each[merges.rows], merges.first) for each in (live.bytes, live.rows))
+    pieces = np.maximum(1, np.rint(size / target_bytes)).astype(np.int64)
+    merge, piece = np.repeat(np.arange(len(merges)), pieces), ranges(np.zeros_like(pieces), pieces)
+
+    def share(total: Ints) -> Ints:
+        return total[merge] // pieces[merge] + (piece < (total % pieces)[merge])
+
+    window = live.window[merges.rows[merges.first]][merge]
+    return _Live(window, merges.merges[merge], share(size), share(rows), np.full(len(merge), now_ms))
 
 
 def _arrivals(minutes: range, load: Ingestion) -> _Live:
@@ -156,7 +172,8 @@ def _arrivals(minutes: range, load: Ingestion) -> _Live:
     late = np.floor((number + 1) * load.late_share) > np.floor(number * load.late_share)
     event = np.where(late, minute - load.late_minutes, minute)
     none = np.zeros(len(minute), np.int64)
-    return _Live(_starts(event, load), none, none + load.split_bytes, minute * MINUTE_MS)
+    start = _starts(event, load)
+    return _Live(start, none, none + load.split_bytes, none + load.split_rows, minute * MINUTE_MS)
 
 
 def _starts(minute: Ints | int, load: Ingestion) -> Ints:
@@ -164,18 +181,16 @@ def _starts(minute: Ints | int, load: Ingestion) -> Ints:
 
 
 def _together(first: _Live, second: _Live) -> _Live:
-    window = np.concatenate([first.window, second.window])
-    added_ms = np.concatenate([first.added_ms, second.added_ms])
-    order = np.lexsort((added_ms, window))
-    merges = np.concatenate([first.merges, second.merges])
-    size = np.concatenate([first.bytes, second.bytes])
-    return _Live(window[order], merges[order], size[order], added_ms[order])
-
-
-def _columns(splits: Sequence[tuple[int, int, int, int]]) -> _Live:
-    columns = np.array(splits, np.int64).reshape(-1, 4).T
-    return _Live(columns[0], columns[1], columns[2], columns[3])
+    both = _Live(
+        window=np.concatenate([first.window, second.window]),
+        merges=np.concatenate([first.merges, second.merges]),
+        bytes=np.concatenate([first.bytes, second.bytes]),
+        rows=np.concatenate([first.rows, second.rows]),
+        added_ms=np.concatenate([first.added_ms, second.added_ms]),
+    )
+    return both.take(np.lexsort((both.added_ms, both.window)))
 
 
 def _nothing() -> _Live:
-    return _columns([])
+    none = np.zeros(0, np.int64)
+    return _Live(none, none, none, none, none)

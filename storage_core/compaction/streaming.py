@@ -7,35 +7,24 @@ Decision 0066.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.compaction.kernel import Positions, Runs, take_column
+from storage_core.compaction.columns import Route, require_same_values, route, take_column
+from storage_core.compaction.kernel import Positions, Runs
 from storage_core.errors import SEE_CORRUPT, Corrupt
-from storage_core.rows import fingerprint
-from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.split.encodings import Encodings, by_dictionary
-from storage_core.split.read import BATCH_ROWS, OpenSplit
+from storage_core.split.read import OpenSplit
+from storage_core.split.row_groups import ROWS_PER_GROUP
 
 PIECE_BYTES = 64 * 2**20
-"""About what the rows of a piece take in memory. While it is made there are three: read, put together, in order."""
+"""About what the rows of a piece take in memory at most. While it is made there are two: as read, and in order."""
 
-MOST_ROWS = 2**20
-_LEAST_ROWS = BATCH_ROWS
-_MOST_BATCH_ROWS = 65_536
+_LEAST_ROWS = 1024
+_LEAST_BATCH_ROWS = 2048
 _VALUE_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The next rows of the output, and the fingerprint of the same rows as they were in the inputs."""
-
-    rows: pa.Table
-    before: RowFingerprint
 
 
 def output_schema(splits: Sequence[OpenSplit], schema: pa.Schema, encodings: Encodings) -> pa.Schema:
@@ -50,65 +39,82 @@ def output_schema(splits: Sequence[OpenSplit], schema: pa.Schema, encodings: Enc
 
 
 def piece_rows(splits: Sequence[OpenSplit], schema: pa.Schema, piece_bytes: int = PIECE_BYTES) -> int:
-    """Return of how many rows a piece is made so that it takes about `piece_bytes`: 8,192 at least, 2^20 at most."""
+    """Return of how many rows a piece is made: a row group, or where that takes more than `piece_bytes`, part of one.
+
+    So small a piece stays in the caches while it is made, and a row group that is one needs no putting together.
+    """
     stored = sum(split.add.uncompressedSizeBytes or 0 for split in splits)
     written = sum(split.rows + len(split.gone) for split in splits)
     width = max(len(schema) * _VALUE_BYTES, stored // max(1, written))
-    return min(MOST_ROWS, max(_LEAST_ROWS, piece_bytes // width))
+    parts = -(-ROWS_PER_GROUP * width // piece_bytes)
+    return max(_LEAST_ROWS, -(-ROWS_PER_GROUP // parts))
 
 
-def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int) -> Iterator[Piece]:
+def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
     """Yield the output of `schema`, as `output_schema` returns it, in pieces of `rows` rows, the last of what is left.
 
-    In memory are three times a piece at most, and a batch of every input. Raises `Corrupt` (SS-1) naming the split for
-    an input that is not sorted as the output, and for one that has not the rows that the order speaks of.
+    Every row of the inputs is in the output once, and every value with its row (MC-1, MC-2): checked before a piece is
+    handed out. In memory are two pieces, and a batch of every input. Raises `Corrupt`: SS-1 naming the split for an
+    input that is not sorted as the output; MC-1 or MC-2 for an output that is not what was read; and for an input that
+    has not the rows that the order speaks of.
     """
-    batch_rows = min(_MOST_BATCH_ROWS, max(1024, rows // max(1, len(splits))))
-    inputs = [_Input(split, batch_rows) for split in splits]
+    batch_rows = max(_LEAST_BATCH_ROWS, rows // max(1, len(splits)))
+    inputs = [_Input(split, schema, batch_rows) for split in splits]
     consumed = np.zeros(len(splits), np.int64)
     for part in runs.pieces(rows):
         counts = np.zeros(len(splits), np.int64)
         np.add.at(counts, part.input, part.count)
         local = Runs(part.input, part.start - consumed[part.input], part.count)
         _require_forwards(local, counts, splits)
-        yield _piece([each.next(int(count)) for each, count in zip(inputs, counts, strict=True)], local, schema)
+        way = route(local.positions(counts.tolist()), int(counts.sum()))
+        parts = [each.next(int(count)) for each, count in zip(inputs, counts, strict=True)]
+        yield _piece([columns for part in parts for columns in part], way, schema)
         consumed += counts
     for each in inputs:
         each.require_read()
 
 
+Columns = Sequence[pa.Array]
+"""Some rows of one input: an array per column of the output, in its order; of a column that the input lacks nulls."""
+
+
 class _Input:
     """The rows of one split from first to last, as many at a time as somebody asks for."""
 
-    def __init__(self, split: OpenSplit, batch_rows: int) -> None:
-        self._split = split
-        self._batches = (rows for _, rows in split.since(0, batch_rows))
-        self._ahead = pa.table({})
+    def __init__(self, split: OpenSplit, schema: pa.Schema, batch_rows: int) -> None:
+        self._split, self._schema = split, schema
+        self._batches = (batch for _, rows in split.since(0, batch_rows) for batch in rows.to_batches())
+        self._ahead: Columns = ()
+        self._rows = 0
 
-    def next(self, rows: int) -> pa.Table | None:
-        """Return the next rows; None for no rows."""
-        parts: list[pa.Table] = []
+    def next(self, rows: int) -> list[Columns]:
+        """Return the next rows, in parts as they come."""
+        parts: list[Columns] = []
         while rows:
-            while self._ahead.num_rows == 0:
-                self._ahead = self._batch()
-            part = self._ahead.slice(0, rows)
-            self._ahead = self._ahead.slice(part.num_rows)
-            parts.append(part)
-            rows -= part.num_rows
-        return pa.concat_tables(parts) if parts else None
+            while self._rows == 0:
+                self._ahead, self._rows = self._batch()
+            count = min(rows, self._rows)
+            parts.append([column.slice(0, count) for column in self._ahead])
+            self._ahead = [column.slice(count) for column in self._ahead]
+            self._rows -= count
+            rows -= count
+        return parts
 
     def require_read(self) -> None:
         """Raise `Corrupt` when rows are left."""
-        left = self._ahead.num_rows + sum(rows.num_rows for rows in self._batches)
+        left = self._rows + sum(batch.num_rows for batch in self._batches)
         if left:
             raise Corrupt(f"MC-1: {left} rows of {self._split.add.path} have no place in the output; commit nothing")
 
-    def _batch(self) -> pa.Table:
+    def _batch(self) -> tuple[Columns, int]:
         batch = next(self._batches, None)
         if batch is None:
             path = self._split.add.path
             raise Corrupt(f"{path}: fewer rows than its sort columns have; {SEE_CORRUPT}", key=path)
-        return batch
+        found = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+        rows = batch.num_rows
+        columns = [found[each.name] if each.name in found else pa.nulls(rows, each.type) for each in self._schema]
+        return columns, rows
 
 
 def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit]) -> None:
@@ -119,16 +125,11 @@ def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit
         raise Corrupt(f"SS-1: {path} is not sorted as it says; {SEE_CORRUPT}", key=path)
 
 
-def _piece(tables: Sequence[pa.Table | None], local: Runs, schema: pa.Schema) -> Piece:
-    input_rows = [0 if table is None else table.num_rows for table in tables]
-    before = reduce(fingerprint.combine, (fingerprint.of(table) for table in tables if table is not None))
-    positions = pa.array(local.positions(input_rows))
-    by_name: Mapping[str, list[pa.ChunkedArray | None]] = {
-        name: [_column(table, name) for table in tables] for name in schema.names
-    }
-    columns = [take_column(by_name[field.name], positions, input_rows, field.type) for field in schema]
-    return Piece(pa.table(columns, schema=schema), before)
-
-
-def _column(table: pa.Table | None, name: str) -> pa.ChunkedArray | None:
-    return table.column(name) if table is not None and name in table.column_names else None
+def _piece(parts: Sequence[Columns], way: Route, schema: pa.Schema) -> pa.Table:
+    taken = []
+    for index, field in enumerate(schema):
+        inputs = [columns[index] for columns in parts]
+        column = take_column(inputs, way, field.type)
+        require_same_values(field.name, inputs, way, column)
+        taken.append(column)
+    return pa.table(taken, schema=schema)

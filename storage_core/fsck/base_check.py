@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from storage_core.compaction.invariants import audit_split
+from storage_core.compaction.audit_splits import AuditedTable, audit_split
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.index import segments
@@ -93,11 +93,11 @@ def _rows(named: Add | IndexSegment) -> str:
 
 def _split_content(store: ObjectStore, add: Add, snapshot: Snapshot) -> Iterator[Finding]:
     try:
-        violations = audit_split(store, add, snapshot)
+        faults = audit_split(store, add, AuditedTable.of(snapshot))
     except DAMAGE as error:
         yield damage_of(Kind.SPLIT_DAMAGED, error, add.path, f"the bytes with xxh3-64 {add.xxh3}")
         return
-    for each in violations:
+    for each in faults:
         yield Finding(kind=Kind.SPLIT_BREAKS_INVARIANT, key=add.path, expected=each.invariant, found=each.message)
 
 

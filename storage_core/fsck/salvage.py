@@ -148,7 +148,8 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         whole = known.has_read(0 if kept is None else kept.snapshot.version + 1, added_at)
         return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
     merged = found.lineage.merged
-    order = 2 * found.origin.planned_version + 1
+    # The rows of a compaction are those that were live where it was planned: a merge that was planned there is newer.
+    order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
     # A merge writes rows of its own region. No other region's records touch them but those of later region specs,

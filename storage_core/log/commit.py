@@ -83,17 +83,23 @@ class Committer:
     clock: Clock
     ids: Ids
 
-    def commit(self, plan: Plan, label: CommitLabel) -> CommitResult:
+    def commit(self, plan: Plan, label: CommitLabel, head: Snapshot | None = None) -> CommitResult:
         """Make the plan the next version, exactly once, or raise with nothing written.
 
+        The first attempt follows `head`, by default the snapshot that was planned on; all checks are against the plan.
         Raises `CommitConflict` and `Fenced` as `conflicts.settle` does, `CommitConflict` after 10 lost races, and
         `CommitUnknown` when the store never said what became of the last attempt: its context holds `commit_id` and
         the one `version` that the commit may have become.
         """
-        last = _Attempt(landed=False, head=self._still_on_the_log(plan.planned))
+        last = _Attempt(landed=False, head=self._still_on_the_log(head or plan.planned))
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
+                if plan.rebase is not None and (last := self._read_back(last.head, label.commit_id)).landed:
+                    # To rebase takes requests: on a head from before the pause they would be in vain.
+                    return CommitResult(
+                        last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
+                    )
             head, actions = self._settled(plan, last.head)
             if actions is None:
                 return CommitResult(head.version, label.commit_id, head, already_committed=True, attempts=attempt - 1)
@@ -152,17 +158,17 @@ class Committer:
             if info is not None and info.commitId == commit_id:
                 return _Attempt(landed=True, head=head)
 
-    def _still_on_the_log(self, planned: Snapshot) -> Snapshot:
-        """Return `planned` when its version file exists, else the newest snapshot. One HEAD.
+    def _still_on_the_log(self, known: Snapshot) -> Snapshot:
+        """Return `known` when its version file exists, else the newest snapshot. One HEAD.
 
         Behind a snapshot older than retention the next version may have been collected: creating it anew would
         resurrect a dead number and lose the commit. While its own file exists, its successor was never deleted.
         """
         try:
-            self.store.head(version_key(planned.version))
+            self.store.head(version_key(known.version))
         except NotFound:
             return open_head(self.store)
-        return planned
+        return known
 
     def _delay_ms(self, failures: int) -> float:
         return random_pause_ms(self.ids, failures, first_ms=BASE_DELAY_MS, longest_ms=MAX_DELAY_MS)

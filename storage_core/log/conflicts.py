@@ -7,7 +7,7 @@ because put-if-absent of the next version succeeds only while that head is still
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from storage_core.config import TableConfig
@@ -40,14 +40,24 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_conflicts import check_splits
 from storage_core.rows.schema import from_schema_string
 
+Rebase = Callable[[Sequence[Action], Snapshot], Sequence[Action]]
+"""Returns the planned actions as they have to be on a newer head, whose splits it has compared with those of the plan.
+
+Pure towards the log, and repeatable: on one head it returns the same. Raises `CommitConflict` to have it planned again.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What somebody wants to commit: the snapshot it was planned on, the actions, and what the head must fulfil."""
+    """What somebody wants to commit: the snapshot it was planned on, the actions, and what the head must fulfil.
+
+    With `rebase` the deletion vectors of removed splits may have changed since: it answers for them.
+    """
 
     planned: Snapshot
     actions: tuple[Action, ...]
     requirements: tuple[Requirement, ...] = ()
+    rebase: Rebase | None = None
 
 
 def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
@@ -97,14 +107,23 @@ def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     if _is_recorded(plan.actions, head):
         return None
     _check_fences(plan, head)  # before all else: a zombie must stop, not be told to plan again
-    check_splits(plan.actions, plan.planned, head)
     check_settings(plan.actions, plan.planned, head)
     _check_generations(plan, head)
     for requirement in plan.requirements:
         requirement.check(head)
-    kept = without_stale_segments(plan.actions, head)
+    actions = _checked_splits(plan, head)  # last: to rebase takes requests
+    kept = without_stale_segments(actions, head)
     check_segments(kept, plan.planned, head)
     return with_features(kept, head.protocol)
+
+
+def _checked_splits(plan: Plan, head: Snapshot) -> tuple[Action, ...]:
+    if plan.rebase is None or head.version == plan.planned.version:
+        check_splits(plan.actions, plan.planned, head)
+        return plan.actions
+    rebased = validated(plan.rebase(plan.actions, head))
+    check_splits(rebased, head, head)
+    return rebased
 
 
 def require_writable(head: Snapshot) -> None:

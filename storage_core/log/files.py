@@ -7,7 +7,7 @@ follow one another share the parts; making the later one costs what lies between
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -104,6 +104,15 @@ class LiveFiles(Mapping[str, Add]):
         if self._times is not None:
             return self._times[path]
         return _times_of(self._entry(path))[0]
+
+    def among(self, paths: Collection[str]) -> dict[str, Add]:
+        """Return the live splits that have one of these paths, by path; only they become records."""
+        found = {path: self.added[path].add for path in paths if path in self.added}
+        rest = [path for path in paths if path not in found and path not in self.removed]
+        if self._records is not None:
+            return found | {path: self._records[path] for path in rest if path in self._records}
+        tables = () if self.listed is None else self.listed.find_all(rest)
+        return found | {add.path: add for add in chain.from_iterable(map(adds_of, tables))}
 
     def recent(self, path: str) -> Add | None:
         """Return the live split of this path if that is known without a request, as it is of the newest commits."""

@@ -16,7 +16,7 @@ from storage_core.log.actions import Action, Metadata
 from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
-from storage_core.log.conflicts import Plan, require_writable, validated
+from storage_core.log.conflicts import Plan, Rebase, require_writable, validated
 from storage_core.log.features import first_protocol
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.listing import has_log
@@ -106,13 +106,17 @@ class TransactionLog:
         metrics: Mapping[str, Any] | None = None,
         commit_id: str | None = None,
         job_run_id: str | None = None,
+        head: Snapshot | None = None,
+        rebase: Rebase | None = None,
     ) -> CommitResult:
         """Make `actions`, planned on `snapshot`, the next version: all of them, exactly once, or none.
 
         Every check of design page 02 that follows from the actions, and every requirement, holds on the version the
         commit follows. Actions whose transactions are all recorded write nothing. A given `commit_id` marks a possible
         retry: the history up to `snapshot` is searched for it first, one GET per retained version. Uncontended: one
-        HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure is logged only.
+        HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure is logged only. A `head`
+        that follows `snapshot` is tried first, so that versions known already are not read again. `rebase` adapts the
+        actions to a head whose splits have other deleted rows than the plan saw.
 
         Raises `InvalidInput`, `CommitConflict`, `Fenced`, `Unsupported`: nothing was written; `CommitUnknown`:
         call `find_commit` with its `commit_id`, or commit again with the same id.
@@ -125,8 +129,8 @@ class TransactionLog:
         label = CommitLabel(
             commit_id=commit_id or self.ids.uuid(), operation=operation, metrics=metrics or {}, job_run_id=job_run_id
         )
-        plan = Plan(snapshot, written, tuple(requirements))
-        result = Committer(self.store, self.clock, self.ids).commit(plan, label)
+        plan = Plan(snapshot, written, tuple(requirements), rebase)
+        result = Committer(self.store, self.clock, self.ids).commit(plan, label, head)
         if result.already_committed or not _is_due(result.snapshot):
             return result
         return replace(result, snapshot=self._checkpoint_if_possible(result.snapshot))

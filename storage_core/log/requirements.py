@@ -99,4 +99,21 @@ class TxnProgress:
             )
 
 
-Requirement = MergeProgress | AtVersion | TokenUnused | TxnProgress
+@dataclass(frozen=True, slots=True)
+class SameRetention:
+    """The table's retention must be `retention_ms` still: by it was chosen what leaves."""
+
+    retention_ms: int | None
+
+    def check(self, head: Snapshot) -> None:
+        """Raise `CommitConflict` when the setting has changed since the plan."""
+        if head.config.retention_ms != self.retention_ms:
+            raise CommitConflict(
+                f"the retention is {head.config.retention_ms} ms at version {head.version}, this was planned with "
+                f"{self.retention_ms} ms; plan again",
+                expected=self.retention_ms,
+                found=head.config.retention_ms,
+            )
+
+
+Requirement = MergeProgress | AtVersion | TokenUnused | TxnProgress | SameRetention

@@ -57,6 +57,18 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
     return bounds
 
 
+def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], pa.Array | None]:
+    """Per column of strings, the expressions that match all its values in each split, null where unknown."""
+    expressions = cache(_Maps(files, "columnRegexes"))
+
+    @cache
+    def of(column: str) -> pa.Array | None:
+        type_ = _type_of(column, schema)
+        return expressions().lookup(column) if type_ is not None and pa.types.is_string(type_) else None
+
+    return of
+
+
 def partitions_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
     """Bounds from partition values: every row of a split has the one value. An empty text may stand for null."""
     values = cache(_Maps(files, "partitionValues"))

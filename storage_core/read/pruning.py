@@ -1,4 +1,4 @@
-"""Which splits can hold a row that a filter wants: by partition, window, then statistics (design pages 02 and 07).
+"""Which splits can hold a row that a filter wants: by partition, window, bounds, expressions (design pages 02 and 07).
 
 Pruning is sound: a split is left out only when no row of it can make the filter true. Whatever is unknown (a missing
 statistic, or one that is no value of its column; an `Opaque` condition; a literal of another family than the column)
@@ -22,6 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.bounds import (
     ColumnBounds,
     Source,
+    expressions_of,
     manifest_source,
     partitions_of,
     statistics_of,
@@ -29,15 +30,22 @@ from storage_core.read.bounds import (
 )
 from storage_core.read.literals import Interval, at_least, at_most, interval
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
+from storage_core.rows.column_regex import may_match
 from storage_core.rows.sortable import Mask, unless_false
 
 # Enough rows to make a call of Arrow cheap, few enough that a batch's columns stay in the processor's cache.
 _BATCH_ROWS = 65_536
 # Copying the rows that are left is worth it when it spares decoding this many times as many.
 _FEW = 8
-_READ = ["partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"]
+_READ = [
+    *("partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"),
+    "columnRegexes",
+]
 
-Step = tuple[str, Callable[[pa.RecordBatch], Source]]
+Leaf = Callable[[Compare | IsNull], Mask | None]
+"""Per split of a batch whether some row may make the condition true; None where nothing is known of any."""
+
+Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def prune_table(
     """Tell which rows of a table of splits (`FILES_SCHEMA`) may hold a row that matches. No request is made.
 
     `schema` is the table's: it types the texts of bounds and partition values. Steps run in the order `partition`
-    (where splits have partition values), `window`, `min/max`, each on what the ones before it left.
+    (where splits have partition values), `window`, `min/max`, `regex`, each on what the ones before it left.
     """
     if predicate is None:
         return PrunedTable(pa.array(np.ones(files.num_rows, dtype=bool)), ())
@@ -118,7 +126,7 @@ def manifest_filter(
             return True
         partitions = {column: bounds for column, bounds in manifest.partitions.items() if column in trusted}
         source = manifest_source(replace(manifest, partitions=partitions), schema, time_column)
-        return bool(_may_match(predicate, source, 1)[0])
+        return bool(_may_match(predicate, _by_bounds(source), 1)[0])
 
     return may_match
 
@@ -129,25 +137,28 @@ def _chosen(files: pa.Table, predicate: Predicate, snapshot: Snapshot) -> Pruned
 
 
 def _steps(files: pa.Table, schema: pa.Schema, time_column: str | None) -> Sequence[Step]:
-    by_partition: Step = ("partition", lambda batch: partitions_of(batch, schema))
-    by_window: Step = ("window", lambda batch: windows_of(batch, schema, time_column))
-    by_statistics: Step = ("min/max", lambda batch: statistics_of(batch, schema))
+    always: Sequence[Step] = (
+        ("window", lambda batch: _by_bounds(windows_of(batch, schema, time_column))),
+        ("min/max", lambda batch: _by_bounds(statistics_of(batch, schema))),
+        ("regex", lambda batch: _by_expressions(expressions_of(batch, schema))),
+    )
+    by_partition: Step = ("partition", lambda batch: _by_bounds(partitions_of(batch, schema)))
     partitioned = any(len(chunk.items) for chunk in files.column("partitionValues").chunks)
-    return (by_partition, by_window, by_statistics) if partitioned else (by_window, by_statistics)
+    return (by_partition, *always) if partitioned else always
 
 
 def _prune_batch(files: pa.RecordBatch, predicate: Predicate, steps: Sequence[Step]) -> npt.NDArray[np.int8]:
     """Return per split the number of the step that removes it, -1 where none does."""
     removed_by = np.full(files.num_rows, -1, dtype=np.int8)
     rows = np.arange(files.num_rows)  # where in the batch the rows of `files` are
-    for number, (_, source) in enumerate(steps):
+    for number, (_, leaf) in enumerate(steps):
         left = removed_by[rows] < 0
         if not left.any():
             break
         if left.sum() * _FEW < len(rows):
             rows, files = rows[left], files.filter(pa.array(left))
             left = left[left]
-        keeps = _may_match(predicate, source(files), files.num_rows)
+        keeps = _may_match(predicate, leaf(files), files.num_rows)
         removed_by[rows[left & ~keeps]] = number
     return removed_by
 
@@ -156,36 +167,62 @@ def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
     return int(removed.sum()), int(sizes[removed].sum())
 
 
-def _may_match(predicate: Predicate, source: Source, count: int) -> Mask:
+def _may_match(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
     """Return False only for those of the `count` splits where no row can make the predicate true."""
     match predicate:
         case And(children):
             mask = np.ones(count, dtype=bool)
             for child in children:
                 if mask.any():
-                    mask &= _may_match(child, source, count)
+                    mask &= _may_match(child, leaf, count)
             return mask
         case Or(children):
             mask = np.zeros(count, dtype=bool)
             for child in children:
                 if not mask.all():
-                    mask |= _may_match(child, source, count)
+                    mask |= _may_match(child, leaf, count)
             return mask
-        case IsNull(column, negated):
-            bounds = source(column)
-            return np.ones(count, dtype=bool) if bounds is None else _nullness_may_match(bounds, negated=negated)
-        case Compare(column, comparison, value):
-            bounds = source(column)
-            wanted = None if bounds is None else interval(value, bounds.type)
-            if bounds is None:
-                return np.ones(count, dtype=bool)
-            # A comparison with null is never true, whatever it compares with.
-            some = _nullness_may_match(bounds, negated=True)
-            return some if wanted is None else some & _compare_may_match(bounds, comparison, wanted)
+        case IsNull() | Compare():
+            found = leaf(predicate)
+            return np.ones(count, dtype=bool) if found is None else found
         case Opaque(_):
             return np.ones(count, dtype=bool)
         case _:
             assert_never(predicate)
+
+
+def _by_bounds(source: Source) -> Leaf:
+    def leaf(condition: Compare | IsNull) -> Mask | None:
+        bounds = source(condition.column)
+        if bounds is None:
+            return None
+        if isinstance(condition, IsNull):
+            return _nullness_may_match(bounds, negated=condition.negated)
+        # A comparison with null is never true, whatever it compares with.
+        some = _nullness_may_match(bounds, negated=True)
+        wanted = interval(condition.value, bounds.type)
+        return some if wanted is None else some & _compare_may_match(bounds, condition.comparison, wanted)
+
+    return leaf
+
+
+def _by_expressions(expressions: Callable[[str], pa.Array | None]) -> Leaf:
+    """Each distinct expression is tried once. One that is left costs less than the request for its split."""
+
+    def leaf(condition: Compare | IsNull) -> Mask | None:
+        if not isinstance(condition, Compare) or condition.comparison is not Comparison.EQ:
+            return None
+        texts = expressions(condition.column)
+        if texts is None or not isinstance(condition.value, str):
+            return None
+        coded = texts.dictionary_encode()
+        wanted = condition.value
+        matching = np.array([may_match(text, wanted) for text in coded.dictionary.to_pylist()] + [True], np.bool_)
+        codes = coded.indices.fill_null(len(matching) - 1).to_numpy()
+        found: Mask = matching[codes]
+        return found
+
+    return leaf
 
 
 def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:

@@ -107,6 +107,14 @@ class _Seen:
         return _of_many(*texts) if self.many else column_regex(texts)
 
 
+def may_match(expression: str, value: str) -> bool:
+    """Return whether a column that the expression describes may hold the value; True for what RE2 cannot read."""
+    try:
+        return bool(pc.match_substring_regex(pa.scalar(value), expression).as_py())
+    except (pa.ArrowInvalid, UnicodeEncodeError):
+        return True
+
+
 def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
     """Return one sentence per column whose values the expression does not match; empty when all are sound.
 

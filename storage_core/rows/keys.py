@@ -71,7 +71,9 @@ def pack(columns: Sequence[Codes], rows: int) -> list[Unsigned]:
             keys.append(column.values)
             capacity = size
         else:
-            keys[-1] = keys[-1] * np.uint64(size) + column.values
+            packed = keys[-1] * np.uint64(size)
+            packed += column.values
+            keys[-1] = packed
             capacity *= size
     return keys or [np.zeros(rows, np.uint64)]
 

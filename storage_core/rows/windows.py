@@ -20,6 +20,7 @@ WINDOW_SECONDS = frozenset(60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 10, 12
 COARSE_WINDOW_SECONDS = frozenset(3600 * hours for hours in (2, 3, 4, 6, 8, 12, 24))
 
 _DURATION = re.compile(r"(\d{1,9})([smh]?)")
+_DAYS = re.compile(r"(\d{1,5})d")
 _UNIT_SECONDS: Mapping[str, int] = {"": 1, "s": 1, "m": 60, "h": 3600}
 _TICKS_PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -32,6 +33,12 @@ def parse_duration(value: str | int) -> int:
     if found is None:
         raise InvalidInput(f"{value!r} is not a duration; write seconds or a number with s, m or h, such as '15m'")
     return int(found[1]) * _UNIT_SECONDS[found[2]]
+
+
+def parse_milliseconds(value: str | int) -> int:
+    """Return milliseconds for what `parse_duration` reads, and for days, `"30d"`. Raises `InvalidInput`."""
+    days = _DAYS.fullmatch(value.strip()) if isinstance(value, str) else None
+    return int(days[1]) * 86_400_000 if days else parse_duration(value) * 1000
 
 
 def validate_duration(seconds: int, *, coarse: bool = False) -> int:

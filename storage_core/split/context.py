@@ -32,6 +32,7 @@ class SplitContext:
     target_bytes: int = 256 * 2**20
     source_id: str = ""
     partition_id: str = ""
+    bloom_filters: tuple[str, ...] = ()
     schema_ref: str | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
     planned_version: int = 0
@@ -49,6 +50,7 @@ class SplitContext:
             "targetBytes": self.target_bytes,
             "sourceId": self.source_id,
             "partitionId": self.partition_id,
+            "bloomFilters": list(self.bloom_filters),
             "schemaRef": self.schema_ref,
             "configuration": dict(self.configuration),
             "plannedVersion": self.planned_version,
@@ -69,6 +71,7 @@ class SplitContext:
             target_bytes=body["targetBytes"],
             source_id=body["sourceId"],
             partition_id=body["partitionId"],
+            bloom_filters=tuple(body["bloomFilters"]),
             schema_ref=body["schemaRef"],
             configuration=body["configuration"],
             planned_version=body["plannedVersion"],
@@ -85,6 +88,7 @@ def context_of(snapshot: Snapshot) -> SplitContext:
         time_column=config.time_column,
         window_seconds=config.window_seconds,
         target_bytes=config.target_split_bytes,
+        bloom_filters=config.bloom_filters,
         configuration=snapshot.metadata.configuration,
         planned_version=snapshot.version,
     )

@@ -80,7 +80,12 @@ class Emission:
         if self._writer is None:
             self._first = self._done
             self._writer = SplitWriter(
-                self._head, self._ids.uuid(), rows.schema, self._encodings, may_hold_nan=self._expected.may_hold_nan
+                self._head,
+                self._ids.uuid(),
+                rows.schema,
+                self._encodings,
+                rows=self._expected.rows - self._done,
+                may_hold_nan=self._expected.may_hold_nan,
             )
         self._writer.add(rows)
         self._done += rows.num_rows

@@ -6,6 +6,7 @@ Pure: no store, no clock. Which encoding a column gets is the caller's choice (`
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.encodings import DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encodings, by_dictionary
 
+BLOOM_FALSE_POSITIVES: Final = 0.01
+
 _SAMPLE_SLICES: Final = 8
 _SAMPLE_ROWS: Final = 8192
 
@@ -25,6 +28,19 @@ _SAMPLE_ROWS: Final = 8192
 def present_order(order: SortOrder, names: list[str]) -> SortOrder:
     """Return `order` without the columns not among `names`: a missing column is all null and orders nothing."""
     return SortOrder(columns=tuple(each for each in order.columns if each.name in names), text=order.text)
+
+
+@dataclass(frozen=True, slots=True)
+class BloomFilters:
+    """Parquet's own Bloom filters, one per column and row group, each for as many values as a row group has rows."""
+
+    columns: Collection[str]
+    rows: int
+
+    def options(self, schema: pa.Schema) -> dict[str, dict[str, float]] | None:
+        """Return what Arrow's writer wants for the columns that the file has; None for none of them."""
+        present = [name for name in schema.names if name in self.columns]
+        return {name: {"ndv": max(1, self.rows), "fpp": BLOOM_FALSE_POSITIVES} for name in present} or None
 
 
 class FileWriter:
@@ -36,7 +52,13 @@ class FileWriter:
     """
 
     def __init__(
-        self, schema: pa.Schema, order: SortOrder, encodings: Encodings, *, may_hold_nan: Collection[str] = ()
+        self,
+        schema: pa.Schema,
+        order: SortOrder,
+        encodings: Encodings,
+        *,
+        may_hold_nan: Collection[str] = (),
+        bloom_filters: BloomFilters | None = None,
     ) -> None:
         self._schema = schema.remove_metadata()
         self._sink = pa.BufferOutputStream()
@@ -58,6 +80,7 @@ class FileWriter:
             max_rows_per_page=ROWS_PER_PAGE,
             dictionary_pagesize_limit=DICTIONARY_BYTES,
             sorting_columns=_native_sorting(order, plain),
+            bloom_filter_options=None if bloom_filters is None else bloom_filters.options(plain),
         )
 
     @property

@@ -74,7 +74,7 @@ def write_split(
     """
     head = SplitHead(context=context, window=window, num_merge_ops=num_merge_ops, now_ms=now_ms, lineage=lineage)
     encodings = choose(rows, rows.num_rows) if rows.num_rows >= LEAST_ROWS else {}
-    writer = SplitWriter(head, split_id, rows.schema, encodings, may_hold_nan=nan_columns(rows))
+    writer = SplitWriter(head, split_id, rows.schema, encodings, rows=rows.num_rows, may_hold_nan=nan_columns(rows))
     writer.add(rows)
     return writer.finish(store)
 

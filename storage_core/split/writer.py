@@ -27,7 +27,7 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
 from storage_core.split import row_groups
 from storage_core.split.context import SplitContext
-from storage_core.split.encode import FileWriter, decoded
+from storage_core.split.encode import BloomFilters, FileWriter, decoded
 from storage_core.split.encodings import Encodings, record
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe, sealed
@@ -61,11 +61,14 @@ class SplitWriter:
         schema: pa.Schema,
         encodings: Encodings,
         *,
+        rows: int,
         may_hold_nan: Collection[str] = (),
     ) -> None:
+        """`rows` is about how many will be added."""
         self._head, self._id, self._schema, self._encodings = head, split_id, schema, encodings
         order = head.context.order
-        self._file = FileWriter(schema, order, encodings, may_hold_nan=may_hold_nan)
+        bloom_filters = BloomFilters(head.context.bloom_filters, min(rows, row_groups.ROWS_PER_GROUP))
+        self._file = FileWriter(schema, order, encodings, may_hold_nan=may_hold_nan, bloom_filters=bloom_filters)
         self._statistics = statistics.Running()
         self._bounds = row_groups.Bounds(next((each.name for each in order.columns), None))
         self._regexes = ColumnRegexes(order.described)

@@ -17,7 +17,12 @@ def copy_of(
     Their bytes are shared where the store is in memory, so that a copy costs no more than its keys. `clock` dates them.
     """
     copied = MemoryStore(name, clock=clock)
+    copy_into(copied, store, wanted=wanted)
+    return copied
+
+
+def copy_into(target: ObjectStore, store: ObjectStore, *, wanted: Callable[[str], bool] | None = None) -> None:
+    """Put the same objects into another store, or those whose keys are wanted."""
     for info in store.list(""):
         if wanted is None or wanted(info.key):
-            copied.put(info.key, store.get(info.key).data, IfAbsent())
-    return copied
+            target.put(info.key, store.get(info.key).data, IfAbsent())

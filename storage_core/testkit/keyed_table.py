@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from storage_core.compaction import planner
+from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.config import TableConfig
 from storage_core.ids import Ids
@@ -24,7 +26,9 @@ from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
+from storage_core.split.context import context_of
 from storage_core.split.read import conform_split, read_split
+from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 
@@ -87,13 +91,29 @@ class KeyedTable:
             return None
         return merge.commit(self.log, snapshot, works, [self.execute(work) for work in works])
 
-    def compact(self) -> CommitResult | None:
-        """Plan, execute and commit what there is to compact; None when there is nothing."""
+    def append(self, rows: Sequence[Row]) -> Snapshot:
+        """Commit rows as splits of their own, without a region, and return the snapshot after it."""
+        snapshot = self.snapshot
+        arrived = pa.Table.from_pylist(rows, schema=snapshot.schema)
+        adds = sort_and_write(
+            self.store, arrived, context=context_of(snapshot), ids=self.ids, now_ms=self.clock.now_ms()
+        )
+        return self.log.commit(snapshot, adds, operation="APPEND").snapshot
+
+    def compact(self, meanwhile: Callable[[], object] = list) -> CommitResult | None:
+        """Plan, execute and commit what there is to compact; None when there is nothing.
+
+        `meanwhile` acts when everything is written and nothing committed.
+        """
         snapshot = self.snapshot
         operations = planner.plan(snapshot)
         results = [execute(self.store, each, ids=self.ids, now_ms=self.clock.now_ms()) for each in operations]
+        if not results:
+            return None
+        meanwhile()
+        carry = CarryOver(self.store, list(zip(operations, results, strict=True)), ids=self.ids)
         actions = [action for each in results for action in each.actions]
-        return self.log.commit(snapshot, actions, operation="COMPACT") if actions else None
+        return self.log.commit(snapshot, actions, operation="COMPACT", rebase=carry)
 
     def sort(self, terms: SortingTerms = ALWAYS) -> bool:
         """Sort the generations that wait, of each region what one run takes, and tell whether there were any."""

@@ -20,13 +20,21 @@ SPLIT_BYTES = 10_000_000
 
 
 def snapshot_of_many(splits: int, windows: int, *, configuration: Mapping[str, str] | None = None) -> Snapshot:
-    """Return a snapshot of the events table with so many splits, dealt to so many windows, a commit per round."""
+    """Return a snapshot of the events table with so many splits, dealt to so many windows, a commit per round.
+
+    Each has the statistics, row keys and expressions that a split of ours has.
+    """
     head = snapshot([], timestamp=splits * 1000)
     settings = {**head.metadata.configuration, **(configuration or {})}
     head = replace(head, metadata=replace(head.metadata, configuration=settings))
-    files = _files(splits, windows)
-    part = Part.of(manifest_info("", files, head), files)
-    return replace(head, splits=LiveFiles(ListedFiles(0, (part,), frozenset(), splits, 0)))
+    return with_splits(head, _files(splits, windows))
+
+
+def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:
+    """Return the snapshot with the splits of these tables live, as if its state had a manifest for each."""
+    parts = tuple(Part.of(manifest_info("", files, head), files) for files in tables)
+    live = sum(len(files) for files in tables)
+    return replace(head, splits=LiveFiles(ListedFiles(0, parts, frozenset(), live, 0)))
 
 
 def _files(splits: int, windows: int) -> pa.Table:
@@ -40,6 +48,8 @@ def _files(splits: int, windows: int) -> pa.Table:
         "size": pc.add(none, SPLIT_BYTES),
         "modificationTime": pa.array(number),
         "dataChange": pa.array(np.ones(splits, np.bool_)),
+        "minValues": _maps("host", text),
+        "maxValues": _maps("host", text),
         "numRecords": pc.add(none, 1000),
         "numMergeOps": pc.cast(none, pa.int32()),
         "addedAtVersion": pa.array(number // windows),
@@ -47,7 +57,16 @@ def _files(splits: int, windows: int) -> pa.Table:
         "windowStart": pa.array(start),
         "windowSeconds": pc.add(none, HOUR_SECONDS),
         "sortSchema": pa.repeat(pa.scalar(CONFIG.sort_schema), splits),
+        "minRowKey": pc.binary_join_element_wise('["api","', text, '"]', ""),
+        "maxRowKey": pc.binary_join_element_wise('["web","', text, '"]', ""),
         "xxh3": pa.repeat(pa.scalar("0" * 16), splits),
+        "columnRegexes": _maps("service", pa.repeat(pa.scalar("^(?:api|web)$"), splits)),
     }
     arrays = [columns[each.name] if each.name in columns else pa.nulls(splits, each.type) for each in FILES_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=FILES_SCHEMA)
+
+
+def _maps(key: str, values: pa.Array) -> pa.MapArray:
+    """A map of one key per value."""
+    offsets = pa.array(np.arange(len(values) + 1), pa.int32())
+    return pa.MapArray.from_arrays(offsets, pa.repeat(pa.scalar(key), len(values)), values)

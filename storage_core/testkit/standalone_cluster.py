@@ -6,6 +6,11 @@
 
 The workers' Python has the installed libraries and not Tidemark, and they run in folders of their own: what a task
 imports of `jobs` and `storage_core`, the job has sent. Each worker has one core, so two tasks at once need two workers.
+
+A Spark Connect server can run on the cluster, and holds its cores until the cluster ends:
+
+    server = cluster.start_connect_server()
+    command = [sys.executable, "-m", "jobs.merge", "--master", server, …]
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
@@ -27,7 +33,10 @@ from urllib.request import ProxyHandler, build_opener
 _START_SECONDS = 120.0
 _STOP_SECONDS = 20.0
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_CONNECT_PORT = re.compile(r"Spark Connect server started at: .*:([1-9]\d*)\s")
 _MASTER_PAGE = re.compile(r"Bound MasterWebUI to .* started at (http://\S+)")
+# Names of one machine: Spark runs no second attempt of a task on the host of the first.
+_HOSTS = ("127.0.0.1", "localhost")
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half the processor time of a JVM that lives for seconds
 _LOG4J = """rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = stderr
@@ -37,6 +46,23 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def told(self, pattern: re.Pattern[str]) -> str:
+        """Return what the log says, as soon as it does. Raises `AssertionError` when it never will."""
+        deadline = time.monotonic() + _START_SECONDS
+        running = True
+        while running and time.monotonic() < deadline:
+            running = self.process.poll() is None  # asked before the log is read: its last words count
+            if found := pattern.search(self.log.read_text(encoding="utf-8")):
+                return found.group(1)
+            time.sleep(0.05)
+        raise AssertionError(f"no {pattern.pattern!r} in {self.log}:\n{self.log.read_text(encoding='utf-8')[-2_000:]}")
 
 
 class StandaloneCluster:
@@ -64,12 +90,13 @@ class StandaloneCluster:
         )
         with ExitStack() as failing:
             failing.push(self.__exit__)
-            log = self._start("master", "master.Master", ["--port", "0"])
-            self.master = self._wait_for(log, _MASTER_URL)
-            self._page = self._wait_for(log, _MASTER_PAGE)
+            master = self._start_daemon("master", "master.Master", ["--host", _HOSTS[0], "--port", "0"])
+            self.master = master.told(_MASTER_URL)
+            self._page = master.told(_MASTER_PAGE)
             for number in range(self._workers):
-                arguments = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / f"work-{number}")]
-                self._start(f"worker-{number}", "worker.Worker", [*arguments, self.master])
+                size = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / f"work-{number}")]
+                where = ["--host", _HOSTS[number % len(_HOSTS)], *size, self.master]
+                self._start_daemon(f"worker-{number}", "worker.Worker", where)
             self._wait_for_workers()
             failing.pop_all()
         return self
@@ -77,6 +104,24 @@ class StandaloneCluster:
     def __exit__(self, *_: object) -> None:
         """End the processes; executors end with their worker."""
         self._running.close()
+
+    def start_connect_server(self, settings: Mapping[str, str] | None = None) -> str:
+        """Start a Spark Connect server that runs its tasks on this cluster, and return its address (`sc://…`).
+
+        It is no part of a checkout either. `settings` are Spark's, besides those of every driver here.
+        """
+        settings = {
+            **self._driver_settings,
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
+            "spark.pyspark.python": str(self.worker_python),
+            "spark.ui.enabled": "false",
+            **(settings or {}),
+        }
+        options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+        started = self._start("connect", "SparkSubmit", ["--master", self.master, *options, *server])
+        return f"sc://127.0.0.1:{started.told(_CONNECT_PORT)}"
 
     @property
     def worker_environment(self) -> dict[str, str]:
@@ -86,7 +131,7 @@ class StandaloneCluster:
             "PYTHONPATH": str(_installed()),
             "SPARK_CONF_DIR": str(self._folder / "conf"),
             "SPARK_DAEMON_JAVA_OPTS": _QUICK_START,
-            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
             "SPARK_NO_DAEMONIZE": "1",
         }
 
@@ -96,7 +141,17 @@ class StandaloneCluster:
 
         The job, unlike its tasks, imports Tidemark as any process of this environment does.
         """
-        settings = {
+        options = " ".join(f"--conf '{name}={value}'" for name, value in self._driver_settings.items())
+        return {
+            **os.environ,
+            **self._environment,
+            "PYSPARK_PYTHON": str(self.worker_python),
+            "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell",
+        }
+
+    @property
+    def _driver_settings(self) -> dict[str, str]:
+        return {
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": (self._folder / "events").as_uri(),
             "spark.eventLog.compress": "false",
@@ -104,13 +159,6 @@ class StandaloneCluster:
             "spark.executor.extraJavaOptions": _QUICK_START,
             "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        }
-        options = " ".join(f"--conf '{name}={value}'" for name, value in settings.items())
-        return {
-            **os.environ,
-            **self._environment,
-            "PYSPARK_PYTHON": str(self.worker_python),
-            "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell",
         }
 
     @property
@@ -122,40 +170,39 @@ class StandaloneCluster:
             path.chmod(0o755)
         return path
 
-    def tasks(self) -> dict[str, int]:
-        """Return how many tasks of the jobs so far ended well, by executor (application and number of the executor)."""
+    def tasks(self, ending: str = "Success") -> dict[str, int]:
+        """Return how many tasks of the jobs so far ended so, by executor (application and number of the executor).
+
+        Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`.
+        """
         found: Counter[str] = Counter()
         for file in (self._folder / "events").glob("*/events_*"):
             application = ""
             for line in filter(None, file.read_text(encoding="utf-8").splitlines()):
                 event = json.loads(line)
                 application = event.get("App ID", application)
-                ended = event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == "Success"
+                ended = event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == ending
                 if ended:
                     found[f"{application}/{event['Task Info']['Executor ID']}"] += 1
         return dict(found)
 
-    def _start(self, name: str, role: str, arguments: list[str]) -> Path:
+    def _start_daemon(self, name: str, role: str, arguments: list[str]) -> _Started:
+        return self._start(name, role, ["--webui-port", "0", *arguments])
+
+    def _start(self, name: str, role: str, arguments: list[str]) -> _Started:
+        """Start a program of Spark's by its class in `org.apache.spark.deploy`."""
         log = self._folder / f"{name}.log"
         command = [str(_spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
         with log.open("wb") as stderr:
             process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
+                [*command, *arguments],
                 cwd=self._folder,
                 env=self.worker_environment,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )
         self._running.callback(_end, process)
-        return log
-
-    def _wait_for(self, log: Path, pattern: re.Pattern[str]) -> str:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            if found := pattern.search(log.read_text(encoding="utf-8")):
-                return found.group(1)
-            time.sleep(0.05)
-        raise AssertionError(f"no {pattern.pattern!r} in {log}:\n{log.read_text(encoding='utf-8')[-2_000:]}")
+        return _Started(process, log)
 
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + _START_SECONDS

@@ -45,6 +45,14 @@ def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> 
         assert any(figure["name"].startswith(step) for figure in figures)
 
 
+def test_the_small_benchmark_of_compaction_plans_many_splits_and_says_what_opening_them_takes() -> None:
+    figures = _figures("compaction_planning")
+    case = "10,000 splits in 100 windows"
+    for step in ("open", "plan of", "debt of"):
+        assert {f"{step} {case}", f"{step} {case}, processor"} <= {figure["name"] for figure in figures}
+    assert any(figure["name"] == f"peak memory, {case}" and figure["holds"] for figure in figures)
+
+
 @pytest.mark.spark
 def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
     figures = _figures("ingestion")

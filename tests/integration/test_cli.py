@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *("init", "tables", "describe", "files", "history", "debt", "ingest", "append", "sql", "search", "get", "explain"),
-    *("compact", "sort", "merge", "checkpoint", "catch-up", "gc", "backfill", "ui"),
+    *("compact", "sort", "merge", "expire", "checkpoint", "catch-up", "gc", "backfill", "ui"),
     *("changes", "restore", "tag", "fsck", "repair", "quarantine", "raw", "simulate-policy"),
 ]
 
@@ -388,7 +388,7 @@ def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
 def test_explain_shows_what_each_step_leaves_out(events: str, run: Run) -> None:
     plan = run("explain", events, "select * from t where time < '2015-05-17T11:00:00Z'", "--json").one
     assert (plan["live_splits"], plan["read_splits"]) == (4, 2)
-    assert [step["name"] for step in plan["steps"]] == ["window", "min/max"]
+    assert [step["name"] for step in plan["steps"]] == ["window", "min/max", "regex"]
     assert all(split.keys() == {"path", "size", "rows", "window_start"} for split in plan["read"])
     assert (
         "window leaves out 2 splits" in run("explain", events, "select 1 from t where time < '2015-05-17T11:00Z'").out
@@ -714,7 +714,9 @@ def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> N
         ("done", 1, 2, 6),
         ("done", 2, 2, 6),
     ]
-    assert ended.lines[0].keys() == {"status", "number", "of", "first", "last", "windows", "run_id", "error"}
+    assert ended.lines[0].keys() == {
+        *("status", "number", "of", "first", "last", "windows", "rows", "windows_failed", "run_id", "error")
+    }
     assert (ended.lines[0]["first"], ended.lines[1]["last"]) == ("2015-05-17T00:00", "2015-05-17T11:00")
     assert (place / ".dagster").is_dir()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from storage_core.compaction.audit import audit
 from storage_core.compaction.execute import CompactionResult, execute
-from storage_core.compaction.invariants import audit
 from storage_core.compaction.planner import MergeOperation, debt, plan
 from storage_core.errors import CommitConflict
 from storage_core.ids import SystemIds
@@ -86,7 +86,7 @@ def test_compaction_leaves_one_split_per_window_and_the_same_rows(
     assert _rows(store, compacted) == before
     assert compacted.rows == ingested.rows == BATCHES * 2500
     assert compacted.bytes < ingested.bytes
-    assert audit(store, compacted) == []
+    assert audit(store, compacted).violations == ()
 
 
 def test_after_compaction_there_is_no_debt_and_nothing_to_do(

@@ -250,3 +250,26 @@ def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_tabl
     _lose(table.store, frozenset({KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT}))
     target, _ = _repaired(table)
     assert target.rows() == expected
+
+
+@pytest.mark.parametrize("kinds", [LOG, LOG | RECORDS], ids=["with records", "without"])
+def test_of_a_compaction_and_a_merge_that_it_carried_over_the_rows_of_the_merge_are_newer(
+    kinds: frozenset[KeyKind],
+) -> None:
+    """Both were planned on one version, so their files alone say it only if a compaction makes no row newer."""
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        for first in (0, 5):
+            writer.put([_plane(n, 1) for n in range(first, first + 5)])
+            writer.flush()
+            table.merge()
+        writer.put([_plane(n, 2) for n in (0, 7)])
+        writer.flush()
+    assert table.compact(table.merge) is not None
+    expected = table.rows()
+    assert [each for each in table.snapshot.splits.values() if each.rows_gone], "carried over"
+    _lose(table.store, kinds)
+    target, _ = _repaired(table)
+    assert target.rows() == expected
+    target.merge()
+    assert {row["tailnum"]: row for row in target.base_rows()} == expected

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction.kernel import MergeOrder, common_type, merge_order, take_column
+from storage_core.compaction.columns import route, same_values, take_column
+from storage_core.compaction.kernel import MergeOrder, common_type, concatenated, merge_order
 from storage_core.compaction.strategies import Strategy
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 
@@ -153,7 +154,10 @@ def test_every_column_follows_the_order(case: Case) -> None:
         columns = [table.column(each.name) if each.name in table.column_names else None for table in inputs]
         if all(column is None for column in columns):
             continue
-        taken = take_column(columns, pa.array(_positions(inputs, merged), pa.int64()), input_rows, common_type(columns))
+        chunks = concatenated(columns, input_rows, common_type(columns)).chunks
+        way = route(merged.runs.positions(input_rows), sum(input_rows))
+        taken = take_column(chunks, way, common_type(columns))
+        assert same_values(chunks, way, taken)
         one = SortOrder((each,), each.name)
         together = [cell for table in inputs for cell in _cells(table, one)]
         assert _cells(pa.table({each.name: taken}), one) == [together[place] for place in _by_python(inputs, order)]

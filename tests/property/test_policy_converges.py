@@ -9,6 +9,7 @@ from storage_core.compaction.simulate import Ingestion, simulate
 from storage_core.compaction_settings import CompactionSettings
 
 TARGET = 1_000
+ROWS = 100
 
 loads = st.builds(
     Ingestion,
@@ -19,7 +20,14 @@ loads = st.builds(
     late_share=st.sampled_from([0.0, 0.03, 0.2, 1.0]),
     late_minutes=st.integers(1, 200),
     every_minutes=st.sampled_from([1, 7, 60]),
-    settings=st.sampled_from([CompactionSettings(), CompactionSettings(factor=2, most_inputs=2, generations=1)]),
+    split_rows=st.sampled_from([1, 20, 49, 300]),
+    settings=st.sampled_from(
+        [
+            CompactionSettings(),
+            CompactionSettings(factor=2, most_inputs=2, generations=1),
+            CompactionSettings(run_rows=ROWS),
+        ]
+    ),
 )
 
 
@@ -30,8 +38,9 @@ def test_every_window_converges(load: Ingestion) -> None:
     assert done.converged
     assert sum(done.bytes_per_window) == done.bytes_ingested == sum(load.rates) * load.split_bytes
     for count, size in zip(done.splits_per_window, done.bytes_per_window, strict=True):
-        # Mature splits have half the target size at least; beside them there is what came late, and no more of it.
-        assert count <= 2 * size // TARGET + 1 + load.settings.most_files
+        # Mature splits have half the target size or half the rows at least; beside them there is what came late.
+        by_rows = 2 * size // load.split_bytes * load.split_rows // load.settings.run_rows
+        assert count <= 2 * size // TARGET + by_rows + 1 + load.settings.most_files
     # Per generation once, once per window for the run, and ten bytes at most per late one.
     assert done.write_amplification <= 1 + load.settings.generations + 1 / 0.1 + 1
 

@@ -237,7 +237,7 @@ def test_a_pruned_read_returns_the_rows_of_a_full_read(groups: list[list[dict[st
 
 def written(groups: list[list[dict[str, object]]]) -> tuple[MemoryStore, list[Add]]:
     store, ids = MemoryStore("pruning"), SeededIds(1)
-    config = TableConfig(time_column="moment", window_seconds=HOUR)
+    config = TableConfig(time_column="moment", sort_schema="s|n|timestamp/V2", window_seconds=HOUR)
     context = SplitContext(
         table_id="t", schema=SCHEMA, order=bind(config, SCHEMA), time_column="moment", window_seconds=HOUR
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -19,6 +20,7 @@ from storage_core.log.actions import Add
 from storage_core.log.file_columns import table_of
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
 from storage_core.read.pruning import prune_table
+from storage_core.rows.column_regex import column_regex
 from storage_core.rows.statistics import compute, decode
 
 SCHEMA = pa.schema(
@@ -78,6 +80,11 @@ LITERALS = st.one_of(
 DAMAGED = st.sampled_from(["", "x", "1.2.3", "99999999999999999999", "1" * 60, "1e-50", "2015-13-01", "Truth", "NaN"])
 
 
+EXPRESSIONS = st.sampled_from(["(", "^a$"]) | st.lists(TEXTS, min_size=1, max_size=3).map(
+    lambda values: column_regex(values) or ""
+)
+
+
 @st.composite
 def texts(draw: st.DrawFn, column: str) -> tuple[str | None, str | None]:
     """Bounds of a column as a writer states them; sometimes one is missing, finer, or no value of the column."""
@@ -111,6 +118,7 @@ def splits(draw: st.DrawFn, about: list[str]) -> Add:
         windowStart=draw(st.none() | st.integers(-2, 2).map(lambda each: each * 3600)),
         windowSeconds=seconds,
         partitionValues={name: draw(texts(name))[0] or "" for name in partitioned},
+        columnRegexes=draw(st.none() | st.dictionaries(st.sampled_from(about), EXPRESSIONS, max_size=2)),
     )
 
 
@@ -164,7 +172,23 @@ Bounds = tuple[pa.DataType, Key | None, Key | None, int | None, int | None]
 def remover(add: Add, wanted: Predicate, steps: list[str]) -> str | None:
     """The first step that leaves the split out."""
     sources = {"partition": partition_bounds, "window": window_bounds, "min/max": column_bounds}
-    return next((name for name in steps if not may_match(wanted, lambda c, n=name: sources[n](add, c))), None)  # type: ignore[misc]
+    leaves: dict[str, Callable[[Compare | IsNull], bool]] = {
+        name: lambda each, of=bounds_of: leaf_may_match(each, of(add, each.column))  # type: ignore[misc]
+        for name, bounds_of in sources.items()
+    }
+    leaves["regex"] = lambda each: expression_may_match(add, each)
+    return next((name for name in steps if not may_match(wanted, leaves[name])), None)
+
+
+def expression_may_match(add: Add, wanted: Compare | IsNull) -> bool:
+    expression = (add.columnRegexes or {}).get(wanted.column)
+    if expression is None or isinstance(wanted, IsNull) or wanted.comparison is not Comparison.EQ:
+        return True
+    if wanted.column not in SCHEMA.names or not pa.types.is_string(SCHEMA.field(wanted.column).type):
+        return True
+    if not isinstance(wanted.value, str) or expression == "(" or wanted.value == "\ud800":
+        return True
+    return re.fullmatch(expression[1:-1], wanted.value) is not None
 
 
 def partition_bounds(add: Add, column: str) -> Bounds | None:
@@ -190,24 +214,26 @@ def column_bounds(add: Add, column: str) -> Bounds | None:
     return kind, low, high, (add.nullCounts or {}).get(column), add.numRecords
 
 
-def may_match(wanted: Predicate, bounds_of: Callable[[str], Bounds | None]) -> bool:
+def may_match(wanted: Predicate, leaf: Callable[[Compare | IsNull], bool]) -> bool:
     match wanted:
         case And(children):
-            return all(may_match(child, bounds_of) for child in children)
+            return all(may_match(child, leaf) for child in children)
         case Or(children):
-            return any(may_match(child, bounds_of) for child in children)
-        case IsNull(column, negated):
-            bounds = bounds_of(column)
-            if bounds is None or bounds[3] is None:
-                return True
-            return bounds[4] is None or bounds[3] != bounds[4] if negated else bounds[3] > 0
-        case Compare(column, comparison, value):
-            bounds = bounds_of(column)
-            return bounds is None or compare_may_match(bounds, comparison, value)
+            return any(may_match(child, leaf) for child in children)
+        case IsNull() | Compare():
+            return leaf(wanted)
         case Opaque(_):
             return True
         case _:
             assert_never(wanted)
+
+
+def leaf_may_match(wanted: Compare | IsNull, bounds: Bounds | None) -> bool:
+    if isinstance(wanted, Compare):
+        return bounds is None or compare_may_match(bounds, wanted.comparison, wanted.value)
+    if bounds is None or bounds[3] is None:
+        return True
+    return bounds[4] is None or bounds[3] != bounds[4] if wanted.negated else bounds[3] > 0
 
 
 def compare_may_match(bounds: Bounds, comparison: Comparison, value: object) -> bool:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from storage_core.compaction.merges import Reason
 from storage_core.compaction.planner import MergeOperation, WindowDebt, debt, plan
-from storage_core.compaction.policy import SEALED, Reason
+from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED
 from storage_core.compaction.scope import scope_of
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
@@ -99,7 +100,7 @@ def test_late_splits_of_a_sealed_window_are_merged_among_themselves() -> None:
 
 def test_a_window_of_many_targets_is_never_one_merge() -> None:
     config = replace(CONFIG, target_split_bytes=100)
-    adds = [_add(f"big{number}", size=100) for number in range(17)]
+    adds = [_add(f"big{number}", size=100) for number in range(MOST_RUN_TARGETS + 1)]
     assert plan(snapshot(adds, config=config)) == []
     assert _paths(plan(snapshot([*adds, _add("a", size=10), _add("b", size=10)], config=config))) == [
         ["splits/0/a.parquet", "splits/0/b.parquet"]
@@ -157,8 +158,8 @@ def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
 def test_debt_counts_only_what_a_compaction_would_read() -> None:
     adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
     assert debt(snapshot(adds)) == [
-        WindowDebt(0, 2, 20, 2000, 1, 1, (Reason.ASKED,)),
-        WindowDebt(None, 2, 20, 1007, 1, 1, (Reason.ASKED,)),
+        WindowDebt(0, 2, 20, 2000, 2000, 1, 1, (Reason.ASKED,)),
+        WindowDebt(None, 2, 20, 1007, 1007, 1, 1, (Reason.ASKED,)),
     ]
     assert debt(snapshot([_add("a", 0), _add("b", 3600)])) == []
 

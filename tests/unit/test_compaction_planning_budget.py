@@ -1,47 +1,111 @@
-"""Planning looks at columns: what it costs grows with the merges it makes, not with the splits that there are."""
+"""Planning looks at columns: what it costs grows with the merges it makes, not with the splits that there are.
+
+Counted are steps, never seconds: lines of Python run, functions called, of C as well, and records made.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from storage_core.compaction.planner import MOST_INPUTS, debt, plan
+from storage_core.compaction.merges import Merge
+from storage_core.compaction.planner import MOST_INPUTS, MergeOperation, WindowDebt, debt, plan
 from storage_core.compaction.policy import Mode
-from storage_core.testkit.many_splits import snapshot_of_many
+from storage_core.log.actions import Add
+from storage_core.log.file_columns import FILES_SCHEMA
+from storage_core.log.snapshot import Snapshot
+from storage_core.testkit.many_splits import snapshot_of_many, with_splits
 
 SPLITS = 40_000
+FEW_INPUTS = 200
 
 
-def _calls(work: Callable[[], object]) -> int:
-    """Python functions called, generators resumed included."""
-    count = 0
+class _Steps:
+    """Counts, while it is watched by, each line that Python runs, each call, and the calls of single functions."""
 
-    def note(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event == "call"
+    def __init__(self) -> None:
+        self.count = 0
+        self.calls: dict[CodeType, int] = {}
 
-    sys.setprofile(note)
+    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+        self.count += 1
+        if event == "call":
+            self.calls[frame.f_code] = self.calls.get(frame.f_code, 0) + 1
+        return self.trace
+
+    def profile(self, _frame: FrameType, event: str, _argument: object) -> None:
+        self.count += event == "c_call"
+
+    def made(self, record: type) -> int:
+        """How many records of a class were made."""
+        return self.calls.get(record.__init__.__code__, 0)  # type: ignore[misc]  # of the class itself
+
+
+def _steps(work: Callable[[], object]) -> _Steps:
+    work()  # settings parsed, columns put together: what is done once per snapshot
+    steps, before = _Steps(), sys.gettrace()
+    sys.settrace(steps.trace)
+    sys.setprofile(steps.profile)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return count
+        sys.settrace(before)
+    return steps
+
+
+def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot], object]) -> float:
+    """How many steps each split more costs. A loop over splits takes at least one."""
+    few, many = (_steps(partial(work, snapshot_of(count))).count for count in (SPLITS // 2, SPLITS))
+    return (many - few) / (SPLITS // 2)
 
 
 @pytest.mark.parametrize("windows", [1, 400])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_debt_calls_no_function_per_split(windows: int, mode: Mode) -> None:
+def test_debt_takes_no_step_per_split(windows: int, mode: Mode) -> None:
+    # A dozen splits make a merge, for which a loop takes a few steps.
+    assert _per_split(lambda count: snapshot_of_many(count, windows), partial(debt, mode=mode)) < 1 / 2
     many = snapshot_of_many(SPLITS, windows)
     assert sum(each.splits for each in debt(many, mode=mode)) >= SPLITS * 0.9
-    assert _calls(lambda: debt(many, mode=mode)) < SPLITS
+    steps = _steps(lambda: debt(many, mode=mode))
+    assert (steps.made(Add), steps.made(Merge), steps.made(WindowDebt)) == (0, 0, windows)
+
+
+@pytest.mark.parametrize("windows", [1, 400])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_plan_makes_records_only_of_what_it_replaces(windows: int, mode: Mode) -> None:
+    planned = partial(plan, mode=mode, most_inputs=FEW_INPUTS)
+    assert _per_split(lambda count: snapshot_of_many(count, windows), planned) < 1 / 2
+    many = snapshot_of_many(SPLITS, windows)
+    operations = planned(many)
+    steps = _steps(lambda: planned(many))
+    assert steps.made(Add) == sum(len(each.inputs) for each in operations) <= FEW_INPUTS + 256
+    assert steps.made(Merge) == steps.made(MergeOperation) == len(operations)
 
 
 def test_windows_with_nothing_to_do_cost_nothing() -> None:
-    alone = snapshot_of_many(SPLITS, SPLITS)
-    assert _calls(lambda: plan(alone)) < SPLITS / 20
+    assert _per_split(lambda count: snapshot_of_many(count, count), plan) < 1 / 100
+
+
+def test_scopes_and_equal_ages_cost_no_step_per_split() -> None:
+    assert _per_split(_of_many_sources, partial(debt, mode=Mode.POLICY)) < 1 / 2
+
+
+def _of_many_sources(splits: int) -> Snapshot:
+    """Of twenty scopes, all from one commit."""
+    many = snapshot_of_many(splits, 1)
+    files = many.splits.table()
+    source = pa.array([f"source {number % 20}" for number in range(splits)])
+    for name, values in (("sourceId", source), ("addedAtVersion", pa.array(np.ones(splits, np.int64)))):
+        files = files.set_column(FILES_SCHEMA.get_field_index(name), FILES_SCHEMA.field(name), values)
+    return with_splits(many, files)
 
 
 @pytest.mark.parametrize("windows", [1, 400])
@@ -54,3 +118,21 @@ def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(w
         assert operations == plan(many, mode=mode)
     planned = plan(many, mode=Mode.POLICY)
     assert {each.window for each in planned} == {each.window_start for each in debt(many, mode=Mode.POLICY)}
+
+
+@pytest.mark.parametrize("manifests", [1, 7])
+def test_the_plan_does_not_depend_on_where_the_state_lists_a_split(manifests: int) -> None:
+    many = snapshot_of_many(2000, 3)
+    files = many.splits.table()
+    # Of two scopes in turn, and six splits to a commit, so that scopes have to be ordered and ties to be broken.
+    partition = pa.array(["b", "a"] * 1000)
+    files = files.set_column(FILES_SCHEMA.get_field_index("partitionId"), FILES_SCHEMA.field("partitionId"), partition)
+    shuffled = files.take(pa.array(np.random.default_rng(3).permutation(len(files))))
+    step = len(files) // manifests + 1
+    elsewhere = with_splits(many, *(shuffled.slice(at, step) for at in range(0, len(files), step)))
+    listed = with_splits(many, files)
+    for mode in Mode:
+        assert plan(elsewhere, mode=mode) == plan(listed, mode=mode)
+        assert debt(elsewhere, mode=mode) == debt(listed, mode=mode)
+    planned = plan(listed, mode=Mode.POLICY)
+    assert {add.partitionId for each in planned for add in each.inputs[:1]} == {"a", "b"}

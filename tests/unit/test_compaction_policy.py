@@ -8,8 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from storage_core.compaction.policy import MOST_RUN_INPUTS, SEALED, Merge, Mode, Reason, Rules, Splits, choose
-from storage_core.compaction_settings import CompactionSettings
+from storage_core.compaction import policy
+from storage_core.compaction.merges import Merge, Reason
+from storage_core.compaction.policy import SEALED, Mode, Rules, Splits
+from storage_core.compaction_settings import MOST_RUN_INPUTS, CompactionSettings
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -18,7 +20,12 @@ ASKED = replace(RULES, mode=Mode.FINALIZE)
 
 
 def _splits(
-    sizes: Sequence[int], *, merges: Sequence[int] | int = 0, groups: Sequence[int] | None = None, cold: bool = False
+    sizes: Sequence[int],
+    *,
+    merges: Sequence[int] | int = 0,
+    groups: Sequence[int] | None = None,
+    cold: bool = False,
+    rows: int = 1,
 ) -> Splits:
     """Splits of one group (or of `groups`), the oldest first, a second after one another."""
     count = len(sizes)
@@ -27,11 +34,16 @@ def _splits(
         group=group,
         merges=np.array([merges] * count if isinstance(merges, int) else merges, np.int64),
         bytes=np.array(sizes, np.int64),
+        rows=np.full(count, rows, np.int64),
         added_ms=NOW_MS - 1000 * np.arange(count, 0, -1),
         worn=np.zeros(count, np.bool_),
         skipped=np.zeros(count, np.bool_),
         cold=np.full(len(set(group.tolist())), cold, np.bool_),
     )
+
+
+def choose(splits: Splits, rules: Rules) -> list[Merge]:
+    return policy.choose(splits, rules).records()
 
 
 def _rows(merges: list[Merge]) -> list[tuple[int, ...]]:
@@ -121,6 +133,22 @@ def test_a_window_with_too_many_splits_for_one_merge_gets_there_in_steps() -> No
     mature = choose(_splits([1] * count, merges=4, cold=True), RULES)
     assert [(len(merge.rows), merge.merges) for merge in mature] == [(MOST_RUN_INPUTS, 4)]
     assert [len(rows) for rows in _rows(choose(_splits([1] * (2 * count)), ASKED))] == [256, 256, 2]
+
+
+def test_a_window_of_too_many_rows_for_one_merge_is_left_with_mature_splits() -> None:
+    few = replace(RULES, settings=CompactionSettings(run_rows=100))
+    assert _rows(choose(_splits([10] * 3, rows=33, cold=True), few)) == [(0, 1, 2)]
+    assert choose(_splits([10] * 3, rows=34, cold=True), few) == []
+    assert choose(_splits([10] * 12, rows=50), few) == [], "half the rows of a merge are mature"
+    assert _rows(choose(_splits([10] * 12, rows=49), few)) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    asked = replace(few, mode=Mode.FINALIZE)
+    assert _rows(choose(_splits([10] * 5, rows=40), asked)) == [(0, 1), (2, 3)]
+
+
+def test_what_is_left_of_a_lane_waits_whatever_lane_comes_after_it() -> None:
+    heavy = replace(_splits([10] * 14, merges=[0] * 11 + [1] * 3), rows=np.array([1] * 9 + [24] * 5))
+    few = replace(RULES, settings=CompactionSettings(factor=3, most_inputs=9, run_rows=50))
+    assert _rows(choose(heavy, few)) == [tuple(range(9)), (11, 12)]
 
 
 def test_a_skipped_split_is_left_out_and_does_not_ask_for_the_same_work_again() -> None:

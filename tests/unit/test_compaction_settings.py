@@ -18,7 +18,20 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
     assert TableConfig().to_configuration() == {}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"factr":4}', '{"factor":"4"}', '{"factor":1}', '{"most_inputs":9}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"factr":4}',
+        '{"factor":"4"}',
+        '{"factor":1}',
+        '{"most_inputs":9}',
+        '{"most_inputs":257}',
+        '{"generations":1000000}',
+        '{"run_rows":0}',
+    ],
+)
 def test_senseless_figures_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         TableConfig.from_configuration({COMPACTION_KEY: text})

@@ -60,12 +60,12 @@ def test_pieces_of_any_size_make_the_same_output(rows: int) -> None:
     splits = _opened(store, _write(store))
     runs = merge_order([split.read() for split in splits], ORDER).runs
     made = list(pieces(splits, runs, output_schema(splits, SCHEMA, {}), rows))
-    assert [piece.rows.num_rows for piece in made] == [min(rows, 1601 - start) for start in range(0, 1601, rows)]
-    assert all(fingerprint.of(piece.rows) == piece.before for piece in made)
+    assert [piece.num_rows for piece in made] == [min(rows, 1601 - start) for start in range(0, 1601, rows)]
     whole = pa.concat_tables([split.read() for split in splits])
+    assert fingerprint.of(whole) == fingerprint.of(pa.concat_tables(made))
     keys = [("service", "ascending"), ("host", "ascending"), ("at", "descending")]
     expected = whole.cast(SCHEMA).sort_by(keys).drop_columns("value")
-    assert pa.concat_tables([piece.rows for piece in made]).cast(SCHEMA).drop_columns("value").equals(expected)
+    assert pa.concat_tables(made).cast(SCHEMA).drop_columns("value").equals(expected)
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
@@ -112,8 +112,10 @@ def test_the_wider_the_rows_the_fewer_are_in_a_piece() -> None:
     store = MemoryStore("streaming")
     splits = _opened(store, _write(store))
     wide = pa.schema([pa.field(f"c{index}", pa.float64()) for index in range(100 * len(SCHEMA))])
-    assert piece_rows(splits, wide) * 50 < piece_rows(splits, SCHEMA) <= 2**20
-    assert piece_rows(splits, wide, 1) == 8192
+    assert piece_rows(splits, SCHEMA) == row_groups.ROWS_PER_GROUP
+    narrow, wider = (piece_rows(splits, wide, piece_bytes) for piece_bytes in (2**26, 2**24))
+    assert 1024 < wider * 3 < narrow < row_groups.ROWS_PER_GROUP / 7
+    assert piece_rows(splits, wide, 1) == 1024
 
 
 def test_a_float_without_nan_keeps_its_bounds_and_one_with_nan_has_none() -> None:

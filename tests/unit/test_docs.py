@@ -234,12 +234,14 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         indexes=(IndexDefinition("text", "fulltext", ("message",)),),
         region_specs=(RegionSpec(id=2),),
         map_columns={"tags": "merge"},
+        bloom_filters=("host",),
         target_split_bytes=1,
         checkpoint_interval=1,
         checkpoint_format="json",
         checkpoint_compression="none",
         gc_horizon_ms=1,
         version_retention_ms=1,
+        retention_ms=86_400_000,
         late_data=LateData(),
     )
     assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []

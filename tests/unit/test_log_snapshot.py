@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from storage_core.errors import Corrupt, Unsupported
@@ -14,8 +16,11 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.deletion_vector import inline
+from storage_core.log.files import FilesBuilder
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.log_tables import INDEX, SCHEMA, metadata, removal, segment, split
+from storage_core.testkit.many_splits import snapshot_of_many
 
 
 def _info(timestamp: int) -> CommitInfo:
@@ -96,3 +101,20 @@ def test_versions_of_others_take_the_newest_time_that_they_name() -> None:
     found = Snapshot.apply(_created(), 1, [split("a")])
     assert found.timestamp == split("a").modificationTime
     assert Snapshot.apply(found, 2, [Txn(appId="x", version=1)]).timestamp == found.timestamp + 1
+
+
+def test_many_splits_are_found_at_once_as_they_are_found_one_by_one() -> None:
+    listed = snapshot_of_many(100, 10)
+    paths = sorted(snapshot_of_many(100, 10).splits)
+    builder = FilesBuilder(listed.splits)
+    builder.remove(paths[0])
+    marked = replace(listed.splits[paths[1]], deletionVector=inline([3]))
+    builder.add(marked, 101, 1)
+    builder.add(split("new"), 101, 1)
+    files = builder.build()
+    wanted = [paths[2], split("new").path, paths[1], paths[0], "splits/0/nobody.parquet", paths[99]]
+    for loaded in (False, True):
+        assert files.among(wanted) == {path: files[path] for path in wanted if path in files}
+        assert set(files.among(wanted)) == {paths[1], paths[2], paths[99], split("new").path}
+        assert loaded or len(list(files)) == 100  # from here on every split is a record
+    assert files.among([]) == {}

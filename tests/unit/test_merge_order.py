@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.kernel import MergeOrder, Runs, common_type, concatenated, merge_order, take_column
+from storage_core.compaction.columns import route, take_column
+from storage_core.compaction.kernel import MergeOrder, Runs, common_type, concatenated, merge_order
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 
 METRICS = SortOrder(
@@ -38,9 +39,11 @@ def test_the_golden_merge_order_of_page_09(*, as_dictionary: bool) -> None:
         inputs = [table.set_column(0, "metric", table.column(0).dictionary_encode()) for table in inputs]
     runs = merge_order(inputs, METRICS)
     assert _triples(runs) == [(1, 0, 1), (0, 0, 1), (0, 1, 1), (1, 1, 1)]
-    positions = pa.array(runs.runs.positions([2, 2]))
+    way = route(runs.runs.positions([2, 2]), 4)
     columns = [[table.column(name) for table in inputs] for name in ("metric", "ts")]
-    metric, ts = (take_column(each, positions, [2, 2], common_type(each)) for each in columns)
+    metric, ts = (
+        take_column([chunk for column in each for chunk in column.chunks], way, common_type(each)) for each in columns
+    )
     assert list(zip(metric.to_pylist(), ts.to_pylist(), strict=True)) == [
         ("cpu", 200),
         ("cpu", 100),

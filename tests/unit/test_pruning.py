@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
@@ -71,12 +72,34 @@ def test_every_step_reports_what_it_removed_and_the_order_is_kept() -> None:
     wanted = (col("s") == "a") & (col("time") < dt.datetime(1970, 1, 1, 1, tzinfo=dt.UTC)) & (col("n") < 5)
     pruned = prune_table(table_of(splits), wanted.predicate, schema=SCHEMA, time_column="time")
     assert left(splits, wanted.predicate) == ["left", "also left"]
-    assert pruned.steps == (PruneStep("partition", 1, 1), PruneStep("window", 1, 2), PruneStep("min/max", 1, 8))
+    assert pruned.steps == (
+        PruneStep("partition", 1, 1),
+        PruneStep("window", 1, 2),
+        PruneStep("min/max", 1, 8),
+        PruneStep("regex", 0, 0),
+    )
+
+
+def test_a_text_that_an_expression_does_not_match_is_in_no_row_of_its_split() -> None:
+    splits = [
+        bounded("s", "api", "web"),
+        replace(bounded("s", "b", "web"), columnRegexes={"s": "^(b|web)$"}),
+        replace(bounded("s", "c", "web"), columnRegexes={"s": "^(c|prod|web)$", "n": "^1$"}),
+        replace(bounded("s", "d", "web"), columnRegexes={"s": "("}),
+    ]
+    assert left(splits, (col("s") == "prod").predicate) == ["api..web", "c..web", "d..web"]
+    assert left(splits, ((col("s") == "prod") & (col("s") == "web")).predicate) == ["api..web", "c..web", "d..web"]
+    assert left(splits, ((col("s") == "staging") | (col("s") == "b")).predicate) == ["api..web", "b..web", "d..web"]
+    every = ["api..web", "b..web", "c..web", "d..web"]
+    assert left(splits, (col("s") != "prod").predicate) == left(splits, (col("s") >= "prod").predicate) == every
+    assert left(splits, (col("n") == 2).predicate) == every
+    pruned = prune_table(table_of(splits), (col("s") == "prod").predicate, schema=SCHEMA, time_column=None)
+    assert pruned.steps[-1] == PruneStep("regex", 1, 10)
 
 
 def test_without_partition_values_there_is_no_partition_step() -> None:
     pruned = prune_table(table_of([split("a")]), (col("n") == 1).predicate, schema=SCHEMA, time_column=None)
-    assert [step.name for step in pruned.steps] == ["window", "min/max"]
+    assert [step.name for step in pruned.steps] == ["window", "min/max", "regex"]
 
 
 @pytest.mark.parametrize("predicate", [None, (col("n") == 1).predicate], ids=["no filter", "a filter"])
@@ -96,7 +119,7 @@ def test_splits_are_counted_across_batches_of_any_size() -> None:
     files = two.take(pa.array([0] * 70_000 + [1, 0, 1]))
     pruned = prune_table(files, (col("n") >= 2).predicate, schema=SCHEMA, time_column=None)
     assert pruned.keep.to_pylist() == [False] * 70_000 + [True, False, True]
-    assert pruned.steps[-1] == PruneStep("min/max", 70_001, 700_010)
+    assert pruned.steps[1] == PruneStep("min/max", 70_001, 700_010)
 
 
 @pytest.mark.parametrize(

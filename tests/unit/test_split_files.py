@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from storage_core.compaction.invariants import audit
+from storage_core.compaction.audit import audit
 from storage_core.compaction.scope import scope_of
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
@@ -89,7 +89,7 @@ def test_a_split_records_that_its_nulls_are_first(store: MemoryStore) -> None:
     assert add.sortSchema == "service|host:-|timestamp/V2 nulls first"
     assert split.metadata["tidemark.nulls"] == "first"
     assert split.native_sorting() == list(where.order.columns)
-    assert audit(store, snapshot([add], config=config)) == []
+    assert audit(store, snapshot([add], config=config)).violations == ()
     assert scope_of("t", add) != scope_of("t", replace(add, sortSchema="service|host:-|timestamp/V2"))
 
 
@@ -174,7 +174,7 @@ def test_large_batches_are_cut_at_the_target_size_where_the_key_changes(store: M
         {"at": 7200 + i % 7 / 10, "service": name, "host": "h", "count": i * 7919 % 99_991, "value": i / 3}
         for i, name in enumerate(names)
     )
-    small = replace(context(), target_bytes=40_000)
+    small = replace(context(), target_bytes=30_000)
     adds = sort_and_write(store, rows, context=small, ids=SeededIds(1), now_ms=NOW_MS)
     assert len(adds) > 3
     assert all(20_000 < add.size < 60_000 for add in adds)

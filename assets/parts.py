@@ -1,0 +1,45 @@
+"""What a run shows of a job that did a part of its work: which partitions are done, and which failed of what.
+
+A step fails as a whole. So the partitions that are done are recorded one by one before it fails, and only those of the
+windows that failed are failed in the UI, in the status of a backfill, and for whoever runs the failed ones again.
+"""
+
+from __future__ import annotations
+
+from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failure, MetadataValue
+
+from assets.figures import commits_by_partition, metadata_of, windows_failed
+from assets.launcher import PartlyDone
+from assets.partitions import partition_key
+
+DATA_VERSION = "dagster/data_version"
+FAILED_PARTITIONS = "failed_partitions"
+
+_MOST_NAMED = 20
+
+
+def record_part(context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int) -> Failure:
+    """Record the partitions of a ranged run that are done, and return the failure that names the others.
+
+    One event per partition that is done, a row in Dagster's storage each; it names the commit of its own window.
+    """
+    report, metadata = partly.report, metadata_of(partly.report, debt_left)
+    failed = {partition_key(window): why for window, why in windows_failed(report) if window is not None}
+    if context.has_partition_key_range:
+        tags = {DATA_VERSION: str(report["version"])}
+        own = commits_by_partition(report)
+        for name in context.partition_keys:
+            if name not in failed:
+                shown = {**metadata, **own.get(name, {})}
+                context.log_event(AssetMaterialization(key, partition=name, metadata=shown, tags=tags))
+    return Failure(
+        f"{_named(failed)}{partly.description}",
+        {**metadata, **partly.metadata, FAILED_PARTITIONS: MetadataValue.json(failed)},
+        partly.allow_retries,
+    )
+
+
+def _named(failed: dict[str, str]) -> str:
+    names = list(failed)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"windows {', '.join(names[:_MOST_NAMED])}{more}: " if names else ""

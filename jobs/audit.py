@@ -1,0 +1,72 @@
+"""Audit: judge every invariant of splits and compactions by the files (design page 04, "Invariants").
+
+python -m jobs.audit --table-uri … [--window START | --from A --to B] [--since VERSION | --commits N | --last-run]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+
+from jobs import tasks
+from jobs.command import main as command
+from jobs.report import JobReport
+from jobs.request import JobRequest
+from jobs.run import LOG, Figures, JobRun
+from jobs.spark import Answer, Spark
+from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
+from storage_core.compaction.retained import Selection
+
+SUMMARY = "Judge every invariant of splits and compactions by the files. Writes nothing."
+
+MOST_NAMED = 1_000
+"""Of more violations a report gives the number, and these."""
+
+DRIVER_BYTES = 64 * 2**20
+"""Reading less than this here is faster than starting Spark for it."""
+
+
+def run(request: JobRequest, spark: Spark) -> JobReport:
+    """Audit what is requested and return what was found; a violation is a finding, not an error.
+
+    One Spark task per split and merge, of many several; what is small is read by this process. Takes no lease and
+    writes nothing. Raises `Unsupported` for a table whose log others keep.
+    """
+    job = JobRun("audit", request, spark)
+    require_ours(job.before)
+    wanted = request.windows.of_table(job.before.config.window_seconds)
+    which = Selection(holds=wanted.holds, since=request.since, commits=request.commits, last_run=request.last_run)
+    found = audit(job.table.store, job.before, which, run=partial(_execute, job))
+    for each in found.violations:
+        LOG.error("%s: %s: %s", each.invariant, each.path, each.message)
+    return job.report("audited", figures=Figures(splits_in=found.splits), details=_details(found))
+
+
+def _execute(job: JobRun, works: Sequence[Work]) -> Sequence[Answer]:
+    if sum(map(bytes_read, works)) <= DRIVER_BYTES:
+        return [execute(job.table.store, work) for work in works]
+    return job.map(tasks.audit, [{"work": work} for work in works], writes=False)
+
+
+def _details(found: AuditReport) -> dict[str, object]:
+    return {
+        "clean": found.clean,
+        "splits": found.splits,
+        "merges": found.merges,
+        "violated": dict(sorted(Counter(each.invariant for each in found.violations).items())),
+        "violations": [{**asdict(each), "advice": each.advice} for each in found.violations[:MOST_NAMED]],
+        "not_checkable": len(found.unchecked),
+        "unchecked": [asdict(each) for each in found.unchecked[:MOST_NAMED]],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job as a command and return its exit code, which is 0 for findings too: they are in the report."""
+    return command("audit", SUMMARY, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

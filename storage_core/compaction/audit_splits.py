@@ -1,0 +1,249 @@
+"""One live split against TW-1, TW-2 and SS-1 to SS-5, from its file (design page 04, "Invariants").
+
+In memory are the encoded file, the sort columns of one row group, and one other column at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.compaction.invariants import Fault
+from storage_core.compaction.scope import nameless, recorded_order
+from storage_core.config import TableConfig
+from storage_core.errors import InvalidInput
+from storage_core.log.actions import Add, Metadata
+from storage_core.log.schema_registry import schema_hash
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows import column_regex, statistics
+from storage_core.rows.order import is_sorted
+from storage_core.rows.schema import from_schema_string, to_schema_string
+from storage_core.rows.sort_order import SortOrder, bind
+from storage_core.rows.windows import validate_duration, window_starts
+from storage_core.split.encode import present_order
+from storage_core.split.lineage import read_origin
+from storage_core.split.metadata import PREFIX, differences
+from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.writer import row_key
+
+_MOST_SHOWN = 5
+
+# What a split keeps for ever has an id of its own; every other entry that file and log differ in is SS-5.
+_ENTRIES: Mapping[str, str] = {PREFIX + "sort_schema": "SS-4", PREFIX + "nulls": "SS-2"}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedTable:
+    """What of a table its splits are judged by: its id, settings and columns."""
+
+    table_id: str
+    config: TableConfig
+    schema: pa.Schema
+
+    @staticmethod
+    def of(snapshot: Snapshot) -> AuditedTable:
+        """Return it as of a snapshot."""
+        return AuditedTable(snapshot.table_id, snapshot.config, snapshot.schema)
+
+    @staticmethod
+    def from_metadata(metadata: Metadata) -> AuditedTable:
+        """Return it as a `metaData` action says it."""
+        config = TableConfig.from_configuration(metadata.configuration)
+        return AuditedTable(metadata.id, config, from_schema_string(metadata.schemaString))
+
+    def order_of(self, add: Add) -> SortOrder | None:
+        """Return the order that the split is recorded to have; None without one, or if it does not fit the columns."""
+        return None if add.sortSchema is None else recorded_order(add.sortSchema, self.config, self.schema)
+
+
+def audit_split(store: ObjectStore, add: Add, table: AuditedTable) -> list[Fault]:
+    """Return every way in which a split breaks TW-1, TW-2 or SS-1 to SS-5. One GET. Raises what `open_split` raises.
+
+    Of the file as it was written: which of its rows are deleted is no part of it. It is judged by the columns and
+    settings that it was written under, where it records them, else by those of the table.
+    """
+    split = open_split(store, add.as_written)
+    origin = read_origin(split.metadata, add.path)
+    if origin is None:
+        return list(_faults(split, table, table))
+    written = AuditedTable(
+        table.table_id,
+        TableConfig.from_configuration(origin.configuration),
+        from_schema_string(origin.table_schema),
+    )
+    kept = [] if origin.lineage.operation == "compact" else _resorted(add, written)
+    return [*_faults(split, table, written), *kept]
+
+
+def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable) -> Iterator[Fault]:
+    add = split.add
+    yield from _window_faults(split, written.config)
+    yield from _duration_faults(add, coarse=written.config.coarse_window or table.config.coarse_window)
+    order = written.order_of(add)
+    if order is not None:
+        yield from _order_faults(split, order)
+        yield from _missing_column_faults(split, order)
+        yield from _row_key_faults(split, order)
+    yield from _metadata_faults(split, table.table_id)
+    for name in split.schema.names:
+        yield from _statistics_faults(split.read([name]), add)
+    yield from _bounds_of_nothing(split, order)
+
+
+def _window_faults(split: OpenSplit, config: TableConfig) -> Iterator[Fault]:
+    add, column = split.add, config.time_column
+    if add.windowSeconds is None and config.window_seconds is not None:
+        yield Fault("TW-1", f"the split has no window, in a table with windows of {config.window_seconds} s")
+    if add.windowSeconds is None or column is None:
+        return
+    starts: set[int | None] = {None} if column not in split.schema.names and split.rows else set()
+    for batch in split.batches([column]):
+        if column in batch.column_names:
+            starts.update(pc.unique(window_starts(batch.column(column), add.windowSeconds)).to_pylist())
+    if starts - {add.windowStart}:
+        shown = sorted(starts, key=lambda start: (start is None, start))[:_MOST_SHOWN]
+        yield Fault("TW-1", f"expected rows of the window {add.windowStart} only, found {shown}")
+
+
+def _duration_faults(add: Add, *, coarse: bool) -> Iterator[Fault]:
+    if add.windowSeconds is None:
+        return
+    try:
+        validate_duration(add.windowSeconds, coarse=coarse)
+    except InvalidInput as error:
+        yield Fault("TW-2", str(error))
+
+
+def _order_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
+    keys = present_order(order, split.schema.names)
+    if not is_split_sorted(split, keys):
+        other = replace(keys, columns=tuple(replace(each, nulls_first=not each.nulls_first) for each in keys.columns))
+        if is_split_sorted(split, other):
+            nulls = "first" if any(each.nulls_first for each in keys.columns) else "last"
+            yield Fault("SS-2", f"nulls are not {nulls}, as {order.text!r} says; else the rows are sorted by it")
+        else:
+            yield Fault("SS-1", f"the rows are not sorted by {order.text!r}")
+    native = list(keys.columns)
+    if split.row_groups and split.native_sorting() != native:
+        yield Fault("SS-5", f"expected the native sorting columns {native}, found {split.native_sorting()}")
+
+
+def is_split_sorted(split: OpenSplit, keys: SortOrder) -> bool:
+    """Whether the rows of a split are sorted by columns that it has. One row group of those columns in memory."""
+    names = [each.name for each in keys.columns]
+    last: pa.Table | None = None
+    for batch in split.batches(names) if names else ():
+        rows = batch if last is None else pa.concat_tables([last, batch])
+        if not is_sorted(rows, keys):
+            return False
+        last = rows.slice(max(0, rows.num_rows - 1))
+    return True
+
+
+def _missing_column_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
+    """A sort column that the file lacks is null in every row, so nothing may be recorded of its values."""
+    add = split.add
+    places = {each.name: place for place, each in enumerate(order.columns)}
+    for name in sorted(order.described - set(split.schema.names)):
+        named = {"minimum": add.minValues, "maximum": add.maxValues, "expression": add.columnRegexes}
+        found = [f"a {what} {values[name]!r}" for what, values in named.items() if values and name in values]
+        for what, key in (("first", add.minRowKey), ("last", add.maxRowKey)):
+            value = _at(key, places.get(name))
+            found += [] if value is None else [f"{value!r} in the {what} row key"]
+        if (add.nullCounts or {}).get(name, split.rows) != split.rows:
+            found.append(f"{(add.nullCounts or {})[name]} nulls of {split.rows}")
+        if found:
+            yield Fault("SS-3", f"the file has no column {name!r}, which is null then; recorded: {', '.join(found)}")
+
+
+def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
+    if not split.rows:
+        return
+    names = present_order(order, split.schema.names)
+    columns = [each.name for each in names.columns]
+    ends = (("first", split.add.minRowKey, 0), ("last", split.add.maxRowKey, split.row_groups - 1))
+    for what, recorded, group in ends:
+        if recorded is None:
+            continue
+        rows = next(split.batches(columns, groups=[group]))
+        actual = row_key(rows, order, 0 if what == "first" else max(0, rows.num_rows - 1))
+        if _of_columns(recorded, order, columns) != _of_columns(actual, order, columns):
+            yield Fault("SS-5", f"{what} row key: the log says {recorded}, the rows say {actual}")
+
+
+def _of_columns(key: str, order: SortOrder, names: Sequence[str]) -> object:
+    """The parts of a row key that the file has columns for; the others are judged by SS-3."""
+    try:
+        values = json.loads(key)
+    except ValueError:
+        return key
+    if not isinstance(values, list) or len(values) != len(order.columns):
+        return key
+    return [value for value, each in zip(values, order.columns, strict=True) if each.name in names]
+
+
+def _at(key: str | None, place: int | None) -> object:
+    try:
+        values = json.loads(key or "[]")
+    except ValueError:
+        return None
+    return values[place] if place is not None and isinstance(values, list) and place < len(values) else None
+
+
+def _metadata_faults(split: OpenSplit, table_id: str) -> Iterator[Fault]:
+    for message in differences(split.metadata, split.add):
+        yield Fault(_ENTRIES.get(message.partition(":")[0], "SS-5"), message)
+    expected = {"table_id": table_id, "schema_hash": schema_hash(to_schema_string(split.schema))}
+    for name, value in expected.items():
+        if split.metadata.get(PREFIX + name) != value:
+            found = split.metadata.get(PREFIX + name)
+            yield Fault("SS-5", f"{PREFIX + name}: expected {value!r}, the file says {found!r}")
+
+
+def _statistics_faults(column: pa.Table, add: Add) -> Iterator[Fault]:
+    (name,) = column.column_names
+    figures = statistics.compute(column)
+    checks = (
+        ("minimum values", add.minValues, figures.min_values),
+        ("maximum values", add.maxValues, figures.max_values),
+        ("null counts", add.nullCounts, figures.null_counts),
+    )
+    for what, recorded, actual in checks:
+        if recorded is not None and recorded.get(name) != actual.get(name):
+            yield Fault(
+                "SS-5", f"{what}: the log says {recorded.get(name)!r} of {name!r}, the rows say {actual.get(name)!r}"
+            )
+    expression = (add.columnRegexes or {}).get(name)
+    if expression is not None:
+        for message in column_regex.mismatches(column, {name: expression}):
+            yield Fault("SS-5", message)
+
+
+def _bounds_of_nothing(split: OpenSplit, order: SortOrder | None) -> Iterator[Fault]:
+    """What is recorded of columns that the file lacks; of sort columns SS-3 says it."""
+    known = {*split.schema.names, *(() if order is None else order.described)}
+    add = split.add
+    for what, recorded in (
+        ("minimum values", add.minValues),
+        ("maximum values", add.maxValues),
+        ("null counts", add.nullCounts),
+        ("column expressions", add.columnRegexes),
+    ):
+        if strange := sorted({*(recorded or {})} - known):
+            yield Fault("SS-5", f"{what}: the log has some of {', '.join(strange)}, which the file does not have")
+
+
+def _resorted(add: Add, written: AuditedTable) -> list[Fault]:
+    """A split that no merge wrote has the sort schema that its table had when it was written."""
+    try:
+        expected = bind(written.config, written.schema).text
+    except InvalidInput as error:
+        return [Fault("SS-4", f"its own settings do not fit its own columns: {error}")]
+    if add.sortSchema is None or nameless(add.sortSchema) == nameless(expected):
+        return []
+    return [Fault("SS-4", f"the split says {add.sortSchema!r}, its table was sorted by {expected!r} when it was made")]

@@ -1,0 +1,243 @@
+"""Rows deleted while a compaction ran: hidden in its outputs too, so that it commits and they stay deleted.
+
+A compaction that had to be planned again for every delete would never end where deletes are frequent (lesson 26 asks
+for no more than that none is undone). The order of a merge follows from its inputs, so it is computed again from their
+sort columns, and says where each row went. That they are the same rows is looked at, not assumed. Decision 0077.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.compaction.execute import CompactionResult
+from storage_core.compaction.kernel import Positions, Runs, merge_order
+from storage_core.compaction.planner import MergeOperation
+from storage_core.errors import CommitConflict, Corrupt
+from storage_core.ids import Ids
+from storage_core.log.actions import Action, Add, MergedGenerations, Remove
+from storage_core.log.replay import read_version
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows import fingerprint
+from storage_core.rows.fingerprint import RowFingerprint
+from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.vectors import positions, rows_gone, vector_for
+
+_logger = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 65_536
+_NOTHING = RowFingerprint(0, 0)
+
+Places = Mapping[int, BitMap]
+"""Rows by their place in a file, per number of the file among the inputs or outputs of a merge."""
+
+
+class CarryOver:
+    """The `rebase` of a commit of these merges: hides in their outputs what was deleted of their inputs meanwhile.
+
+    On a head where nothing was deleted it makes no request but those of looking up the inputs. Else, per merge of which
+    rows were: ranged GETs of its sort columns once, of the row groups of the deleted rows in inputs and outputs, and
+    one PUT per vector that is stored; where an input is not live, one GET per version since the plan. Of one that a
+    merge has ended all rows are deleted. Raises `CommitConflict` when deleted rows were restored and when nothing is
+    left to replace, `Corrupt` (MC-2) when a row is not where the order says. An input that anything else has removed is
+    left to the checks of the commit.
+    """
+
+    def __init__(
+        self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, CompactionResult]], *, ids: Ids
+    ) -> None:
+        self._store = store
+        self._merges = [_Merge(store, ids, operation, result.adds) for operation, result in merges]
+        self._last: tuple[int, Sequence[Action]] | None = None
+
+    def __call__(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
+        """Return the actions as they have to be on `head`; a split of which no row is left is not among them."""
+        if self._last is None or self._last[0] != head.version:
+            self._last = head.version, self._rebased(actions, head)
+        return self._last[1]
+
+    def _rebased(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
+        removed = [each.path for each in actions if isinstance(each, Remove)]
+        missing = {path for path in removed if path not in head.splits}
+        ended = self._ended(head) & missing if missing else missing
+        if ended != missing:
+            return actions
+        if removed and len(ended) == len(removed):
+            raise CommitConflict(
+                f"merges have ended every row of the {len(removed)} splits to compact; there is nothing to commit, "
+                "plan again"
+            )
+        marked = {path: add for merge in self._merges for path, add in merge.marked(head).items()}
+        changed = [marked.get(each.path, each) if isinstance(each, Add) else each for each in actions]
+        return [each for each in changed if not _is_over(each, ended)]
+
+    def _ended(self, head: Snapshot) -> set[str]:
+        """The splits that left the table last because a merge superseded or deleted the last of their rows.
+
+        None when that cannot be told, for a version since the plan is no longer there.
+        """
+        ended: set[str] = set()
+        planned = min(merge.operation.context.planned_version for merge in self._merges)
+        for version in range(planned + 1, head.version + 1):
+            commit = read_version(self._store, version)
+            if commit is None:
+                return set()
+            ended -= {each.path for each in commit if isinstance(each, Add | Remove)}
+            if any(isinstance(each, MergedGenerations) for each in commit):
+                ended |= {each.path for each in commit if isinstance(each, Remove)}
+        return ended
+
+
+def _is_over(action: Action, ended: Collection[str]) -> bool:
+    match action:
+        case Add():
+            return action.rows_gone is not None and not action.visible_rows
+        case Remove():
+            return action.path in ended
+        case _:
+            return False
+
+
+@dataclass(slots=True, eq=False)
+class _Merge:
+    """One merge and what was carried over so far: `_checked` of its inputs, `_hidden` in its outputs."""
+
+    store: ObjectStore
+    ids: Ids
+    operation: MergeOperation
+    outputs: Sequence[Add]
+    _route: _Route | None = None
+    _checked: dict[int, BitMap] = field(default_factory=dict)
+    _hidden: dict[int, tuple[BitMap, Add]] = field(default_factory=dict)
+
+    def marked(self, head: Snapshot) -> dict[str, Add]:
+        """Return the outputs that hold rows that are deleted on `head`, with a vector that hides them.
+
+        Of inputs that are not live all rows are.
+        """
+        newly = self._newly(head)
+        if not newly:
+            return {}
+        if self._route is None:
+            self._route = _Route.of(self.store, self.operation, self.outputs)
+        self._check({number: rows - self._checked.get(number, BitMap()) for number, rows in newly.items()}, self._route)
+        self._checked |= newly
+        hidden = self._route.outputs_of(newly)
+        _logger.info(
+            "window %s: %d rows that were deleted since version %d are hidden in %d of %d outputs",
+            self.operation.window,
+            sum(map(len, newly.values())),
+            self.operation.context.planned_version,
+            len(hidden),
+            len(self.outputs),
+        )
+        return {self.outputs[number].path: self._add(number, rows) for number, rows in hidden.items()}
+
+    def _newly(self, head: Snapshot) -> Places:
+        """The rows of the inputs that are deleted on `head` and were not in the plan."""
+        live = [head.splits.get(add.path) for add in self.operation.inputs]
+        newly: dict[int, BitMap] = {}
+        for number, (planned, now) in enumerate(zip(self.operation.inputs, live, strict=True)):
+            if now is not None and now.rows_gone == planned.rows_gone:
+                continue
+            before = rows_gone(self.store, planned)
+            after = BitMap(range(planned.numRecords or 0)) if now is None else rows_gone(self.store, now)
+            if not before <= after:
+                raise CommitConflict(
+                    f"{planned.path}: {len(before - after)} deleted rows of it were restored between version "
+                    f"{self.operation.context.planned_version} and {head.version}; plan again",
+                    path=planned.path,
+                )
+            newly[number] = after - before
+        return {number: rows for number, rows in newly.items() if rows}
+
+    def _add(self, number: int, rows: BitMap) -> Add:
+        """The output with these rows hidden, the same as the last time for the same rows."""
+        known = self._hidden.get(number)
+        if known is None or known[0] != rows:
+            add = self.outputs[number]
+            self._hidden[number] = rows, replace(add, deletionVector=vector_for(self.store, add, rows, ids=self.ids))
+        return self._hidden[number][1]
+
+    def _check(self, newly: Places, route: _Route) -> None:
+        expected = _rows_at(self.store, self.operation.inputs, newly)
+        found = _rows_at(self.store, self.outputs, route.outputs_of(newly))
+        if expected != found:
+            inputs = ", ".join(self.operation.inputs[number].path for number in newly)
+            raise Corrupt(
+                f"MC-2: of {inputs} {expected.rows} rows were deleted, with the fingerprint {expected.digest:x}; at "
+                f"their places in the outputs are {found.rows} rows with {found.digest:x}; nothing was committed"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Route:
+    """Where the rows of the inputs are in the outputs. Memory: the runs of the order, and the vectors of the inputs."""
+
+    runs: Runs
+    run_firsts: Positions
+    gone: Sequence[Positions]
+    output_ends: Positions
+
+    @staticmethod
+    def of(store: ObjectStore, operation: MergeOperation, outputs: Sequence[Add]) -> _Route:
+        """Compute the order of the merge again, from the inputs as they were planned."""
+        order = operation.context.order
+        names = {each.name for each in order.columns}
+        splits = [open_split(store, add, whole=False, as_dictionary=True) for add in operation.inputs]
+        runs = merge_order([_sort_columns(split, names) for split in splits], order).runs
+        written = [add.numRecords or 0 for add in outputs]
+        ends = np.cumsum(written, dtype=np.int64)
+        if runs.rows != sum(written):
+            raise Corrupt(
+                f"MC-1: the {len(splits)} inputs of window {operation.window} have {runs.rows} rows, the outputs "
+                f"{sum(written)}; nothing was committed"
+            )
+        firsts = np.cumsum(runs.count) - runs.count
+        return _Route(runs, firsts, [positions(split.gone) for split in splits], ends)
+
+    def outputs_of(self, rows: Places) -> dict[int, BitMap]:
+        """Return the places in the outputs of rows of the inputs that were visible to the merge."""
+        found: dict[int, BitMap] = {}
+        for number, places in rows.items():
+            row = self._output_rows(number, positions(places))
+            output = np.searchsorted(self.output_ends, row, side="right")
+            first = np.concatenate(([0], self.output_ends[:-1]))
+            for each in np.unique(output):
+                there = BitMap((row[output == each] - first[each]).astype(np.uint32))
+                found[int(each)] = found.get(int(each), BitMap()) | there
+        return found
+
+    def _output_rows(self, number: int, places: Positions) -> Positions:
+        # The merge did not see the rows that were gone, and counts without them.
+        visible = places - np.searchsorted(self.gone[number], places)
+        own = np.flatnonzero(self.runs.input == number)
+        own = own[np.argsort(self.runs.start[own], kind="stable")]
+        run = own[np.searchsorted(self.runs.start[own], visible, side="right") - 1]
+        found: Positions = self.run_firsts[run] + visible - self.runs.start[run]
+        return found
+
+
+def _sort_columns(split: OpenSplit, names: Collection[str]) -> pa.Table:
+    # Of a split that has none of them the rows count all the same, and a table without columns has none.
+    return split.read([name for name in split.schema.names if name in names] or split.schema.names[:1])
+
+
+def _rows_at(store: ObjectStore, splits: Sequence[Add], places: Places) -> RowFingerprint:
+    """The fingerprint of all values of these rows, so many of them in memory at a time."""
+    return reduce(fingerprint.combine, _fingerprints(store, splits, places), _NOTHING)
+
+
+def _fingerprints(store: ObjectStore, splits: Sequence[Add], places: Places) -> Iterator[RowFingerprint]:
+    for number, rows in places.items():
+        if rows:
+            split, wanted = open_split(store, splits[number], whole=False), positions(rows)
+            for start in range(0, len(wanted), _ROWS_AT_ONCE):
+                yield fingerprint.of(split.take(wanted[start : start + _ROWS_AT_ONCE]))

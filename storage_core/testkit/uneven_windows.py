@@ -1,0 +1,98 @@
+"""A table with one large window among small ones, the same bytes under the same names in every store it is made in.
+
+Strings of few and of many values, floats of every kind, decimals, dates and booleans, nulls in all that may hold them,
+splits that overlap, and rows that are deleted: everything that a compaction must carry over.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.log.actions import Add, Metadata
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.rows.schema import to_schema_string
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
+from storage_core.table import Table
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.deleted_rows import delete_where
+from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, TABLE_ID, instant
+from storage_core.testkit.ids import SeededIds
+
+LARGE = 394_464 * HOUR_SECONDS
+"""The start of the large window; the small ones follow it."""
+
+WINDOWS = 5
+_BATCHES = 5
+_LARGE_ROWS, _SMALL_ROWS = 2_000, 60
+_FLOATS = (0.0, -0.0, math.nan, math.inf, -math.inf, None, 1 / 3, 5e-324)
+_COLUMNS = (
+    *SCHEMA,
+    pa.field("message", pa.string()),
+    pa.field("price", pa.decimal128(12, 2)),
+    pa.field("day", pa.date32()),
+    pa.field("ok", pa.bool_()),
+)
+
+
+def create(store: ObjectStore) -> None:
+    """Make the table: five splits per window, from five commits, and deleted rows in all of them."""
+    log = TransactionLog(store, clock=ManualClock(1_000 * LARGE), ids=SeededIds(8))
+    schema = pa.schema(list(_COLUMNS))
+    log.create(
+        Metadata(
+            id=TABLE_ID,
+            schemaString=to_schema_string(schema),
+            configuration=CONFIG.to_configuration(),
+            createdTime=log.clock.now_ms(),
+        )
+    )
+    for batch in range(_BATCHES):
+        head = log.snapshot()
+        rows = pa.Table.from_pylist(list(_rows(batch)), schema=schema)
+        adds = sort_and_write(store, rows, context=context_of(head), ids=log.ids, now_ms=log.clock.now_ms())
+        log.commit(head, adds, operation="WRITE")
+    delete_where(log, lambda row: row["count"] % 11 == 0)
+
+
+def rows_of(table: Table) -> Counter[str]:
+    """Return the rows of the table as a multiset, each as text: a NaN equals itself, and -0.0 is not 0.0."""
+    return Counter(repr(sorted(row.items())) for row in table.scan().to_arrow().to_pylist())
+
+
+def stored_splits(uri: str) -> set[str]:
+    """Return the keys of all split files there, whether a version names them or not."""
+    return {info.key for info in open_store(uri).list("splits/")}
+
+
+def live_splits(table: Table) -> list[Add]:
+    """Return the live splits by window, and in it by the first key."""
+    return sorted(table.snapshot.splits.values(), key=lambda add: (add.windowStart or 0, add.minRowKey or ""))
+
+
+def _rows(batch: int) -> Iterator[dict[str, Any]]:
+    for window in range(WINDOWS):
+        start = LARGE + window * HOUR_SECONDS
+        many = _SMALL_ROWS if window else _LARGE_ROWS
+        for number in range(many):
+            count = batch * many + number
+            yield {
+                "at": instant(start + (count * 7_919) % HOUR_SECONDS),
+                "service": f"service {count % 7}",
+                "host": None if count % 13 == 0 else f"host {count * 31 % 17}",
+                "count": count,
+                "value": _FLOATS[count % len(_FLOATS)],
+                "message": None if count % 29 == 0 else f"request {count * 104_729 % 1_000_003} of batch {batch}",
+                "price": None if count % 5 == 0 else Decimal(count * 37 % 100_000) / 100,
+                "day": dt.date(2015, 1, 1) + dt.timedelta(days=count % 400),
+                "ok": None if count % 3 == 0 else count % 2 == 0,
+            }

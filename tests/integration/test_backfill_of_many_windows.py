@@ -1,0 +1,151 @@
+"""A backfill of many short windows: progress by chunk, a damaged window fails alone, a second run does only that one.
+
+TIDEMARK_BACKFILL_DAYS sets how many days of 15-minute windows it takes (2; the full proof is 30, 2,880 windows).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, DagsterInstance
+
+from assets.factory import asset_key
+from assets.launcher import InProcessLauncher
+from assets.partitions import partition_key, partitions_of, span_of
+from jobs.spark import Spark
+from pipelines.backfill import ChunkDone, backfill
+from storage_core import Table
+from storage_core.declaration import TableDeclaration, load
+
+pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]
+
+LOG = logging.getLogger(__name__)
+
+DAYS = int(os.environ.get("TIDEMARK_BACKFILL_DAYS", "2"))
+PER_DAY = 96
+START = dt.datetime(2015, 5, 1, tzinfo=dt.UTC)
+END = START + dt.timedelta(days=DAYS)
+BAD = START + dt.timedelta(days=1, hours=7, minutes=15)
+BAD_NAME = "2015-05-02T07:15"
+COMPACTED: AssetKey = asset_key("ticks", "compacted")
+QUIET = {"telemetry": {"enabled": False}}
+
+DECLARATION = f"""
+name: ticks
+uri: warehouse/ticks
+columns: {{timestamp: timestamp!, value: int!}}
+time_column: timestamp
+window: 15m
+sort_schema: value|timestamp/V2
+partitions: {{start: {START:%Y-%m-%dT%H:%M}, end: {END:%Y-%m-%dT%H:%M}}}
+"""
+
+
+@pytest.fixture
+def declaration(checkout: Path) -> TableDeclaration:
+    file = checkout / "tables" / "ticks.yaml"
+    file.write_text(DECLARATION, encoding="utf-8")
+    return load(file)
+
+
+@pytest.fixture
+def table(declaration: TableDeclaration) -> Table:
+    """Two splits of four rows in each window."""
+    created = Table.declare(declaration)
+    for batch in range(2):
+        moments = (START + dt.timedelta(minutes=15 * number, seconds=batch) for number in range(DAYS * PER_DAY))
+        created.append(
+            [
+                {"timestamp": moment + dt.timedelta(minutes=minute), "value": minute * 7 % 4}
+                for moment in moments
+                for minute in range(4)
+            ]
+        )
+    return Table.open(created.uri)
+
+
+@pytest.fixture
+def instance(checkout: Path) -> Iterator[DagsterInstance]:
+    (checkout / "history").mkdir()
+    with DagsterInstance.local_temp(str(checkout / "history"), overrides=QUIET) as opened:
+        yield opened
+
+
+def damaged(table: Table) -> Path:
+    """Cut a split of the bad window in half; return its file. `repair` makes it whole."""
+    window = int(BAD.timestamp())
+    key = min(path for path, add in table.snapshot.splits.items() if add.windowStart == window)
+    path = Path(table.uri.removeprefix("file://")) / key
+    path.with_name("whole").write_bytes(path.read_bytes())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def repair(file: Path) -> None:
+    file.with_name("whole").replace(file)
+
+
+def statuses(declaration: TableDeclaration, instance: DagsterInstance) -> dict[str, str | None]:
+    span = span_of(declaration)
+    assert span is not None
+    names = [partition_key(span.first + 900 * number) for number in range(DAYS * PER_DAY)]
+    found = instance.get_status_by_partition(COMPACTED, names, partitions_of(span))
+    assert found is not None
+    return {name: status.value if status else None for name, status in found.items()}
+
+
+def windows_with_two(uri: str) -> int:
+    table = Table.open(uri)
+    return len(table.snapshot.splits) - DAYS * PER_DAY
+
+
+def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
+    declaration: TableDeclaration, table: Table, instance: DagsterInstance
+) -> None:
+    file = damaged(table)
+    version = table.version
+    with Spark("local[2]") as spark:
+
+        def fill(*, only_failed: bool) -> list[ChunkDone]:
+            started = time.perf_counter()
+            start, end = (f"{each:%Y-%m-%dT%H:%M}" for each in (START, END))
+            launcher = InProcessLauncher(spark)
+            done = list(
+                backfill(declaration, start, end, only_failed=only_failed, instance=instance, launcher=launcher)
+            )
+            LOG.warning("%d chunks in %.1f s", len(done), time.perf_counter() - started)
+            return done
+
+        first = fill(only_failed=False)
+        assert [(each.number, each.of, each.chunk.windows) for each in first] == [
+            (number, DAYS, PER_DAY) for number in range(1, DAYS + 1)
+        ]
+        assert [(each.rows, each.failed) for each in first] == [
+            (8 * (PER_DAY - 1), (BAD_NAME,)) if number == 1 else (8 * PER_DAY, ()) for number in range(DAYS)
+        ]
+        assert [each.number for each in first if each.error] == [2]
+        assert BAD_NAME in str(first[1].error)
+        assert file.name in str(first[1].error)
+        assert windows_with_two(table.uri) == 1
+        assert Table.open(table.uri).version == version + DAYS
+        found = statuses(declaration, instance)
+        assert {name for name, status in found.items() if status == "FAILED"} == {BAD_NAME}
+        assert {status for name, status in found.items() if name != BAD_NAME} == {"MATERIALIZED"}
+
+        (again,) = fill(only_failed=True)
+        assert (again.chunk.first, again.chunk.windows, bool(again.error)) == (BAD_NAME, 1, True)
+        repair(file)
+        (repaired,) = fill(only_failed=True)
+        assert (repaired.chunk.first, repaired.rows, repaired.error) == (BAD_NAME, 8, None)
+        assert fill(only_failed=True) == []
+
+    assert windows_with_two(table.uri) == 0
+    assert set(statuses(declaration, instance).values()) == {"MATERIALIZED"}
+    assert Table.open(table.uri).snapshot.rows == table.snapshot.rows == DAYS * PER_DAY * 8
+    assert instance.get_runs_count() == DAYS + 2

@@ -1,0 +1,206 @@
+"""A compaction of many windows commits them in groups: what fails, or is killed, takes only its own windows along."""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from jobs import compact, tasks
+from jobs.report import report_of
+from jobs.request import JobRequest, WindowRange
+from jobs.run import JobRun
+from jobs.spark import Spark
+from jobs.window_groups import Bounds, Merge, Outcome, compact_groups, grouped, settle
+from storage_core import Table
+from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.policy import Mode
+from storage_core.errors import Corrupt, Fenced
+from storage_core.lease import break_lease
+from storage_core.log.actions import Remove
+from storage_core.log.snapshot import Snapshot
+
+START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
+FIRST = int(START.timestamp())
+WINDOWS = [FIRST + 3600 * number for number in range(5)]
+IN_PAIRS = Bounds(windows=2)
+
+# The real job in a real process, which kills itself when it is about to make its second commit.
+KILLED_JOB = """
+import os, signal, sys
+from functools import partial
+from jobs import compact
+from jobs.window_groups import Bounds, compact_groups
+from storage_core.log.log import TransactionLog
+commit, made = TransactionLog.commit, []
+def killed(self, *arguments, **named):
+    made.append(named["operation"])
+    if len(made) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return commit(self, *arguments, **named)
+TransactionLog.commit = killed
+compact.compact_groups = partial(compact_groups, bounds=Bounds(windows=2))
+compact.main(["--table-uri", sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Five windows of two splits each; the fourth has by far the most rows."""
+    schema = pa.schema(
+        [pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False), pa.field("text", pa.string())]
+    )
+    created = Table.create(
+        str(tmp_path / "events"), schema, time_column="timestamp", sort_schema="text|timestamp/V2", window="1h"
+    )
+    for batch in range(2):
+        created.append(
+            [
+                {
+                    "timestamp": START + dt.timedelta(hours=hour, seconds=number),
+                    "text": f"{batch}-{number * 7919 % 10_007}",
+                }
+                for hour in range(5)
+                for number in range(2000 if hour == 3 else 20)
+            ]
+        )
+    return Table.open(created.uri)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Spark]:
+    with Spark("local[2]") as session:
+        yield session
+
+
+def rows_of(table: Table) -> Counter[tuple[object, ...]]:
+    return Counter(tuple(row.values()) for row in table.scan().to_arrow().to_pylist())
+
+
+def splits_by_window(uri: str) -> list[int]:
+    return [
+        count
+        for _, count in sorted(Counter(add.windowStart for add in Table.open(uri).snapshot.splits.values()).items())
+    ]
+
+
+def damaged(table: Table, window: int) -> Path:
+    """Cut one split of the window in half; return its file. `repair` makes it whole."""
+    key = min(path for path, add in table.snapshot.splits.items() if add.windowStart == window)
+    path = Path(table.uri.removeprefix("file://")) / key
+    path.with_name("whole").write_bytes(path.read_bytes())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def repair(file: Path) -> None:
+    file.with_name("whole").replace(file)
+
+
+def executed(table: Table, operations: Sequence[MergeOperation]) -> list[Merge]:
+    return [
+        Merge(operation, tasks.compact({"table_uri": table.uri, "operation": operation.to_json()}))
+        for operation in operations
+    ]
+
+
+def everything(snapshot: Snapshot) -> list[MergeOperation]:
+    return plan(snapshot)
+
+
+def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group_are_committed(table: Table) -> None:
+    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), Outcome()
+    with job.leased(everything, ["compact.all"]) as operations:
+        merges = executed(table, operations)
+        gone = merges[1].operation.inputs[0].path
+        table.log.commit(table.snapshot, [Remove(path=gone, deletionTimestamp=1)], operation="DELETE")
+        settle(job, merges, outcome)
+    assert [(each.window, each.kind) for each in outcome.failed.values()] == [(WINDOWS[1], "conflict")]
+    assert gone in outcome.failed[WINDOWS[1]].reason
+    assert [each.windows for each in outcome.commits] == [tuple(each for each in WINDOWS if each != WINDOWS[1])]
+    assert splits_by_window(table.uri) == [1] * 5
+    assert gone not in Table.open(table.uri).snapshot.splits
+
+
+def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_ends_it(table: Table) -> None:
+    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), Outcome()
+    with job.leased(everything, ["compact.all"]) as operations:
+        first, second, third = grouped(operations, IN_PAIRS)
+        tokens = []
+        for group in (first, second):
+            settle(job, executed(table, group), outcome)
+            tokens.append(Table.open(table.uri).snapshot.fences["compact.all"])
+        break_lease(table.log, "compact.all", "somebody")
+        with pytest.raises(Fenced):
+            settle(job, executed(table, third), outcome)
+    assert tokens == [1, 2]
+    assert Table.open(table.uri).snapshot.fences["compact.all"] == 3
+    assert WINDOWS[3] in outcome.commits[0].windows, "the largest window comes first"
+    assert sorted(splits_by_window(table.uri)) == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.spark
+def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table: Table, spark: Spark) -> None:
+    expected, file = rows_of(table), damaged(table, WINDOWS[1])
+    job = JobRun("compact", JobRequest(table_uri=table.uri), spark)
+    with job.leased(everything, ["compact.all"]) as operations:
+        outcome = compact_groups(job, operations, IN_PAIRS)
+    assert outcome.failed.keys() == {WINDOWS[1]}
+    assert outcome.failed[WINDOWS[1]].kind == "corrupt"
+    assert file.name in outcome.failed[WINDOWS[1]].reason
+    done = [window for each in outcome.commits for window in each.windows]
+    assert sorted(str(each) for each in done) == [str(each) for each in WINDOWS if each != WINDOWS[1]]
+    assert sorted(each.version for each in outcome.commits) == [3, 4, 5]
+    assert splits_by_window(table.uri) == [1, 2, 1, 1, 1]
+    assert sum(expected.values()) == Table.open(table.uri).snapshot.rows
+
+
+@pytest.mark.spark
+def test_a_request_that_names_a_skipped_window_tries_it_again_and_a_repaired_one_is_done(
+    table: Table, spark: Spark
+) -> None:
+    expected = rows_of(table)
+    file = damaged(table, WINDOWS[1])
+    every = JobRequest(table_uri=table.uri)
+    with pytest.raises(Corrupt, match=f"the windows {WINDOWS[1]} were not compacted") as refused:
+        compact.run(every, spark)
+    report = report_of(refused.value)
+    assert report is not None
+    assert report.details["windows"] == [each for each in WINDOWS if each != WINDOWS[1]]
+    assert [each["version"] for each in report.details["commits"]] == [report.version]  # type: ignore[attr-defined]
+    assert compact.run(every, spark).status == "nothing_to_do"
+    named = JobRequest(table_uri=table.uri, windows=WindowRange(WINDOWS[0], WINDOWS[4]))
+    scheduled = JobRequest(table_uri=table.uri, windows=named.windows, mode=Mode.POLICY)
+    assert compact.run(scheduled, spark).status == "nothing_to_do"
+    with pytest.raises(Corrupt, match=file.name):
+        compact.run(named, spark)
+    (skip,) = Table.open(table.uri).snapshot.mergeskips.values()
+    assert skip.skipCount == 2
+    repair(file)
+    done = compact.run(named, spark)
+    assert (done.status, done.details["windows"], done.details["windows_failed"]) == ("committed", [WINDOWS[1]], [])
+    assert not Table.open(table.uri).snapshot.mergeskips
+    assert rows_of(Table.open(table.uri)) == expected
+
+
+@pytest.mark.spark
+def test_a_driver_that_is_killed_loses_no_group_that_was_committed(table: Table, spark: Spark) -> None:
+    expected = rows_of(table)
+    killed = subprocess.run([sys.executable, "-c", KILLED_JOB, table.uri], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert sorted(splits_by_window(table.uri)) in ([1, 1, 2, 2, 2], [1, 2, 2, 2, 2])
+    left = sum(count == 2 for count in splits_by_window(table.uri))
+    assert rows_of(Table.open(table.uri)) == expected
+
+    report = compact.run(JobRequest(table_uri=table.uri), spark)
+
+    assert len(report.details["windows"]) == left  # type: ignore[arg-type]
+    assert splits_by_window(table.uri) == [1] * 5
+    assert rows_of(Table.open(table.uri)) == expected

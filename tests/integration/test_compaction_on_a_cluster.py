@@ -1,0 +1,205 @@
+"""Compaction on a cluster of one master and two workers that share with the job an S3 store and nothing else.
+
+It runs here, on the cluster, and through a Spark Connect server on the cluster, and what comes out is the same to the
+byte. Three values in a split are drawn anew by whoever writes it, and are left out of the comparison: its own name, the
+id that the splits of one operation share, and the seal, a checksum over both. All are of one length, so that every
+other byte of the file, pages and footer, is compared at its place; and of the log's actions all but the name, the time
+of writing, and the checksum of the whole file.
+
+Then a second attempt of a task runs beside the first, and an executor is killed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import collect
+from jobs.code_archive import ROOT
+from jobs.request import JobRequest, to_argv
+from jobs.spark import Spark
+from storage_core import Table
+from storage_core.log.actions import Add
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.split.metadata import PREFIX
+from storage_core.testkit.copies import copy_into
+from storage_core.testkit.s3_server import S3Server
+from storage_core.testkit.standalone_cluster import StandaloneCluster
+from storage_core.testkit.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
+from tests.integration.troubled_compaction import lose_the_executor, straggle
+
+pytestmark = pytest.mark.spark
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.8",  # every small window is done before a second attempt at the large one
+    "spark.speculation.minTaskRuntime": "1s",
+}
+DRAWN = ("path", "operation_id", "seal")
+
+
+@pytest.fixture(scope="module")
+def original() -> MemoryStore:
+    store = MemoryStore("original")
+    create(store)
+    return store
+
+
+@pytest.fixture(scope="module")
+def s3(_s3_server: S3Server) -> Iterator[S3Server]:
+    """The S3 server of all tests, and for those of this file an environment that lets in."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _s3_server.environment.items():
+            patch.setenv(name, value)
+        _s3_server.front.forget()
+        yield _s3_server
+
+
+@pytest.fixture
+def uri(original: MemoryStore, s3: S3Server) -> str:
+    return copied(original, s3.uri(f"tables/{uuid4()}"))
+
+
+@pytest.fixture(scope="module")
+def cluster(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    folder = tmp_path_factory.mktemp("spark") / "cluster"
+    with StandaloneCluster(folder, workers=2, environment=s3.environment) as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A table after its compaction, the report of it, and how many tasks ran on each executor."""
+
+    uri: str
+    report: Mapping[str, Any]
+    tasks: Mapping[str, int]
+
+
+@pytest.fixture(scope="module")
+def on_cluster(cluster: StandaloneCluster, original: MemoryStore, s3: S3Server) -> Compacted:
+    """Compacted by a driver of its own. It ends before the Connect server takes the cores of the cluster."""
+    uri = copied(original, s3.uri(f"tables/{uuid4()}"))
+    request = JobRequest(table_uri=uri, master=cluster.master)
+    return Compacted(uri, compact(request, cluster.driver_environment), cluster.tasks())
+
+
+@pytest.fixture(scope="module")
+def server(cluster: StandaloneCluster, on_cluster: Compacted) -> str:
+    assert on_cluster.tasks
+    return cluster.start_connect_server(SPECULATION)
+
+
+def copied(original: MemoryStore, uri: str) -> str:
+    copy_into(open_store(uri), original)
+    return uri
+
+
+def compact(request: JobRequest, environment: Mapping[str, str], *program: object) -> dict[str, Any]:
+    """Run the job as a command, or another program that takes its arguments, and return the report."""
+    command = [str(each) for each in program or ("jobs.compact",)]
+    ended = subprocess.run(
+        [sys.executable, "-m", *command, *to_argv(request), "--json"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr[-4_000:]
+    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert report["status"] == "committed"
+    return report
+
+
+def through_connect(server: str) -> dict[str, str]:
+    """The environment of a job that knows of a Connect server and nothing else, and has no Java to start."""
+    return {**os.environ, "SPARK_REMOTE": server, "JAVA_HOME": "/nowhere"}
+
+
+def outputs(uri: str) -> list[tuple[bytes, Add]]:
+    """The live splits as bytes and as actions, without what is drawn anew."""
+    store = open_store(uri)
+    return [nameless(store.get(add.path).data, add) for add in live_splits(Table.open(uri))]
+
+
+def nameless(data: bytes, add: Add) -> tuple[bytes, Add]:
+    described = pq.read_metadata(io.BytesIO(data)).metadata
+    for name in DRAWN:
+        value = described[f"{PREFIX}{name}".encode()]
+        data = data.replace(value, b"*" * len(value))
+    return data, replace(add, path="", modificationTime=0, xxh3="")
+
+
+def executors_by_application(tasks: Mapping[str, int]) -> dict[str, int]:
+    applications = [each.split("/")[0] for each in tasks]
+    return {each: applications.count(each) for each in applications}
+
+
+def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
+    cluster: StandaloneCluster, on_cluster: Compacted, server: str, original: MemoryStore, uri: str, tmp_path: Path
+) -> None:
+    here = copied(original, (tmp_path / "here").as_uri())
+    expected = rows_of(Table.open(here))
+    reports = [
+        on_cluster.report,
+        compact(JobRequest(table_uri=uri), through_connect(server)),
+        compact(JobRequest(table_uri=here, master="local[2]"), os.environ),
+    ]
+    results = [outputs(each) for each in (on_cluster.uri, uri, here)]
+    assert len(results[0]) == WINDOWS
+    assert results[0] == results[1] == results[2]
+    assert all(rows_of(Table.open(each)) == expected for each in (on_cluster.uri, uri, here))
+    assert {report["rows_out"] for report in reports} == {expected.total()}
+    assert sum(on_cluster.tasks.values()) == WINDOWS, "a task per merge, and none besides"
+    spread = executors_by_application(cluster.tasks())
+    assert sorted(spread.values()) == [2, 2], f"both executors of the job's own driver and of the server: {spread}"
+
+
+def test_of_two_attempts_at_a_task_that_both_end_one_is_committed(server: str, uri: str, tmp_path: Path) -> None:
+    expected, inputs = rows_of(Table.open(uri)), stored_splits(uri)
+    trouble = ("tests.integration.troubled_compaction", straggle.__name__, tmp_path, LARGE)
+    report = compact(JobRequest(table_uri=uri), through_connect(server), *trouble)
+    second = (tmp_path / "attempt 2").read_text(encoding="utf-8").splitlines()
+    assert (tmp_path / "attempt 1").exists(), "both wrote their files"
+    assert len(second) == WINDOWS, "the small windows did not wait for the large one"
+    assert_one_commit_and_orphans_for_the_collector(uri, expected, inputs, report)
+
+
+def test_a_task_whose_executor_is_lost_is_done_again(
+    cluster: StandaloneCluster, server: str, uri: str, tmp_path: Path
+) -> None:
+    expected, inputs = rows_of(Table.open(uri)), stored_splits(uri)
+    lost = sum(cluster.tasks("ExecutorLostFailure").values())
+    trouble = ("tests.integration.troubled_compaction", lose_the_executor.__name__, tmp_path, LARGE)
+    report = compact(JobRequest(table_uri=uri), through_connect(server), *trouble)
+    assert sum(cluster.tasks("ExecutorLostFailure").values()) > lost, "an executor was lost with a task"
+    assert_one_commit_and_orphans_for_the_collector(uri, expected, inputs, report)
+
+
+def assert_one_commit_and_orphans_for_the_collector(
+    uri: str, expected: object, inputs: set[str], report: Mapping[str, Any]
+) -> None:
+    table = Table.open(uri)
+    assert [entry.operation for entry in table.history()].count("COMPACT") == 1
+    assert (table.version, rows_of(table)) == (report["version"], expected)
+    live = {add.path for add in live_splits(table)}
+    assert len(live) == WINDOWS
+    orphans = stored_splits(uri) - inputs - live
+    assert orphans, "what the other attempt wrote"
+    collected = collect.run(JobRequest(table_uri=uri, horizon_ms=0), Spark())
+    assert collected.details["deleted_keys"] == sorted(orphans)
+    assert rows_of(Table.open(uri)) == expected

@@ -1,0 +1,111 @@
+"""The driver of a compaction is killed at random moments, while its tasks work and while it commits.
+
+`tests/e2e/test_killed_compaction.py` kills it just before and just after the commit; here nobody chooses the moment.
+Afterwards every window is as it was or as it should be, all in one step, and the next run finishes. What the dead left
+behind is collected once the horizon has passed. `TIDEMARK_KILLS` kills more often.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from jobs import collect
+from jobs.code_archive import ROOT
+from jobs.request import JobRequest, to_argv
+from jobs.spark import Spark
+from storage_core import Table
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.resolve import open_store
+from storage_core.testkit.copies import copy_into
+from storage_core.testkit.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
+
+pytestmark = pytest.mark.spark
+
+KILLS = int(os.environ.get("TIDEMARK_KILLS", "2"))
+PATIENCE_S = 120.0
+LONGEST_S = 0.2
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+AN_HOUR_MS = 3_600_000
+
+
+@contextmanager
+def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The job as a process, which is gone after the block."""
+    command = [sys.executable, "-m", "jobs.compact", *to_argv(JobRequest(table_uri=uri, master="local[2]"))]
+    with log.open("wb") as told:
+        environment = {**os.environ, "JAVA_TOOL_OPTIONS": QUICK_START}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=told)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_outputs(uri: str, wanted: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when so many splits more are stored than at first, or the job has ended."""
+    before = len(stored_splits(uri))
+    deadline = time.monotonic() + PATIENCE_S
+    while len(stored_splits(uri)) < before + wanted and process.poll() is None:
+        assert time.monotonic() < deadline, f"no {wanted} outputs in {PATIENCE_S} s"
+        time.sleep(0.005)
+
+
+def compacted(table: Table, inputs: set[str]) -> bool:
+    """Whether the table is compacted; when it is not, it is as it was. Nothing in between passes."""
+    live = {add.path for add in live_splits(table)}
+    if live == inputs:
+        return False
+    assert not live & inputs, "every window in one step"
+    assert len(live) == WINDOWS
+    return True
+
+
+def test_wherever_the_driver_is_killed_all_windows_are_compacted_or_none(tmp_path: Path) -> None:
+    original = MemoryStore("original")
+    create(original)
+
+    def copy(name: str) -> str:
+        uri = (tmp_path / name).as_uri()
+        copy_into(open_store(uri), original)
+        return uri
+
+    random = Random(20_150_101)
+    uri = copy("killed")
+    expected, inputs = rows_of(Table.open(uri)), {add.path for add in live_splits(Table.open(uri))}
+    for number in range(KILLS):
+        with compaction(uri, tmp_path / f"{number}.log") as process:
+            wait_for_outputs(uri, random.randint(1, WINDOWS), process)  # before the first of them nothing can go wrong
+            time.sleep(random.uniform(0.0, LONGEST_S))
+        table = Table.open(uri)
+        assert rows_of(table) == expected
+        if compacted(table, inputs):
+            uri = copy(f"killed-{number}")
+    with compaction(uri, tmp_path / "last.log") as process:
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "last.log").read_text()
+    table = Table.open(uri)
+    assert compacted(table, inputs)
+    assert rows_of(table) == expected
+    assert [entry.operation for entry in table.history()].count("COMPACT") == 1
+    assert_collected_after_the_horizon(table, inputs)
+
+
+def assert_collected_after_the_horizon(table: Table, inputs: set[str]) -> None:
+    expected = rows_of(table)
+    live = {add.path for add in live_splits(table)}
+    orphans = stored_splits(table.uri) - inputs - live
+    collect.run(JobRequest(table_uri=table.uri, horizon_ms=AN_HOUR_MS), Spark())
+    assert stored_splits(table.uri) == inputs | live | orphans, "they may be the work of a run that is under way"
+    collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), Spark())
+    assert stored_splits(table.uri) == inputs | live
+    assert rows_of(Table.open(table.uri)) == expected

@@ -1,0 +1,83 @@
+"""The job `compact` with trouble planted in the task of the large window: a driver for tests, and what its tasks run.
+
+python -m tests.integration.troubled_compaction straggle FOLDER --table-uri … --master …
+
+The workers are processes of this machine; what they tell each other and the test is in FOLDER, by file names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from jobs import compact, tasks
+from storage_core.compaction.planner import MergeOperation
+
+PATIENCE_S = 60.0
+
+
+def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The first attempt on the large window writes its files, and answers only when another has written its own."""
+    answer = tasks.compact(item)
+    if _is_of(large, item):
+        me = _attempt(folder)
+        told = ["wrote", *sorted(path.name for path in Path(folder).glob("small *"))]
+        (Path(folder) / f"attempt {me}").write_text("\n".join(told), encoding="utf-8")
+        if me == 1:
+            _wait_for(Path(folder) / "attempt 2")
+    else:
+        (Path(folder) / f"small {uuid4()}").touch()
+    return answer
+
+
+def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The first attempt on the large window writes its files, and then its executor is killed."""
+    answer = tasks.compact(item)
+    if _is_of(large, item) and _attempt(folder) == 1:
+        os.kill(_parent_of(os.getppid()), signal.SIGKILL)
+        time.sleep(PATIENCE_S)  # the end comes with that of the executor
+    return answer
+
+
+def _is_of(large: int, item: Mapping[str, Any]) -> bool:
+    return MergeOperation.from_json(item["operation"]).window == large
+
+
+def _attempt(folder: str) -> int:
+    """1 for the first process that asks, 2 for the next."""
+    number = 1
+    while True:
+        try:
+            (Path(folder) / f"begun {number}").touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
+def _parent_of(process: int) -> int:
+    """A task's Python is a child of a Python that starts them, which is a child of the executor."""
+    told = subprocess.run(["ps", "-o", "ppid=", "-p", str(process)], capture_output=True, text=True, check=True)
+    return int(told.stdout)
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+TROUBLES = {"straggle": straggle, "lose_the_executor": lose_the_executor}
+
+if __name__ == "__main__":
+    trouble, place, window, *arguments = sys.argv[1:]
+    tasks.compact = partial(TROUBLES[trouble], place, int(window))  # the driver's; workers import their own
+    sys.exit(compact.main(arguments))

@@ -1,0 +1,255 @@
+"""A compactor ends at every request of a compaction, before and after it takes effect; no row changes, ever.
+
+The put of the version decides. Before it there are only files that no version names: nobody reads them, the next
+compaction makes its own, and the collector finds them. While it ran, somebody may have deleted rows of its inputs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pyarrow as pa
+import pytest
+
+from storage_core.compaction import planner
+from storage_core.config import TableConfig
+from storage_core.errors import CommitConflict, CommitUnknown
+from storage_core.formats.keys import KeyKind, parse
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.log.history import HistoryEntry
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.copies import copy_of
+from storage_core.testkit.deleted_rows import delete_where
+from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable, Row
+
+SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("host", pa.string()), ("n", pa.int64()), ("text", pa.string())])
+START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)
+CONFIG = TableConfig(
+    time_column="at",
+    window_seconds=900,
+    sort_schema="host|timestamp/V2",
+    checkpoint_interval=0,
+    version_retention_ms=0,
+    gc_horizon_ms=0,
+)
+SMALL, LARGE = 60, 2_200
+Numbers = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is compacted: so many rows in each of two windows, of which `gone` are deleted before and `later` while.
+
+    The compaction writes `outputs` splits, and `vectors` as objects.
+    """
+
+    rows: int
+    outputs: int
+    vectors: int = 0
+    config: TableConfig = CONFIG
+    gone: Callable[[int], bool] | None = None
+    later: Callable[[int], bool] | None = None
+
+    def meanwhile(self, objects: ObjectStore) -> None:
+        """Delete what is deleted while the compaction runs; another process does it."""
+        if self.later is not None:
+            _delete(_process(objects, 20), self.later)
+
+
+def _few(n: int) -> bool:
+    return n % 7 == 3
+
+
+def _many(n: int) -> bool:
+    """Scattered, and so many that a vector is an object, but none of the outputs is worn at once."""
+    return n * n % 1_009 < 300
+
+
+def _most(n: int) -> bool:
+    return n * n % 1_009 < 850
+
+
+CASES: Mapping[str, Case] = {
+    "plain windows": Case(rows=SMALL, outputs=2),
+    "windows with deletion vectors": Case(rows=LARGE, outputs=2, gone=_most),
+    "rows deleted meanwhile": Case(rows=SMALL, outputs=2, later=_few),
+    "vectors, and many rows deleted meanwhile": Case(rows=LARGE, outputs=2, vectors=2, gone=_few, later=_many),
+    "several outputs, and rows deleted meanwhile": Case(
+        rows=300, outputs=6, config=replace(CONFIG, target_split_bytes=3_000), later=_few
+    ),
+}
+
+
+def _row(n: int, window: int) -> Row:
+    at = START + dt.timedelta(seconds=900 * window + n * 7 % 600)
+    return {"at": at, "host": f"h{n % 5}", "n": n, "text": f"{n * n % 1_000_003:x}"}
+
+
+def _process(store: ObjectStore, seed: int) -> KeyedTable:
+    return KeyedTable(store, ids=SeededIds(seed))
+
+
+def _delete(table: KeyedTable, gone: Callable[[int], bool]) -> None:
+    delete_where(table.log, lambda row: gone(row["n"]))
+
+
+@cache
+def start(name: str) -> MemoryStore:
+    """Two windows of three splits each."""
+    case, store = CASES[name], MemoryStore("windows")
+    table = KeyedTable(store).create(SCHEMA, case.config)
+    for first in range(3):
+        table.append([_row(n, n % 2) for n in range(first, 2 * case.rows, 3)])
+    if case.gone is not None:
+        _delete(table, case.gone)
+    return store
+
+
+def numbers(store: ObjectStore) -> Numbers:
+    """What the rows of the table are, each of them once and as it was written."""
+    rows = _process(store, 1_000).base_rows()
+    assert all(row == _row(int(str(row["n"])), int(str(row["n"])) % 2) for row in rows)
+    found = frozenset(int(str(row["n"])) for row in rows)
+    assert len(found) == len(rows), "no row twice"
+    return found
+
+
+def _expected(name: str, *, later: bool) -> Numbers:
+    case = CASES[name]
+    gone = [each for each in (case.gone, case.later if later else None) if each is not None]
+    return frozenset(n for n in range(2 * case.rows) if not any(each(n) for each in gone))
+
+
+def compact(name: str, store: FaultStore, objects: MemoryStore) -> bool:
+    """One run of a compaction, during which somebody deletes what the case says, and whether it committed anything."""
+    return _process(store, 2).compact(lambda: CASES[name].meanwhile(objects)) is not None
+
+
+@cache
+def trace(name: str) -> tuple[str, ...]:
+    """Of each request of an undisturbed run the key that it puts."""
+    objects = copy_of(start(name))
+    store = FaultStore(objects)
+    assert compact(name, store, objects)
+    return tuple(each.request.key if each.request.kind == "put" else "" for each in store.trace)
+
+
+def _kinds(keys: Sequence[str]) -> list[KeyKind]:
+    return [parsed.kind for key in keys if (parsed := parse(key)) is not None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_compaction_of_the_matrix_does_what_its_name_says(name: str) -> None:
+    case = CASES[name]
+    kinds = _kinds(trace(name))
+    assert kinds.count(KeyKind.SPLIT) == case.outputs
+    assert kinds.count(KeyKind.VECTOR) == case.vectors
+    assert kinds.count(KeyKind.VERSION) == 1 + (case.later is not None), "the put that the delete has won, and ours"
+    before = _process(start(name), 3).snapshot
+    assert len(before.splits) == 6
+    assert any(add.rows_gone for add in before.splits.values()) == (case.gone is not None)
+
+
+def _compactions(store: ObjectStore) -> int:
+    return sum(entry.operation == "COMPACT" for entry in _process(store, 1_000).log.history())
+
+
+def _named(snapshot: Snapshot) -> set[str]:
+    """The objects of the base that the newest version names."""
+    vectors = {add.rows_gone.path for add in snapshot.splits.values() if add.rows_gone is not None}
+    return {*snapshot.splits, *(path for path in vectors if path is not None)}
+
+
+def _files(store: ObjectStore) -> set[str]:
+    return {info.key for info in store.list("splits/")}
+
+
+@pytest.mark.parametrize("side", list(CrashFault))
+@pytest.mark.parametrize("name", CASES)
+def test_a_compactor_may_end_at_any_request(name: str, side: CrashFault) -> None:
+    decisive = max(number for number, key in enumerate(trace(name)) if _kinds([key]) == [KeyKind.VERSION])
+    judged: list[tuple[frozenset[str], bool]] = []
+    for number in range(len(trace(name))):
+        objects = copy_of(start(name))
+        store = FaultStore(objects)
+        store.at(number, side)
+        with pytest.raises(Crash):
+            compact(name, store, objects)
+        committed = number > decisive or (number == decisive and side is CrashFault.AFTER)
+        assert _compactions(objects) == committed
+        state = frozenset(info.key for info in objects.list("")), committed
+        if state not in judged:  # requests that only read leave the same objects behind
+            judged.append(state)
+            _judge(name, objects, committed=committed)
+    case = CASES[name]
+    different = 1 + case.outputs + case.vectors
+    if side is CrashFault.AFTER:
+        different += 1 + (case.later is not None)  # with the last split but without the delete, and with the version
+    assert len(judged) == different, "nothing, each split, each vector"
+    print(f"{name}, {side}: {len(trace(name))} requests, {different} tables")  # noqa: T201 -- for `pytest -rA`
+
+
+def _judge(name: str, left: MemoryStore, *, committed: bool) -> None:
+    """The rows are those of before; the next run does what is left to do; then the collector takes what is over."""
+    table = _process(left, 4)
+    expected = _expected(name, later=_was_deleted(name, left))
+    assert numbers(left) == expected
+    orphans = _files(left) - _named(table.snapshot) - _files(start(name))
+    _require_sound(left, orphans)
+    assert (table.compact() is None) == committed, "a run that committed left nothing to do"
+    assert planner.plan(table.snapshot) == []
+    assert _compactions(left) == 1
+    assert numbers(left) == expected
+    assert orphans.isdisjoint(_named(table.snapshot)), "nobody takes up what another run left behind"
+    assert orphans <= _files(left), "and nobody but the collector removes it"
+    table.log.checkpoint(table.snapshot)
+    collect(left, table.log, clock=ManualClock(START_MS + 10**9, step_ms=1))
+    assert _files(left) == _named(table.snapshot), "orphans and inputs, and nothing else"
+    assert numbers(left) == expected
+    _require_sound(left, set())
+
+
+def _was_deleted(name: str, left: MemoryStore) -> bool:
+    return any(entry.operation == "DELETE" for entry in _new(name, left))
+
+
+def _new(name: str, left: MemoryStore) -> list[HistoryEntry]:
+    first = _process(start(name), 3).snapshot.version
+    return [entry for entry in _process(left, 3).log.history() if entry.version > first]
+
+
+def _require_sound(store: MemoryStore, orphans: set[str]) -> None:
+    """`fsck` names these objects as those that no version names, and finds no damage."""
+    findings = fsck(store, clock=ManualClock(START_MS + 10**9), deep=True).findings
+    assert [each for each in findings if each.kind is not Kind.UNREFERENCED] == []
+    assert orphans <= {each.key for each in findings}
+
+
+@pytest.mark.parametrize("fault", list(PutFault))
+def test_a_lost_reply_to_any_put_leaves_one_compaction_or_none(fault: PutFault) -> None:
+    name = "vectors, and many rows deleted meanwhile"
+    for number in [number for number, key in enumerate(trace(name)) if key]:
+        objects = copy_of(start(name))
+        store = FaultStore(objects)
+        store.at(number, fault)
+        ended = False
+        with suppress(CommitConflict, CommitUnknown):
+            ended = compact(name, store, objects)
+        store.deliver()
+        expected = _expected(name, later=_was_deleted(name, objects))
+        assert numbers(objects) == expected
+        assert _compactions(objects) >= ended
+        _process(objects, 4).compact()
+        assert _compactions(objects) == 1
+        assert numbers(objects) == expected

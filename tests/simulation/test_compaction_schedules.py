@@ -1,0 +1,240 @@
+"""Compactions that take long, beside writers, merges, deletes and each other, any of which may end at any request.
+
+One thread, and a seed for the order of events: a compaction begins, others act, it commits much later or never. After
+every event the table holds what a dictionary holds. A compaction is refused only where another one was there first, or
+where nothing of its splits is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from storage_core.compaction import planner
+from storage_core.compaction.carry_over import CarryOver
+from storage_core.compaction.execute import CompactionResult, execute
+from storage_core.compaction.planner import MergeOperation
+from storage_core.config import TableConfig
+from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Kind
+from storage_core.gc.collect import collect
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.deleted_rows import delete_where
+from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
+from tests.simulation.seeds import naming, seed_blocks
+
+SEEDS = 12
+EVENTS = 40
+CONFIG = TableConfig(
+    primary_key=("tailnum",),
+    target_split_bytes=1_000,
+    checkpoint_interval=7,
+    version_retention_ms=10**9,
+    gc_horizon_ms=0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A compaction that has written its splits and committed nothing yet, and the store of its process."""
+
+    table: KeyedTable
+    store: FaultStore
+    snapshot: Snapshot
+    merges: list[tuple[MergeOperation, CompactionResult]]
+
+    @property
+    def inputs(self) -> set[str]:
+        return {add.path for operation, _ in self.merges for add in operation.inputs}
+
+    def commit(self) -> Snapshot:
+        carry = CarryOver(self.store, self.merges, ids=self.table.ids)
+        actions = [action for _, result in self.merges for action in result.actions]
+        return self.table.log.commit(self.snapshot, actions, operation="COMPACT", rebase=carry).snapshot
+
+
+class World:
+    """One table, who works on it, and what it should hold. `met` counts what happened."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.clock = ManualClock(step_ms=1)
+        self.objects = MemoryStore("world", clock=self.clock)
+        self.table = KeyedTable(self.objects, SeededIds(seed), self.clock).create(config=CONFIG)
+        self.base: dict[object, object] = {}
+        self.waiting: dict[object, object] = {}
+        self.batch: list[str] = []
+        self.running: list[Running] = []
+        self.compacted: set[str] = set()
+        self.met: Counter[str] = Counter()
+        self._processes = 1_000 * seed
+
+    def run(self) -> None:
+        """Let everything happen, then let everybody come to an end."""
+        self.write()
+        self.merge()
+        chances = {self.write: 4, self.merge: 6, self.delete: 2, self.begin: 2, self.commit: 2}
+        for event in self.random.choices(list(chances), list(chances.values()), k=EVENTS):
+            event()
+            self.check()
+        while self.running:
+            self.commit()
+            self.check()
+        self.end()
+
+    def write(self) -> None:
+        """New rows, rows in place of others (sometimes of all of the last batch), and deletes; a generation of them."""
+        known = sorted(map(str, self.base.keys() | self.waiting.keys()))
+        with self.table.writer() as writer:
+            fresh = [f"n{self.random.randrange(10**6):06}" for _ in range(self.random.choice([1, 5, 60]))]
+            again = self.random.sample(known, min(len(known), self.random.choice([0, 3, 40])))
+            again += self.batch if self.random.random() < 0.4 else []
+            self.batch = fresh
+            values = {name: self.random.randrange(10**6) for name in [*fresh, *again]}
+            writer.put([{"tailnum": name, "seats": value} for name, value in values.items()])
+            gone = self.random.sample(known, min(len(known), self.random.choice([0, 2, 20])))
+            writer.delete(gone)
+            writer.flush()
+        self.waiting.update(values)
+        self.waiting.update(dict.fromkeys(gone))
+
+    def merge(self) -> None:
+        table, store = self._process()
+        self._endanger(store, 20)
+        before = self._commits("MERGE")
+        try:
+            table.merge()
+        except Crash:
+            self.met["a merge ended"] += 1
+        if self._commits("MERGE") > before:
+            self.base = {name: value for name, value in {**self.base, **self.waiting}.items() if value is not None}
+            self.waiting = {}
+
+    def delete(self) -> None:
+        """Delete rows of the base that nobody is about to write, as a statement would."""
+        known = sorted(map(str, self.base.keys() - self.waiting.keys()))
+        gone = set(self.random.sample(known, min(len(known), self.random.choice([1, 10, 50]))))
+        if gone:
+            delete_where(self.table.log, lambda row: row["tailnum"] in gone)
+            self.base = {name: value for name, value in self.base.items() if name not in gone}
+
+    def begin(self) -> None:
+        table, store = self._process()
+        self._endanger(store, 30)
+        try:
+            snapshot = table.snapshot
+            operations = planner.plan(snapshot)
+            done = [(each, execute(store, each, ids=table.ids, now_ms=table.clock.now_ms())) for each in operations]
+        except Crash:
+            self.met["a compaction ended before its commit"] += 1
+            return
+        store.forget()
+        if done:
+            self.running.append(Running(table, store, snapshot, done))
+
+    def commit(self) -> None:
+        """One of the compactions that run commits, unless it ends or a reply is lost."""
+        if not self.running:
+            return
+        each = self.running.pop(self.random.randrange(len(self.running)))
+        self._endanger(each.store, 12)
+        if self.random.random() < 0.3:
+            each.store.on_put("_transaction_log/0", self.random.choice(list(PutFault)))
+        before, live = self._commits("COMPACT"), set(self.table.snapshot.splits)
+        refused: CommitConflict | None = None
+        try:
+            each.commit()
+        except Crash:
+            self.met["a compaction ended in its commit"] += 1
+        except (CommitUnknown, Unavailable):
+            self.met["a compaction did not learn what became of it"] += 1
+        except CommitConflict as error:
+            refused = error
+            self.met["a compaction was refused"] += 1
+        each.store.deliver()
+        committed = self._commits("COMPACT") - before
+        assert committed <= (refused is None), "at most once, and never when it says no"
+        assert refused is None or each.inputs & self.compacted or not each.inputs & live, f"who was first? {refused}"
+        if committed:
+            assert not each.inputs & self.compacted, "a split is compacted once"
+            self.compacted |= each.inputs
+            self._count(each, live)
+
+    def check(self) -> None:
+        """The table holds what the dictionary holds, each key once."""
+        rows = self.table.base_rows()
+        assert {row["tailnum"]: row["seats"] for row in rows} == self.base
+        assert len(rows) == len(self.base)
+
+    def end(self) -> None:
+        """Nothing waits, nothing is left to compact, nothing is damaged, and the collector leaves only what is live."""
+        while self.waiting:
+            self.merge()
+        while self.table.compact() is not None:
+            self.check()
+        self.check()
+        self.table.log.checkpoint(self.table.snapshot)
+        late = ManualClock(START_MS + 10**10, step_ms=1)
+        collect(self.objects, self.table.log, clock=late, horizon_ms=0)
+        self.check()
+        found = fsck(self.objects, clock=late, deep=True).findings
+        assert [each for each in found if each.kind is not Kind.UNREFERENCED] == []
+
+    def _process(self) -> tuple[KeyedTable, FaultStore]:
+        self._processes += 1
+        store = FaultStore(self.objects)
+        return KeyedTable(store, SeededIds(self._processes), self.clock), store
+
+    def _endanger(self, store: FaultStore, requests: int) -> None:
+        """Sometimes the process ends at one of its next requests."""
+        if self.random.random() < 0.25:
+            number = len(store.trace) + self.random.randrange(requests)
+            store.at(number, self.random.choice(list(CrashFault)))
+
+    def _commits(self, operation: str) -> int:
+        return sum(entry.operation == operation for entry in self.table.log.history())
+
+    def _count(self, each: Running, live: set[str]) -> None:
+        outputs = [add.path for _, result in each.merges for add in result.adds]
+        splits = self.table.snapshot.splits
+        self.met["a compaction committed"] += 1
+        self.met["it had several outputs"] += len(outputs) > 1
+        self.met["deleted rows were carried over"] += any(path in splits and splits[path].rows_gone for path in outputs)
+        self.met["an input had been ended by a merge"] += not each.inputs <= live
+        self.met["an output had no row left"] += any(path not in splits for path in outputs)
+
+
+@cache
+def simulate(seed: int) -> World:
+    with naming(seed):
+        world = World(seed)
+        world.run()
+    return world
+
+
+@seed_blocks(SEEDS)
+def test_whatever_the_order_of_events_no_row_is_lost_and_none_comes_back(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+def test_the_seeds_meet_everything_that_can_happen_to_a_compaction() -> None:
+    met: Counter[str] = sum((simulate(seed).met for seed in range(SEEDS)), Counter())
+    print(dict(met))  # noqa: T201 -- for `pytest -rA`
+    assert {name for name, times in met.items() if times} >= {
+        "a compaction committed",
+        "it had several outputs",
+        "deleted rows were carried over",
+        "an input had been ended by a merge",
+        "a compaction was refused",
+        "a compaction ended before its commit",
+        "a compaction ended in its commit",
+        "a merge ended",
+    }

@@ -1,0 +1,112 @@
+"""Debt: what there is to do in each window, why, how many bytes, what the next run costs, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from storage_core.compaction.debt import Debt, NextRun, Skipped, Task, debt
+from storage_core.compaction.planner import MOST_INPUTS, plan
+from storage_core.compaction.policy import Mode
+from storage_core.config import HOUR_MS
+from storage_core.log.actions import Add, MergeSkip
+from storage_core.log.deletion_vector import inline
+from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
+from storage_core.testkit.many_splits import SPLIT_BYTES, snapshot_of_many
+
+RETENTION_MS = 10 * HOUR_MS
+KEEPING = replace(CONFIG, retention_ms=RETENTION_MS)
+
+
+def _add(name: str, window: int | None, *, size: int = 1000) -> Add:
+    return Add(
+        path=f"splits/{'null' if window is None else window}/{name}.parquet",
+        size=size,
+        modificationTime=1,
+        numRecords=10,
+        numMergeOps=0,
+        windowStart=window,
+        windowSeconds=HOUR_SECONDS,
+        sortSchema=CONFIG.sort_schema,
+    )
+
+
+def _skip(add: Add, *, until: int | None = 5000, count: int = 2) -> MergeSkip:
+    return MergeSkip(
+        path=add.path, skipTimestamp=0, reason="it is torn", operation="compact", retryAfter=until, skipCount=count
+    )
+
+
+def _tasks(found: Sequence[Debt]) -> list[tuple[int | None, Task, int]]:
+    return [(each.window_start, each.task, each.splits) for each in found]
+
+
+def test_a_window_to_compact_says_why_and_what_the_next_run_reads_and_writes() -> None:
+    worn = replace(_add("b", 0, size=600), deletionVector=inline(range(5)))
+    assert debt(snapshot([_add("a", 0), worn, _add("alone", 3600)]), now_ms=0) == [
+        Debt(
+            window_start=0,
+            task=Task.COMPACT,
+            reasons=("asked",),
+            splits=2,
+            rows=15,
+            bytes=1600,
+            merges=1,
+            outputs=1,
+            next_run=NextRun(splits=2, outputs=1, read_bytes=1600, written_bytes=1300),
+        )
+    ]
+
+
+def test_a_window_that_has_left_is_to_expire_and_not_to_compact_and_costs_no_request_but_the_commit() -> None:
+    adds = [_add(name, window) for window in (0, HOUR_SECONDS) for name in ("a", "b")]
+    held = snapshot(adds, config=KEEPING)
+    assert _tasks(debt(held, now_ms=HOUR_MS + RETENTION_MS - 1)) == [
+        (0, Task.COMPACT, 2),
+        (HOUR_SECONDS, Task.COMPACT, 2),
+    ]
+    found = debt(held, now_ms=HOUR_MS + RETENTION_MS)
+    assert _tasks(found) == [(0, Task.EXPIRE, 2), (HOUR_SECONDS, Task.COMPACT, 2)]
+    assert found[0] == Debt(
+        window_start=0, task=Task.EXPIRE, reasons=("retention",), splits=2, rows=20, bytes=2000, next_run=NextRun()
+    )
+
+
+def test_a_window_whose_splits_are_skipped_waits_and_says_why_how_often_and_until_when() -> None:
+    adds = [_add("a", 0), _add("b", 0), _add("c", None), _add("d", None), _add("e", None)]
+    skips = [_skip(adds[0]), _skip(adds[2], until=None, count=7)]
+    held = snapshot(adds, mergeskips=skips)
+    waiting, compacting = debt(held, now_ms=4999)
+    assert waiting == Debt(
+        window_start=0,
+        task=Task.WAIT,
+        reasons=("skipped",),
+        splits=1,
+        rows=10,
+        bytes=1000,
+        skipped=(Skipped(path=adds[0].path, reason="it is torn", count=2, until=5000),),
+    )
+    assert (compacting.window_start, compacting.task, compacting.splits) == (None, Task.COMPACT, 2)
+    assert compacting.skipped == (Skipped(path=adds[2].path, reason="it is torn", count=7, until=None),)
+    assert _tasks(debt(held, now_ms=5000)) == [(0, Task.COMPACT, 2), (None, Task.COMPACT, 2)]
+
+
+def test_skips_of_windows_that_leave_and_of_splits_that_are_gone_hold_up_nothing() -> None:
+    adds = [_add("a", 0), _add("b", 0)]
+    gone = _add("gone", 7200)
+    held = snapshot(adds, config=KEEPING, mergeskips=[_skip(adds[0], until=None), _skip(gone, until=None)])
+    assert _tasks(debt(held, now_ms=HOUR_MS + RETENTION_MS)) == [(0, Task.EXPIRE, 2)]
+
+
+def test_debt_of_very_many_splits_says_what_the_next_run_takes_of_it() -> None:
+    many = snapshot_of_many(3 * MOST_INPUTS, 3)
+    found = debt(many, now_ms=10**13, mode=Mode.POLICY)
+    planned = plan(many, now_ms=10**13, mode=Mode.POLICY)
+    assert sum(each.splits for each in found) > 2 * MOST_INPUTS
+    assert sum(each.next_run.splits for each in found) == sum(len(each.inputs) for each in planned)
+    assert all(each.next_run.read_bytes == each.next_run.splits * SPLIT_BYTES for each in found)
+    assert all(0 < each.next_run.splits < each.splits for each in found)
+
+
+def test_without_anything_to_do_there_is_no_debt() -> None:
+    assert debt(snapshot([_add("a", 0), _add("b", 3600)], config=KEEPING), now_ms=0) == []
