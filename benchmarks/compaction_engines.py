@@ -4,7 +4,7 @@ End to end, in one warm Spark session of two cores with the settings of Tidemark
 checks and commits. The peers have the same files: Spark reads, sorts and writes them; Delta runs `OPTIMIZE` and
 `OPTIMIZE ZORDER BY` the columns of our order on tables made of them. All write zstd 3. Ratios are of processor seconds
 of the session's JVM, its Python workers and this process; the wall time is printed beside them. Everything was run once
-on small files before.
+on a tenth of the rows before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure(*, small: bool) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # its level is 3 by default
         if not small:
-            _all(Path(folder) / "small", spark, 1_000, delta=bool(jars))
+            _all(Path(folder) / "small", spark, rows // 10, delta=bool(jars))
         taken = _all(Path(folder) / "large", spark, rows, delta=bool(jars))
     own = taken.pop("ours")
     yield Figure(name="compact job, wall", value=own.wall, unit="s")

@@ -39,6 +39,7 @@ def _lake(folder: Path, order: str, files: tuple[str, ...]) -> duckdb.DuckDBPyCo
         sys.exit("this Python has no DuckLake")
     (extension,) = Path(package.origin).parent.rglob("*.duckdb_extension")
     connection = duckdb.connect(config={"threads": 1})
+    connection.execute("SET enable_progress_bar = false")  # it would be in what is printed
     connection.execute(f"LOAD '{extension}'")
     connection.execute(f"ATTACH 'ducklake:{folder}/catalog.ducklake' AS lake (DATA_PATH '{folder}/data/')")
     for option, value in (("parquet_compression", "zstd"), ("parquet_compression_level", 3)):

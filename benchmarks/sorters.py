@@ -55,6 +55,7 @@ def arrow_copy(given: Given, folder: Path) -> None:
 def duckdb_sort(given: Given, folder: Path) -> None:
     """Sort all rows by DuckDB."""
     with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("SET enable_progress_bar = false")  # it would be among the figures
         connection.execute(
             f"COPY (SELECT * FROM read_parquet({list(given.files)}) ORDER BY {SQL_KEY}) "  # noqa: S608 -- our own
             f"TO '{folder}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {ZSTD_LEVEL})"

@@ -46,7 +46,7 @@ def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> 
 
 
 def test_the_small_benchmark_of_compaction_plans_many_splits_and_says_what_opening_them_takes() -> None:
-    figures = _figures("compaction")
+    figures = _figures("compaction_planning")
     case = "10,000 splits in 100 windows"
     for step in ("open", "plan of", "debt of"):
         assert {f"{step} {case}", f"{step} {case}, processor"} <= {figure["name"] for figure in figures}

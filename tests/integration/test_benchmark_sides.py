@@ -45,7 +45,7 @@ def test_the_copy_keeps_the_rows_of_the_files_as_they_are(given: Given, tmp_path
 
 
 def test_in_a_merged_file_a_query_for_one_series_reads_a_part_of_the_pages(tmp_path: Path) -> None:
-    merged(sorters.ours, points.given(tmp_path / "given", 4, 4_000, 6), tmp_path / "ours")
+    merged(sorters.ours, points.given(tmp_path / "given", 4, 20_000, 6), tmp_path / "ours")
     (file,) = (tmp_path / "ours").iterdir()
     whole = bytes_read([file], "SELECT metric, value0 FROM rows")
     one = bytes_read([file], f"SELECT metric, value0 FROM rows WHERE metric = '{points.NAMES[0]}'")
