@@ -36,7 +36,7 @@ from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import bind
 from storage_core.rows.windows import split_by_window
 from storage_core.split.context import SplitContext
-from storage_core.split.encodings import DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encoding, choose
+from storage_core.split.encodings import CHOSEN_DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encoding, choose
 from storage_core.split.row_groups import ROWS_PER_GROUP
 from storage_core.split.write import sort_and_write
 
@@ -208,7 +208,7 @@ def write(
         compression_level=ZSTD_LEVEL,
         use_dictionary=[name for name in rows.column_names if name not in others],
         column_encoding=others or None,
-        dictionary_pagesize_limit=None if encodings is None else DICTIONARY_BYTES,
+        dictionary_pagesize_limit=None if encodings is None else CHOSEN_DICTIONARY_BYTES,
         row_group_size=ROWS_PER_GROUP,
         max_rows_per_page=page_rows,
         write_page_index=True,

@@ -12,7 +12,7 @@ from storage_core.ids import Ids
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.encode import encoded_bytes_per_row
-from storage_core.split.encodings import LEAST_ROWS, Encodings, choose
+from storage_core.split.encodings import Encodings, choose
 from storage_core.split.writer import SplitHead, SplitWriter
 
 IN_MEMORY_BYTES: Final = 32 * 2**20
@@ -25,7 +25,7 @@ class Expected:
 
     `rows` is how many there are, `most_bytes` about what they take at most, `may_hold_nan` the columns that may hold
     NaN. `next_key` maps a row, counted from 0 over all, to the first from there on whose key is not that of the row
-    before it, or to `rows`. `encodings` None: they are chosen from the first piece.
+    before it, or to `rows`. `encodings` None: they are chosen from the first piece; empty: they are Parquet's own.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class Emission:
 
     def _prepare(self, rows: pa.Table) -> None:
         expected, context = self._expected, self._head.context
-        if expected.encodings is None and expected.rows >= LEAST_ROWS:
+        if expected.encodings is None:
             self._encodings = choose(rows, expected.rows)
         if expected.most_bytes > context.target_bytes:
             self._bytes_per_row = encoded_bytes_per_row(rows, context.order, self._encodings)

@@ -17,7 +17,14 @@ import pyarrow.parquet as pq
 from storage_core.errors import InvalidInput
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
-from storage_core.split.encodings import DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encodings, by_dictionary
+from storage_core.split.encodings import (
+    CHOSEN_DICTIONARY_BYTES,
+    DICTIONARY_BYTES,
+    ROWS_PER_PAGE,
+    ZSTD_LEVEL,
+    Encodings,
+    by_dictionary,
+)
 from storage_core.split.sink import Sink
 
 BLOOM_FALSE_POSITIVES: Final = 0.01
@@ -80,7 +87,7 @@ class FileWriter:
             write_page_index=True,
             write_page_checksum=True,
             max_rows_per_page=ROWS_PER_PAGE,
-            dictionary_pagesize_limit=DICTIONARY_BYTES,
+            dictionary_pagesize_limit=CHOSEN_DICTIONARY_BYTES if encodings else DICTIONARY_BYTES,
             sorting_columns=_native_sorting(order, plain),
             bloom_filter_options=None if bloom_filters is None else bloom_filters.options(plain),
         )

@@ -27,8 +27,12 @@ ROWS_PER_PAGE: Final = 4096
 DICTIONARY_BYTES: Final = 65_536
 """Where a dictionary stops paying in so small a row group; Parquet's mebibyte would hold every value of a number."""
 
+CHOSEN_DICTIONARY_BYTES: Final = 2**20
+"""The same where dictionaries are chosen: so of values that come again, and texts have long ones."""
+
 LEAST_ROWS: Final = 32_768
-"""Below, a choice costs more than it saves: such a split is small, and soon merged into one that is not."""
+"""Of fewer rows that arrive a choice costs more than it saves: they are merged soon. What was chosen on fewer is no
+choice for more."""
 
 _SAMPLE_SLICES: Final = 4
 _SAMPLE_ROWS: Final = ROWS_PER_PAGE
@@ -91,13 +95,13 @@ def choose(rows: pa.Table, total_rows: int, *, byte_stream_split: bool = False) 
 def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema) -> dict[str, Encoding] | None:
     """Return the choice that most rows of the inputs were written with, given as (rows, metadata of the file).
 
-    None, for a choice anew, where files of half the rows or more recorded none, or none of them has a column that has
-    one. A record of another release that names an unknown encoding counts as none.
+    None, for a choice anew, where files of half the rows or more recorded none or have less than `LEAST_ROWS`, or none
+    of them has a column that has one. A record of another release that names an unknown encoding counts as none.
     """
     votes: dict[str, dict[Encoding, int]] = {}
     voting = 0
     for rows, metadata in inputs:
-        choice = recorded(metadata)
+        choice = recorded(metadata) if rows >= LEAST_ROWS else {}
         voting += rows if choice else 0
         for name, encoding in choice.items():
             ballot = votes.setdefault(name, {})
@@ -171,7 +175,7 @@ def _size(sample: pa.ChunkedArray, encoding: Encoding, factor: float, growth: fl
         use_dictionary=by_dictionary,
         column_encoding=None if by_dictionary else {"c": encoding.value},
         max_rows_per_page=ROWS_PER_PAGE,
-        dictionary_pagesize_limit=DICTIONARY_BYTES,
+        dictionary_pagesize_limit=CHOSEN_DICTIONARY_BYTES,
         write_statistics=False,
         store_schema=False,
         metadata_collector=collected,

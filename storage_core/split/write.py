@@ -17,7 +17,7 @@ from storage_core.rows.windows import split_by_window
 from storage_core.split.context import SplitContext
 from storage_core.split.emission import Emission, Expected
 from storage_core.split.encode import nan_columns, next_key_change, present_order
-from storage_core.split.encodings import LEAST_ROWS, choose
+from storage_core.split.encodings import LEAST_ROWS, Encodings, choose
 from storage_core.split.lineage import APPENDED, Lineage
 from storage_core.split.writer import SplitHead, SplitWriter
 
@@ -47,6 +47,7 @@ def sort_and_write(
             most_bytes=ordered.nbytes,
             may_hold_nan=nan_columns(ordered),
             next_key=partial(next_key_change, ordered, context.order),
+            encodings=_choice(ordered),
         )
         emission = Emission(store, head, expected, ids)
         emission.add(ordered)
@@ -73,10 +74,14 @@ def write_split(
     row lies outside the window (TW-1), `CommitUnknown` when the store did not say whether it kept the file.
     """
     head = SplitHead(context=context, window=window, num_merge_ops=num_merge_ops, now_ms=now_ms, lineage=lineage)
-    encodings = choose(rows, rows.num_rows) if rows.num_rows >= LEAST_ROWS else {}
-    writer = SplitWriter(head, split_id, rows.schema, encodings, rows=rows.num_rows, may_hold_nan=nan_columns(rows))
+    may_hold_nan = nan_columns(rows)
+    writer = SplitWriter(head, split_id, rows.schema, _choice(rows), rows=rows.num_rows, may_hold_nan=may_hold_nan)
     writer.add(rows)
     return writer.finish(store)
+
+
+def _choice(rows: pa.Table) -> Encodings:
+    return choose(rows, rows.num_rows) if rows.num_rows >= LEAST_ROWS else {}
 
 
 def _by_window(rows: pa.Table, context: SplitContext) -> list[tuple[int | None, pa.Table]]:

@@ -132,11 +132,26 @@ def test_a_merge_of_small_splits_chooses_on_its_own_rows() -> None:
 def test_a_choice_is_inherited_from_more_than_half_of_the_rows_only() -> None:
     schema = pa.schema([("n", pa.int64()), ("flag", pa.bool_())])
     delta, plain = (record({"n": each}) for each in (Encoding.DELTA_BINARY_PACKED, Encoding.PLAIN))
-    assert inherited([(10, delta), (9, {})], schema) == {"n": Encoding.DELTA_BINARY_PACKED}
-    assert inherited([(10, delta), (10, {})], schema) is None
-    assert inherited([(10, delta), (11, plain)], schema) == {"n": Encoding.PLAIN}
-    assert inherited([(10, delta)], schema.append(pa.field("m", pa.int64()))) is None
-    assert inherited([(10, {"tidemark.encodings": '{"n":"RICE"}'})], schema) is None
+    most, half = LEAST_ROWS + 1, LEAST_ROWS
+    assert inherited([(most, delta), (half, {})], schema) == {"n": Encoding.DELTA_BINARY_PACKED}
+    assert inherited([(half, delta), (half, {})], schema) is None
+    assert inherited([(half, delta), (most, plain)], schema) == {"n": Encoding.PLAIN}
+    assert inherited([(most, delta)], schema.append(pa.field("m", pa.int64()))) is None
+    assert inherited([(most, {"tidemark.encodings": '{"n":"RICE"}'})], schema) is None
+
+
+def test_what_a_small_merge_chose_is_no_choice_for_a_larger_one() -> None:
+    delta = record({"n": Encoding.DELTA_BINARY_PACKED})
+    assert inherited([(LEAST_ROWS - 1, delta)] * 12, pa.schema([("n", pa.int64())])) is None
+
+
+def test_a_merge_chooses_however_few_rows_it_has() -> None:
+    store, ids = MemoryStore("encodings"), SeededIds(1)
+    parts = [_events(900, first=part * 900) for part in range(2)]
+    adds = [add for rows in parts for add in sort_and_write(store, rows, context=context(), ids=ids, now_ms=1)]
+    (operation, *_) = plan(snapshot(adds))
+    merged = execute(store, operation, ids=ids, now_ms=2).adds
+    assert recorded(open_split(store, merged[0]).metadata)["count"] is Encoding.DELTA_BINARY_PACKED
 
 
 def test_splits_of_all_encodings_merge_into_the_same_rows() -> None:
