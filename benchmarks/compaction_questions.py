@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks import points
-from benchmarks.compaction_kernel import grown_mib
+from benchmarks.compaction_kernel import grown_by_merge
 from benchmarks.compaction_sizes import write
 from benchmarks.figures import Figure, command, median
 from benchmarks.page_reads import bytes_read
@@ -89,7 +89,7 @@ def _fan_in(root: Path, operation: MergeOperation) -> Iterator[Figure]:
         first = replace(operation, inputs=operation.inputs[:fan_in])
         files = tuple(str(root / add.path) for add in first.inputs)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            grown = fresh.submit(grown_mib, Given(root, files, first.to_json(), 0)).result()
+            grown = fresh.submit(grown_by_merge, Given(root, files, first.to_json(), 0)).result()
         yield Figure(name=f"{name}, growth of a fresh process in one merge", value=grown, unit="MiB")
 
 

@@ -3,8 +3,8 @@
 Flights and weather of a year, and a web server's access log, in windows and as a whole. "Arrival" is the order in which
 rows came in (the weather by the hour). Files of the peers have the codec, the pages and the row groups of a split, with
 Arrow's default encodings or with encodings chosen on a sample as splits choose them; they carry no metadata of ours.
-"Sorted and chosen" are such files in the order of the splits: a split of less than 32,768 rows keeps default encodings
-(decision 0065), which those files do not. "Pages" are the bytes without footers, indexes and metadata, which are most
+"Splits" are those that compaction leaves, one per window or one of all; "sorted and chosen" are files of the peers in
+their order. "Pages" are the bytes without footers, indexes and metadata, which are most
 of a file in windows of a hundred rows. Reads: the same rows in 32 splits as they arrived, each sorted, and in the one
 that a merge makes of them; neither has windows, which is what serves a range of time.
 """
@@ -165,13 +165,24 @@ def _sizes(data: Data, *, windows: bool) -> Iterator[Figure]:
     order = data.context(windows=windows).order
     in_order = [part.take(pa.array(sort_indices(part, order))) for part in arrived]
     default, chosen = (_written(arrived, chosen=each) for each in (False, True))
-    with tempfile.TemporaryDirectory() as folder:
-        context = data.context(windows=windows)
-        adds = sort_and_write(LocalStore(folder), data.rows, context=context, ids=SystemIds(), now_ms=1)
-        splits = _total([_size(Path(folder) / add.path) for add in adds])
+    splits = _compacted(data, data.context(windows=windows))
     for what, own in ((f"{name}, splits", splits), (f"{name}, sorted and chosen", _written(in_order, chosen=True))):
         yield from _against(what, own, "arrival order, default encodings", (default, AIM))
         yield from _against(what, own, "arrival order, chosen encodings", (chosen, None))
+
+
+def _compacted(data: Data, context: SplitContext) -> Size:
+    """What the splits take that compaction leaves of rows which arrived in parts, one per window or one of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        store, arrived = LocalStore(folder), dict[int | None, list[Add]]()
+        step = -(-data.rows.num_rows // ARRIVING)
+        for start in range(0, data.rows.num_rows, step):
+            part = data.rows.slice(start, step)
+            for add in sort_and_write(store, part, context=context, ids=SystemIds(), now_ms=1):
+                arrived.setdefault(add.windowStart, []).append(add)
+        merges = [MergeOperation(window, tuple(adds), context) for window, adds in arrived.items()]
+        made = [add for merge in merges for add in execute(store, merge, ids=SystemIds(), now_ms=1).adds]
+        return _total([_size(Path(folder) / add.path) for add in made])
 
 
 def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]) -> Iterator[Figure]:

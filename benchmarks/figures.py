@@ -7,6 +7,7 @@ import json
 import resource
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -85,6 +86,37 @@ def peak_mib() -> float:
     if not status.exists():  # not Linux
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def grown_mib(work: Callable[[], object], every_s: float = 0.005) -> float:
+    """Return by how many MiB of its own this process grows at most during a call, looked at so often.
+
+    Pages of mapped files do not count: the system drops them when it needs the memory.
+    """
+    most = before = _anonymous_mib()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(every_s):
+            most = max(most, _anonymous_mib())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return max(most - before, 0.1)
+
+
+def _anonymous_mib() -> float:
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux
+        return peak_mib()
+    (line,) = (each for each in status.read_text().splitlines() if each.startswith("RssAnon"))
     return int(line.split()[1]) / 1024
 
 
