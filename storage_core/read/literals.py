@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.read.predicate import Scalar
+from storage_core.read.predicate import Moment, Scalar
 from storage_core.rows.sortable import Mask, float_keys, unless_false
 
 Limit = int | Decimal | str
@@ -41,9 +41,13 @@ class Interval:
     greatest: Limit
 
 
-def interval(value: Scalar, column_type: pa.DataType) -> Interval | None:
+def interval(value: Scalar | Moment, column_type: pa.DataType) -> Interval | None:
     """Return what the literal may stand for in a column of this type; None for one of another family."""
     kinds = pa.types
+    if isinstance(value, Moment):
+        if not (kinds.is_date(column_type) or kinds.is_timestamp(column_type)):
+            return None
+        return _moment(value.text, whole_days=kinds.is_date(column_type))
     if kinds.is_boolean(column_type):
         return _exactly(int(value)) if isinstance(value, bool) else None
     if kinds.is_integer(column_type) or kinds.is_decimal(column_type):

@@ -51,12 +51,19 @@ MIRRORED = {
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Text that a condition casts to a date or a time. Against a column of texts DuckDB casts the column instead."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Compare:
     """`column <comparison> value`; unknown (not true) where the column is null."""
 
     column: str
     comparison: Comparison
-    value: Scalar
+    value: Scalar | Moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from storage_core.read.predicate import (
     Comparison,
     Filter,
     IsNull,
+    Moment,
     Opaque,
     Or,
     Predicate,
@@ -160,13 +161,13 @@ def _column(node: Node) -> str | None:
     return str(names[0]) if len(names) == 1 else None
 
 
-def _constant(node: Node) -> Scalar | None:
-    """Return a literal's value, or None for what is not a literal. Casts to dates and timestamps stay text."""
+def _constant(node: Node) -> Scalar | Moment | None:
+    """Return a literal's value, or None for what is not a literal, and for casts to anything but dates and times."""
     if node["class"] == "CAST" and not node["try_cast"]:
         name = str(node["type_expr"].get("type_name", "")).upper()
         inner = _constant(node["child"])
         rounds = name == "DATE" and isinstance(inner, str) and len(inner) != len("2015-05-17")
-        return inner if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
+        return Moment(inner) if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
     if node["class"] != "CONSTANT":
         return None
     literal = node["literal"]

@@ -97,6 +97,14 @@ def test_a_text_that_an_expression_does_not_match_is_in_no_row_of_its_split() ->
     assert pruned.steps[-1] == PruneStep("regex", 1, 10)
 
 
+@pytest.mark.parametrize("literal", ["date '2020-01-01'", "timestamp '2020-01-01'", "timestamptz '2020-01-01'"])
+def test_texts_are_not_pruned_by_a_date_for_duckdb_casts_the_texts(literal: str) -> None:
+    add = replace(bounded("s", "2020-1-1", "2020/01/01"), columnRegexes={"s": r"^2020(-1-1|/01/01)$"})
+    for condition in (f"s = {literal}", f"s in ({literal})", f"not s <> {literal}"):
+        assert keeps(add, from_sql(condition))
+    assert not keeps(bounded("day", "2020-01-02", "2020-01-03"), from_sql("day = date '2020-01-01'"))
+
+
 def test_without_partition_values_there_is_no_partition_step() -> None:
     pruned = prune_table(table_of([split("a")]), (col("n") == 1).predicate, schema=SCHEMA, time_column=None)
     assert [step.name for step in pruned.steps] == ["window", "min/max", "regex"]
