@@ -152,6 +152,13 @@ def key_columns(primary_key: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(primary_key)
 
 
+def column_names(setting: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in order; raises `InvalidInput` for one text, which would be taken for its letters."""
+    if not isinstance(names, list | tuple):
+        raise InvalidInput(f"{setting} is a list of column names, found {names!r}")
+    return tuple(names)
+
+
 def late_setting(late_data: object) -> LateData | None:
     """Return what becomes of late rows, from a record or a mapping with `policy` and `acceptance_window` (`"1h"`)."""
     if late_data is None or isinstance(late_data, LateData):

@@ -21,6 +21,7 @@ from storage_core.declaration import TableDeclaration
 from storage_core.definition import (
     check_definition,
     check_unchanged,
+    column_names,
     index_definitions,
     keeping_order,
     key_columns,
@@ -143,7 +144,7 @@ class Table:
             retention_ms=None if retention is None else parse_milliseconds(retention),
             region_specs=first_specs(regions, schema),
             map_columns=map_columns or {},
-            bloom_filters=tuple(bloom_filters),
+            bloom_filters=column_names("bloom_filters", bloom_filters),
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:

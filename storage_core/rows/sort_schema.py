@@ -98,6 +98,8 @@ def parse(text: str) -> SortSchema:
     The older form `…|timestamp&column/V2` is read too: its columns behind `&` carry statistics only, and the result
     says so with the cutoff in front of the timestamp.
     """
+    if not isinstance(text, str):
+        raise InvalidInput(f"a sort schema is text such as service|timestamp/V2, found {text!r}")
     try:
         named, nulls_first = _split_nulls(text)
         name, rest = _split_name(named)
