@@ -56,7 +56,7 @@ def audit(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Judge the invariants of splits and compactions by the files.
+    """Judge splits and compactions by their files.
 
     Writes nothing. A merge whose inputs have been collected cannot be judged by its rows: it is named as not checkable.
     Ends with 0 when nothing is violated, else with 4.

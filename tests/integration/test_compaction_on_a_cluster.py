@@ -38,7 +38,7 @@ from storage_core.testkit.copies import copy_into
 from storage_core.testkit.s3_server import S3Server
 from storage_core.testkit.standalone_cluster import StandaloneCluster
 from storage_core.testkit.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
-from tests.integration.troubled_compaction import lose_the_executor, straggle
+from tests.integration.troubled_compaction import lose_the_executor, straggle, undisturbed
 
 pytestmark = pytest.mark.spark
 
@@ -48,6 +48,8 @@ SPECULATION = {
     "spark.speculation.minTaskRuntime": "1s",
 }
 DRAWN = ("path", "operation_id", "seal")
+ALONE = ("tests.integration.troubled_compaction", undisturbed.__name__, "-", LARGE)
+"""The job itself, but for a task per merge."""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def on_cluster(cluster: StandaloneCluster, original: MemoryStore, s3: S3Server) 
     """Compacted by a driver of its own. It ends before the Connect server takes the cores of the cluster."""
     uri = copied(original, s3.uri(f"tables/{uuid4()}"))
     request = JobRequest(table_uri=uri, master=cluster.master)
-    return Compacted(uri, compact(request, cluster.driver_environment), cluster.tasks())
+    return Compacted(uri, compact(request, cluster.driver_environment, *ALONE), cluster.tasks())
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +158,7 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     expected = rows_of(Table.open(here))
     reports = [
         on_cluster.report,
-        compact(JobRequest(table_uri=uri), through_connect(server)),
+        compact(JobRequest(table_uri=uri), through_connect(server), *ALONE),
         compact(JobRequest(table_uri=here, master="local[2]"), os.environ),
     ]
     results = [outputs(each) for each in (on_cluster.uri, uri, here)]

@@ -1,5 +1,7 @@
 """The job `compact` with trouble planted in the task of the large window: a driver for tests, and what its tasks run.
 
+Each merge has a task of its own, however small it is.
+
 python -m tests.integration.troubled_compaction straggle FOLDER --table-uri … --master …
 
 The workers are processes of this machine; what they tell each other and the test is in FOLDER, by file names.
@@ -19,6 +21,7 @@ from typing import Any
 from uuid import uuid4
 
 from jobs import compact, tasks
+from jobs.window_groups import Bounds, compact_groups
 from storage_core.compaction.planner import MergeOperation
 
 PATIENCE_S = 60.0
@@ -26,7 +29,7 @@ PATIENCE_S = 60.0
 
 def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
     """The first attempt on the large window writes its files, and answers only when another has written its own."""
-    answer = tasks.compact(item)
+    answer = tasks.compact_several(item)
     if _is_of(large, item):
         me = _attempt(folder)
         told = ["wrote", *sorted(path.name for path in Path(folder).glob("small *"))]
@@ -40,7 +43,7 @@ def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]
 
 def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
     """The first attempt on the large window writes its files, and then its executor is killed."""
-    answer = tasks.compact(item)
+    answer = tasks.compact_several(item)
     if _is_of(large, item) and _attempt(folder) == 1:
         os.kill(_parent_of(os.getppid()), signal.SIGKILL)
         time.sleep(PATIENCE_S)  # the end comes with that of the executor
@@ -48,7 +51,8 @@ def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[
 
 
 def _is_of(large: int, item: Mapping[str, Any]) -> bool:
-    return MergeOperation.from_json(item["operation"]).window == large
+    (operation,) = item["operations"]
+    return MergeOperation.from_json(operation).window == large
 
 
 def _attempt(folder: str) -> int:
@@ -75,9 +79,15 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-TROUBLES = {"straggle": straggle, "lose_the_executor": lose_the_executor}
+def undisturbed(_folder: str, _large: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing happens."""
+    return tasks.compact_several(item)
+
+
+TROUBLES = {"undisturbed": undisturbed, "straggle": straggle, "lose_the_executor": lose_the_executor}
 
 if __name__ == "__main__":
     trouble, place, window, *arguments = sys.argv[1:]
-    tasks.compact = partial(TROUBLES[trouble], place, int(window))  # the driver's; workers import their own
+    tasks.compact_several = partial(TROUBLES[trouble], place, int(window))  # the driver's; workers import their own
+    compact.compact_groups = partial(compact_groups, bounds=Bounds(task_merges=1))
     sys.exit(compact.main(arguments))
