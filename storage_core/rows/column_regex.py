@@ -2,7 +2,8 @@ r"""Anchored regular expressions that match every value of a string column (desi
 
 The distinct values become a trie whose edges are as long as nothing branches: `prod, production, staging` is
 `^(prod(|uction)|staging)$`. What would exceed the bounds below becomes `[\s\S]+`, so an expression always matches every
-value and stays short: `MOST_TRANSITIONS` characters of values, and up to ten times as many of syntax. The syntax is what RE2, Java, Rust and Python understand alike.
+value and stays short: `MOST_TRANSITIONS` characters of values, and up to about ten times as many of syntax. The syntax
+is what RE2, Java, Rust and Python understand alike.
 """
 
 from __future__ import annotations

@@ -89,5 +89,5 @@ TROUBLES = {"undisturbed": undisturbed, "straggle": straggle, "lose_the_executor
 if __name__ == "__main__":
     trouble, place, window, *arguments = sys.argv[1:]
     tasks.compact_several = partial(TROUBLES[trouble], place, int(window))  # the driver's; workers import their own
-    compact.compact_groups = partial(compact_groups, bounds=Bounds(task_merges=1))
+    vars(compact)["compact_groups"] = partial(compact_groups, bounds=Bounds(task_merges=1))
     sys.exit(compact.main(arguments))
