@@ -15,9 +15,8 @@ from typing import Any
 from jobs import tasks
 from jobs.run import Figures, JobRun
 from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import CompactionResult
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.skips import skips_of
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
 

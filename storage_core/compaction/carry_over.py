@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.compaction.execute import CompactionResult
 from storage_core.compaction.kernel import Positions, Runs, merge_order
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove

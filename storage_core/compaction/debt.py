@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+
 from storage_core.compaction import expiry, planner
-from storage_core.compaction.planner import MOST_INPUTS, WindowDebt, active_skips
+from storage_core.compaction.merges import REASONS, Reason
+from storage_core.compaction.planner import MOST_INPUTS
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.skips import active_skips
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 
@@ -27,6 +31,24 @@ class Task(StrEnum):
     COMPACT = "compact"
     EXPIRE = "expire"
     WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDebt:
+    """What a compaction of one window would read now, in how many `merges`, and why.
+
+    It reads `bytes` and writes about `live_bytes` of them, in `outputs` splits or one more per merge: so many PUTs for
+    `splits` GETs at least.
+    """
+
+    window_start: int | None
+    splits: int
+    rows: int
+    bytes: int
+    live_bytes: int
+    merges: int
+    outputs: int
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +109,55 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     return sorted(found, key=lambda each: (each.window_start is None, each.window_start or 0))
 
 
+def compaction_debt(
+    snapshot: Snapshot,
+    *,
+    now_ms: int | None = None,
+    mode: Mode = Mode.FINALIZE,
+    most_inputs: int | None = None,
+) -> list[WindowDebt]:
+    """Return the windows in which `plan` finds something to do, in its order, with what all its merges would read.
+
+    With `most_inputs` it is of the merges of one such plan only.
+    """
+    chosen = planner.choose(snapshot, now_ms=now_ms, mode=mode)
+    if not len(chosen.merges):
+        return []
+    if most_inputs is not None:
+        chosen = replace(chosen, merges=planner.bounded(chosen.merges, most_inputs))
+    return _debt(chosen, snapshot.config.target_split_bytes)
+
+
+def _debt(chosen: planner.Chosen, target_bytes: int) -> list[WindowDebt]:
+    """Sums over the merges of a window, which follow one another even where it holds several scopes."""
+    merges, found = chosen.merges, chosen.found
+    window = found.windows[merges.group]
+    first = np.flatnonzero(np.append(True, window[1:] != window[:-1]))
+    size = chosen.files.column("size").to_numpy()[found.place[merges.rows]]
+    visible = np.add.reduceat(found.splits.bytes[merges.rows], merges.first)
+    of_merges = (merges.count, np.maximum(1, np.rint(visible / target_bytes)).astype(np.int64), visible)
+    splits, outputs, live_bytes = (np.add.reduceat(each, first).tolist() for each in of_merges)
+    of_splits = (found.splits.rows[merges.rows], size)
+    rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
+    reasons = np.bitwise_or.reduceat(1 << merges.reason, first).tolist()
+    named = {mask: tuple(sorted(each for place, each in enumerate(REASONS) if mask >> place & 1)) for mask in reasons}
+    return [
+        WindowDebt(
+            window_start=found.window(int(merges.group[at])),
+            splits=splits[place],
+            rows=rows[place],
+            bytes=bytes_[place],
+            live_bytes=live_bytes[place],
+            merges=count,
+            outputs=outputs[place],
+            reasons=named[reasons[place]],
+        )
+        for place, (at, count) in enumerate(
+            zip(first.tolist(), np.diff(first, append=len(merges)).tolist(), strict=True)
+        )
+    ]
+
+
 _Found = Sequence[tuple[Add, Skipped]]
 
 
@@ -102,10 +173,10 @@ def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
 
 
 def _compacted(snapshot: Snapshot, now_ms: int, mode: Mode, skipped: Mapping[int | None, _Found]) -> list[Debt]:
-    owed = planner.debt(snapshot, now_ms=now_ms, mode=mode)
+    owed = compaction_debt(snapshot, now_ms=now_ms, mode=mode)
     now = owed
     if sum(each.splits for each in owed) > MOST_INPUTS:
-        now = planner.debt(snapshot, now_ms=now_ms, mode=mode, most_inputs=MOST_INPUTS)
+        now = compaction_debt(snapshot, now_ms=now_ms, mode=mode, most_inputs=MOST_INPUTS)
     next_run = {each.window_start: each for each in now}
     return [
         Debt(

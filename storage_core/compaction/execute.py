@@ -6,7 +6,6 @@ fits the table is decided by the commit: an input that another commit removed ab
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 
 from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, order_of
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
-from storage_core.log.action_json import read_actions, write_actions
-from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.emission import Emission, Expected
@@ -39,39 +36,6 @@ from storage_core.split.writer import SplitHead
 _logger = logging.getLogger(__name__)
 
 _IN_MEMORY_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
-    """What to commit, and what it cost. Bytes are encoded file sizes. Travels as JSON."""
-
-    adds: tuple[Add, ...]
-    removes: tuple[Remove, ...]
-    rows_in: int
-    rows_out: int
-    bytes_in: int
-    bytes_out: int
-
-    @property
-    def actions(self) -> list[Action]:
-        """The actions that must go into one commit."""
-        return [*self.removes, *self.adds]
-
-    def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal result."""
-        body = {
-            "adds": write_actions(self.adds),
-            "removes": write_actions(self.removes),
-            "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
-        }
-        return json.dumps(body, sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> CompactionResult:
-        """Return the result that `to_json` wrote."""
-        body: dict[str, Any] = json.loads(text)
-        adds = read_actions(body["adds"], Add, "compaction result")
-        return CompactionResult(adds, read_actions(body["removes"], Remove, "compaction result"), *body["figures"])
 
 
 def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: int) -> CompactionResult:

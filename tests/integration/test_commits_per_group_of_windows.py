@@ -20,8 +20,9 @@ from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Bounds, Merge, Outcome, compact_groups, grouped, settle
 from storage_core import Table
-from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt, Fenced
 from storage_core.lease import break_lease
 from storage_core.log.actions import Remove

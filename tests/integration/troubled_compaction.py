@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from jobs import compact, tasks
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 
 PATIENCE_S = 60.0
 
