@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from storage_core.compaction import expiry, planner
 from storage_core.compaction.merges import REASONS, Reason
-from storage_core.compaction.planner import MOST_INPUTS
+from storage_core.compaction.planner import MOST_INPUTS, Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.skips import active_skips
 from storage_core.log.actions import Add
@@ -109,33 +109,19 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     return sorted(found, key=lambda each: (each.window_start is None, each.window_start or 0))
 
 
-def compaction_debt(
-    snapshot: Snapshot,
-    *,
-    now_ms: int | None = None,
-    mode: Mode = Mode.FINALIZE,
-    most_inputs: int | None = None,
-) -> list[WindowDebt]:
-    """Return the windows in which `plan` finds something to do, in its order, with what all its merges would read.
+def window_debts(chosen: Chosen) -> list[WindowDebt]:
+    """Return the windows of the chosen merges, in their order, with what these would read and write.
 
-    With `most_inputs` it is of the merges of one such plan only.
+    The merges of a window follow one another even where it holds several scopes.
     """
-    chosen = planner.choose(snapshot, now_ms=now_ms, mode=mode)
     if not len(chosen.merges):
         return []
-    if most_inputs is not None:
-        chosen = replace(chosen, merges=planner.bounded(chosen.merges, most_inputs))
-    return _debt(chosen, snapshot.config.target_split_bytes)
-
-
-def _debt(chosen: planner.Chosen, target_bytes: int) -> list[WindowDebt]:
-    """Sums over the merges of a window, which follow one another even where it holds several scopes."""
     merges, found = chosen.merges, chosen.found
     window = found.windows[merges.group]
     first = np.flatnonzero(np.append(True, window[1:] != window[:-1]))
     size = chosen.files.column("size").to_numpy()[found.place[merges.rows]]
     visible = np.add.reduceat(found.splits.bytes[merges.rows], merges.first)
-    of_merges = (merges.count, np.maximum(1, np.rint(visible / target_bytes)).astype(np.int64), visible)
+    of_merges = (merges.count, np.maximum(1, np.rint(visible / chosen.target_bytes)).astype(np.int64), visible)
     splits, outputs, live_bytes = (np.add.reduceat(each, first).tolist() for each in of_merges)
     of_splits = (found.splits.rows[merges.rows], size)
     rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
@@ -173,10 +159,9 @@ def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
 
 
 def _compacted(snapshot: Snapshot, now_ms: int, mode: Mode, skipped: Mapping[int | None, _Found]) -> list[Debt]:
-    owed = compaction_debt(snapshot, now_ms=now_ms, mode=mode)
-    now = owed
-    if sum(each.splits for each in owed) > MOST_INPUTS:
-        now = compaction_debt(snapshot, now_ms=now_ms, mode=mode, most_inputs=MOST_INPUTS)
+    chosen = planner.choose(snapshot, now_ms=now_ms, mode=mode)
+    owed = window_debts(chosen)
+    now = owed if len(chosen.merges.rows) <= MOST_INPUTS else window_debts(chosen.first(MOST_INPUTS))
     next_run = {each.window_start: each for each in now}
     return [
         Debt(

@@ -48,7 +48,7 @@ def plan(
     them in the outputs, and without it the commit fails.
     """
     chosen = choose(snapshot, windows=windows, now_ms=now_ms, mode=mode, retry_skipped=retry_skipped)
-    return chosen.operations(bounded(chosen.merges, most_inputs))
+    return chosen.first(most_inputs).operations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,28 @@ class Chosen:
     found: Grouped
     merges: Merges
     contexts: Sequence[SplitContext | None]
+    target_bytes: int
 
-    def operations(self, merges: Merges) -> list[MergeOperation]:
-        """Return some of the merges as operations; only their splits become records."""
-        inputs = iter(adds_of(rows_at(self.files, self.found.place[merges.rows])))
+    def first(self, most_inputs: int) -> Chosen:
+        """Return the merges that one plan makes, in the same order: by the last of them they read `most_inputs` splits.
+
+        A window with very many does not keep the others waiting.
+        """
+        merges = self.merges
+        turn = np.arange(len(merges)) - np.searchsorted(merges.group, merges.group)
+        order = np.argsort(turn, kind="stable")
+        read = np.cumsum(merges.count[order])
+        taken = np.sort(order[: int(np.searchsorted(read, most_inputs)) + 1])
+        return replace(self, merges=merges.take(taken))
+
+    def operations(self) -> list[MergeOperation]:
+        """Return the merges as operations; only their splits become records."""
+        inputs = iter(adds_of(rows_at(self.files, self.found.place[self.merges.rows])))
         return [
             MergeOperation(
                 self.found.window(merge.group), tuple(islice(inputs, len(merge.rows))), context, merge.merges
             )
-            for merge in merges.records()
+            for merge in self.merges.records()
             if (context := self.contexts[self.found.scope[merge.group]]) is not None
         ]
 
@@ -89,15 +102,13 @@ def choose(
     contexts = _contexts(snapshot, found.scopes)
     fits = np.array([context is not None for context in contexts], np.bool_)
     merges = policy.choose(found.splits, rules)
-    return Chosen(snapshot.splits.table(), found, merges.take(fits[found.scope[merges.group]]), contexts)
-
-
-def bounded(merges: Merges, most_inputs: int) -> Merges:
-    """Return the merges to do first, in the given order: a window with very many does not keep the others waiting."""
-    turn = np.arange(len(merges)) - np.searchsorted(merges.group, merges.group)
-    order = np.argsort(turn, kind="stable")
-    read = np.cumsum(merges.count[order])
-    return merges.take(np.sort(order[: int(np.searchsorted(read, most_inputs)) + 1]))
+    return Chosen(
+        files=snapshot.splits.table(),
+        found=found,
+        merges=merges.take(fits[found.scope[merges.group]]),
+        contexts=contexts,
+        target_bytes=config.target_split_bytes,
+    )
 
 
 def _contexts(snapshot: Snapshot, scopes: Sequence[Scope]) -> list[SplitContext | None]:
