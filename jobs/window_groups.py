@@ -16,7 +16,7 @@ from jobs import tasks
 from jobs.run import Figures, JobRun
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.skips import skips_of
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import OPERATION, CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
 
@@ -208,7 +208,7 @@ def _commit(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
     if not actions:
         return
     carry_over = CarryOver(job.table.store, made, ids=job.table.log.ids)
-    report = job.commit(actions, operation="COMPACT", figures=Figures.of(results), rebase=carry_over)
+    report = job.commit(actions, operation=OPERATION, figures=Figures.of(results), rebase=carry_over)
     windows = sorted({each.window for each in merges} - outcome.failed.keys(), key=by_start)
     outcome.commits.append(Committed(report.version, report.commit_id, tuple(windows)))
     outcome.results.extend(results)

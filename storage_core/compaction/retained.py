@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.compaction.audit_merges import UNREADABLE, Merged
+from storage_core.compaction.work import OPERATION
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.log.actions import Action, Add, CommitInfo, Metadata, Remove
 from storage_core.log.codec import commit_info
@@ -22,8 +23,6 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.lineage import read_origin
 from storage_core.split.read import open_split
-
-COMPACT = "COMPACT"
 
 
 def everything(_window: int | None) -> bool:
@@ -130,7 +129,7 @@ class _Walk:
     def goes_on(self, version: int, actions: Sequence[Action]) -> bool:
         """Take one version, older than all before it; False when no older one is wanted."""
         info = commit_info(actions)
-        compaction = _compaction(version, actions) if info is not None and info.operation == COMPACT else None
+        compaction = _compaction(version, actions) if info is not None and info.operation == OPERATION else None
         if info is not None and compaction is not None and self._is_another_run(info):
             return False
         self._explain(version, actions)

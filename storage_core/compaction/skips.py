@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage_core.compaction.work import OPERATION, MergeOperation
+from storage_core.compaction.work import SKIP_OPERATION, MergeOperation
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from storage_core.log.actions import MergeSkip
 from storage_core.log.snapshot import Snapshot
@@ -32,7 +32,7 @@ def skips_of(snapshot: Snapshot, operation: MergeOperation, reason: str, now_ms:
             path=path,
             skipTimestamp=now_ms,
             reason=reason[:_MOST_REASON],
-            operation=OPERATION,
+            operation=SKIP_OPERATION,
             retryAfter=now_ms + SKIP_MS,
             skipCount=1 + (snapshot.mergeskips[path].skipCount if path in snapshot.mergeskips else 0),
         )
@@ -45,5 +45,5 @@ def active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:
     return frozenset(
         skip.path
         for skip in skips
-        if skip.operation == OPERATION and (skip.retryAfter is None or skip.retryAfter > now_ms)
+        if skip.operation == SKIP_OPERATION and (skip.retryAfter is None or skip.retryAfter > now_ms)
     )

@@ -13,7 +13,11 @@ from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.split.context import SplitContext
 
-OPERATION = "compact"
+OPERATION = "COMPACT"
+"""What the commits of compactions call themselves in the log."""
+
+SKIP_OPERATION = "compact"
+"""What a mergeskip names so that compactions leave its split out."""
 
 
 @dataclass(frozen=True, slots=True)
