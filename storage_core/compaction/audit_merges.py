@@ -30,7 +30,6 @@ from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted, sort_indices
 from storage_core.rows.sort_order import SortOrder
-from storage_core.split.encode import present_order
 from storage_core.split.read import OpenSplit, conform_split, open_split
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
@@ -154,7 +153,7 @@ class _Outputs:
             yield split
 
     def _look(self, split: OpenSplit, order: SortOrder) -> None:
-        keys = present_order(order, split.schema.names)
+        keys = order.present(split.schema.names)
         if not is_split_sorted(split, keys):
             self._unsorted.append(split.add.path)
             return
@@ -184,7 +183,7 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
     """Whether outputs, each given as its first and last row, are one sorted run in some turn."""
     schema = pa.schema({field.name: field for ends in every for field in ends.schema}.values())
     ends = [conform_split(each, schema) for each in every]
-    keys = present_order(order, schema.names)
+    keys = order.present(schema.names)
     by_last = sort_indices(pa.concat_tables([each.slice(1) for each in ends]), keys)
     # By the first row, and where that is the same one by the last: an output of one key comes before a longer one.
     by_first = sort_indices(pa.concat_tables([ends[number].slice(0, 1) for number in by_last.tolist()]), keys)

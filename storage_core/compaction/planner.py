@@ -17,11 +17,12 @@ from storage_core.compaction import policy
 from storage_core.compaction.groups import Grouped, group
 from storage_core.compaction.merges import Merges
 from storage_core.compaction.policy import Mode, Rules
-from storage_core.compaction.scope import Scope, recorded_order
+from storage_core.compaction.scope import Scope
 from storage_core.compaction.skips import active_skips
 from storage_core.compaction.work import MergeOperation
 from storage_core.log.file_columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
+from storage_core.rows.sort_order import recorded_order
 from storage_core.split.context import SplitContext, context_of
 
 MOST_INPUTS = 10_000
