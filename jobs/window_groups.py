@@ -86,7 +86,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Executed:
     """A merge and the answer of its task."""
 
     operation: MergeOperation
@@ -163,14 +163,14 @@ def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bo
                 outcome.fail([each.window for each in group], answers)
             else:
                 single = [each for answer in answers for each in answer["answers"]]
-                merges = [Merge(operation, answer) for operation, answer in zip(group, single, strict=True)]
+                merges = [Executed(operation, answer) for operation, answer in zip(group, single, strict=True)]
                 settle(job, merges, outcome)
     for each in outcome.failed.values():
         LOG.warning("window %s was not compacted: %s: %s", each.window, each.kind, each.reason)
     return outcome
 
 
-def settle(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
+def settle(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
     """Commit what these merges made, without the windows that another commit changed meanwhile. Raises `Fenced`."""
     _note_failures(merges, outcome)
     while merges:
@@ -186,21 +186,21 @@ def settle(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
             return
 
 
-def _note_failures(merges: Sequence[Merge], outcome: Outcome) -> None:
+def _note_failures(merges: Sequence[Executed], outcome: Outcome) -> None:
     for each in merges:
         if failed := each.answer.get("failed"):
             error = Failed(each.window, failed["kind"], failed["message"], failed["lasting"])
             outcome.failed.setdefault(each.window, error)
 
 
-def _windows_hit(error: TidemarkError, merges: Sequence[Merge]) -> set[Window]:
+def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
     """The windows whose input a conflict is about; all of them where it is about something else."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
     hit = {each.window for each in merges if any(add.path == path for add in each.operation.inputs)}
     return hit or {each.window for each in merges}
 
 
-def _commit(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
+def _commit(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
     made = [(each.operation, result) for each in merges if (result := each.result) is not None]
     results = [result for _, result in made]
     actions = [action for result in results for action in result.actions]
@@ -214,7 +214,7 @@ def _commit(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
     outcome.results.extend(results)
 
 
-def _skips(job: JobRun, merge: Merge) -> Sequence[Action]:
+def _skips(job: JobRun, merge: Executed) -> Sequence[Action]:
     failed = merge.answer.get("failed")
     if failed is None or not failed["lasting"]:
         return []

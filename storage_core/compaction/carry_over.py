@@ -53,7 +53,7 @@ class CarryOver:
         self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, CompactionResult]], *, ids: Ids
     ) -> None:
         self._store = store
-        self._merges = [_Merge(store, ids, operation, result.adds) for operation, result in merges]
+        self._merges = [_Carried(store, ids, operation, result.adds) for operation, result in merges]
         self._last: tuple[int, Sequence[Action]] | None = None
 
     def __call__(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
@@ -105,7 +105,7 @@ def _is_over(action: Action, ended: Collection[str]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Merge:
+class _Carried:
     """One merge and what was carried over so far: `_checked` of its inputs, `_hidden` in its outputs."""
 
     store: ObjectStore

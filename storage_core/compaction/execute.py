@@ -75,7 +75,7 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedRows:
     """The output of a merge: its order, how it is to be encoded (None: chosen anew), and its rows as they are made."""
 
     order: MergeOrder
@@ -83,7 +83,7 @@ class Merged:
     pieces: Iterator[pa.Table]
 
 
-def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> Merged:
+def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> MergedRows:
     """Return the rows of all splits in `order` with the columns of `schema`, strings as dictionaries where they pay.
 
     Memory: the sort columns until the order is known, then the order and what `streaming.pieces` holds, whatever the
@@ -94,7 +94,7 @@ def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> M
     _logger.debug("merge order: %d rows in %d runs of %d splits", merged.runs.rows, len(merged.runs), len(splits))
     encodings = inherited([(split.rows, split.metadata) for split in splits], schema)
     stored = output_schema(splits, schema, encodings or {})
-    return Merged(merged, encodings, pieces(splits, merged.runs, stored, piece_rows(splits, schema)))
+    return MergedRows(merged, encodings, pieces(splits, merged.runs, stored, piece_rows(splits, schema)))
 
 
 def _column_of_each(splits: Sequence[OpenSplit], name: str) -> list[pa.ChunkedArray | None]:
@@ -119,7 +119,7 @@ def require_merged(
     invariants.require_sorted(whole, operation.context.order, inputs)
 
 
-def _expected(splits: Sequence[OpenSplit], merged: Merged) -> Expected:
+def _expected(splits: Sequence[OpenSplit], merged: MergedRows) -> Expected:
     return Expected(
         rows=merged.order.runs.rows,
         most_bytes=sum(split.add.size for split in splits),
