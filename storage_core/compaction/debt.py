@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from storage_core.compaction import expiry, planner
-from storage_core.compaction.merges import REASONS, Reason
+from storage_core.compaction.merges import REASONS, Reason, outputs_of
 from storage_core.compaction.planner import MOST_INPUTS, Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.skips import active_skips
@@ -121,7 +121,7 @@ def window_debts(chosen: Chosen) -> list[WindowDebt]:
     first = np.flatnonzero(np.append(True, window[1:] != window[:-1]))
     size = chosen.files.column("size").to_numpy()[found.place[merges.rows]]
     visible = np.add.reduceat(found.splits.bytes[merges.rows], merges.first)
-    of_merges = (merges.count, np.maximum(1, np.rint(visible / chosen.target_bytes)).astype(np.int64), visible)
+    of_merges = (merges.count, outputs_of(visible, chosen.target_bytes), visible)
     splits, outputs, live_bytes = (np.add.reduceat(each, first).tolist() for each in of_merges)
     of_splits = (found.splits.rows[merges.rows], size)
     rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
