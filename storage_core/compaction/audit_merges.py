@@ -30,8 +30,6 @@ from storage_core.rows.order import is_sorted, sort_indices
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.read import UNREADABLE, OpenSplit, conform_split, open_split
 
-_NO_ROWS = RowFingerprint(0, 0)
-
 
 def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:
     """Return what is wrong with a merge, and why its rows could not be compared, if they could not.
@@ -88,7 +86,7 @@ def _opened(store: ObjectStore, adds: Sequence[Add], schemas: list[tuple[str, pa
 
 def _fingerprint(splits: Iterable[OpenSplit]) -> RowFingerprint:
     parts = (fingerprint.of(rows) for split in splits for rows in split.batches())
-    return reduce(fingerprint.combine, parts, _NO_ROWS)
+    return reduce(fingerprint.combine, parts, fingerprint.NO_ROWS)
 
 
 class _Outputs:
