@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, command, forget_peak, peak_mib
-from storage_core.compaction.planner import debt, plan
+from storage_core.compaction.debt import window_debts
+from storage_core.compaction.planner import choose, plan
 from storage_core.compaction.policy import Mode
 from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.log import TransactionLog
@@ -72,7 +73,7 @@ def _plan(folder: str, now_ms: int) -> tuple[Spent, Spent, Spent, float, float]:
     forget_peak()
     before = peak_mib()
     planned = _spent(lambda: plan(snapshot, now_ms=now_ms, mode=Mode.POLICY))
-    owed = _spent(lambda: debt(snapshot, now_ms=now_ms, mode=Mode.POLICY))
+    owed = _spent(lambda: window_debts(choose(snapshot, now_ms=now_ms, mode=Mode.POLICY)))
     return opened, planned, owed, before, peak_mib()
 
 

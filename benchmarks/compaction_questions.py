@@ -26,10 +26,10 @@ from benchmarks.compaction_sizes import write
 from benchmarks.figures import Figure, command, median
 from benchmarks.page_reads import bytes_read
 from benchmarks.points import KEY, NAMES, Given
-from storage_core.compaction.execute import CompactionResult, execute
+from storage_core.compaction.execute import execute
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.strategies import Strategy
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
 from storage_core.split.encodings import choose

@@ -27,7 +27,7 @@ from benchmarks.page_reads import bytes_read
 from benchmarks.points import MOST_BYTES
 from examples.datasets import access_log_lines, flights, weather
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add

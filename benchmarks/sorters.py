@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.points import KEY, SQL_KEY, Given
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
 from storage_core.split.encodings import ROWS_PER_PAGE, ZSTD_LEVEL

@@ -17,8 +17,8 @@ from jobs.spark import Spark
 from jobs.window_groups import Outcome, by_start, compact_groups
 from storage_core.clock import Clock
 from storage_core.compaction import planner
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import TidemarkError, error_of
 from storage_core.log.snapshot import Snapshot
 

@@ -32,7 +32,7 @@ POLL_MS = 2_000
 Work = TypeVar("Work")
 
 
-class Executed(Protocol):
+class TaskResult(Protocol):
     """What a task brings back from rewriting splits: the actions to commit, and what it read and wrote."""
 
     @property
@@ -76,7 +76,7 @@ class Figures:
     rows_late_dropped: int = 0
 
     @staticmethod
-    def of(results: Sequence[Executed]) -> Figures:
+    def of(results: Sequence[TaskResult]) -> Figures:
         """Return the figures of what several tasks did, added up."""
         actions = [action for result in results for action in result.actions]
         return Figures(

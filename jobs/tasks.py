@@ -15,8 +15,8 @@ from jobs.report import add_requests
 from storage_core.clock import SystemClock
 from storage_core.compaction import audit as auditing
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.skips import LASTING
+from storage_core.compaction.work import MergeOperation
 from storage_core.dealing import execute as dealing
 from storage_core.dealing.work import FillWork, SortWork
 from storage_core.errors import TidemarkError

@@ -15,9 +15,8 @@ from typing import Any
 from jobs import tasks
 from jobs.run import Figures, JobRun
 from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import CompactionResult
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.skips import skips_of
+from storage_core.compaction.work import OPERATION, CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
 
@@ -87,7 +86,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Executed:
     """A merge and the answer of its task."""
 
     operation: MergeOperation
@@ -164,14 +163,14 @@ def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bo
                 outcome.fail([each.window for each in group], answers)
             else:
                 single = [each for answer in answers for each in answer["answers"]]
-                merges = [Merge(operation, answer) for operation, answer in zip(group, single, strict=True)]
+                merges = [Executed(operation, answer) for operation, answer in zip(group, single, strict=True)]
                 settle(job, merges, outcome)
     for each in outcome.failed.values():
         LOG.warning("window %s was not compacted: %s: %s", each.window, each.kind, each.reason)
     return outcome
 
 
-def settle(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
+def settle(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
     """Commit what these merges made, without the windows that another commit changed meanwhile. Raises `Fenced`."""
     _note_failures(merges, outcome)
     while merges:
@@ -187,21 +186,21 @@ def settle(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
             return
 
 
-def _note_failures(merges: Sequence[Merge], outcome: Outcome) -> None:
+def _note_failures(merges: Sequence[Executed], outcome: Outcome) -> None:
     for each in merges:
         if failed := each.answer.get("failed"):
             error = Failed(each.window, failed["kind"], failed["message"], failed["lasting"])
             outcome.failed.setdefault(each.window, error)
 
 
-def _windows_hit(error: TidemarkError, merges: Sequence[Merge]) -> set[Window]:
+def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
     """The windows whose input a conflict is about; all of them where it is about something else."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
     hit = {each.window for each in merges if any(add.path == path for add in each.operation.inputs)}
     return hit or {each.window for each in merges}
 
 
-def _commit(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
+def _commit(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
     made = [(each.operation, result) for each in merges if (result := each.result) is not None]
     results = [result for _, result in made]
     actions = [action for result in results for action in result.actions]
@@ -209,13 +208,13 @@ def _commit(job: JobRun, merges: Sequence[Merge], outcome: Outcome) -> None:
     if not actions:
         return
     carry_over = CarryOver(job.table.store, made, ids=job.table.log.ids)
-    report = job.commit(actions, operation="COMPACT", figures=Figures.of(results), rebase=carry_over)
+    report = job.commit(actions, operation=OPERATION, figures=Figures.of(results), rebase=carry_over)
     windows = sorted({each.window for each in merges} - outcome.failed.keys(), key=by_start)
     outcome.commits.append(Committed(report.version, report.commit_id, tuple(windows)))
     outcome.results.extend(results)
 
 
-def _skips(job: JobRun, merge: Merge) -> Sequence[Action]:
+def _skips(job: JobRun, merge: Executed) -> Sequence[Action]:
     failed = merge.answer.get("failed")
     if failed is None or not failed["lasting"]:
         return []

@@ -13,12 +13,13 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.compaction.audit_merges import UNREADABLE, Merged, audit_merge
+from storage_core.compaction.audit_merges import audit_merge
 from storage_core.compaction.audit_splits import AuditedTable, audit_split
 from storage_core.compaction.invariants import Fault
 from storage_core.compaction.retained import (
     Replaced,
     Retained,
+    RetainedMerge,
     Selection,
     Unchecked,
     compactions,
@@ -31,7 +32,7 @@ from storage_core.log.actions import Add, Metadata, is_ours, to_json_object
 from storage_core.log.file_columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.split.read import AHEAD_BYTES
+from storage_core.split.read import AHEAD_BYTES, UNREADABLE
 
 MOST_ITEMS: Final = 1_000
 """Of more splits or merges some share a task: a task costs about as much as a small split."""
@@ -158,7 +159,7 @@ def execute(store: ObjectStore, work: Work) -> Answer:
         case "splits":
             return _audited_splits(store, work)
         case "merges":
-            return _audited_merges(store, [Merged.from_object(each) for each in work["merges"]])
+            return _audited_merges(store, [RetainedMerge.from_object(each) for each in work["merges"]])
         case other:
             raise InvalidInput(f"an audit has no work of the kind {other!r}; driver and tasks run different releases")
 
@@ -186,7 +187,7 @@ def _audited_splits(store: ObjectStore, work: Work) -> Answer:
     return {"merges": 0, "violations": violations, "unchecked": unchecked}
 
 
-def _audited_merges(store: ObjectStore, merges: Sequence[Merged]) -> Answer:
+def _audited_merges(store: ObjectStore, merges: Sequence[RetainedMerge]) -> Answer:
     violations, unchecked = [], []
     for merged in merges:
         faults, reason = audit_merge(store, merged)
@@ -200,7 +201,7 @@ def _violation(fault: Fault, path: str, version: int | None) -> dict[str, Any]:
     return asdict(Violation(invariant=fault.invariant, path=path, message=fault.message, version=version))
 
 
-def _merges(found: Retained, which: Selection, run: Run) -> tuple[list[Merged], list[Unchecked]]:
+def _merges(found: Retained, which: Selection, run: Run) -> tuple[list[RetainedMerge], list[Unchecked]]:
     outputs = [add for compaction in found.compactions for add in compaction.outputs]
     works: list[Work] = [{"kind": "lineage", "adds": write_actions(adds)} for adds in _shared(outputs)]
     said: dict[str, Replaced | str] = {}
@@ -208,7 +209,7 @@ def _merges(found: Retained, which: Selection, run: Run) -> tuple[list[Merged], 
         said |= {path: _said_from_object(each) for path, each in answer["said"].items()}
     parts = list(merges_of(found, said, which))
     unknown = [each for each in parts if isinstance(each, Unchecked)]
-    return [each for each in parts if isinstance(each, Merged)], unknown
+    return [each for each in parts if isinstance(each, RetainedMerge)], unknown
 
 
 def _splits(snapshot: Snapshot, which: Selection, found: Retained) -> Sequence[Add]:
@@ -230,7 +231,7 @@ def _split_works(snapshot: Snapshot, splits: Sequence[Add]) -> Iterator[Work]:
         yield {**common, "adds": write_actions(adds)}
 
 
-def _merge_works(merges: Sequence[Merged]) -> Iterator[Work]:
+def _merge_works(merges: Sequence[RetainedMerge]) -> Iterator[Work]:
     for part in _shared(merges):
         yield {"kind": "merges", "merges": [each.to_object() for each in part]}
 

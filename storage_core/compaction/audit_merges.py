@@ -7,9 +7,7 @@ collector has taken one, the merge is not checkable, which is a third result bes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import pyarrow as pa
 
@@ -22,65 +20,18 @@ from storage_core.compaction.invariants import (
     scope_faults,
     union_schema,
 )
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, Unsupported
-from storage_core.log.action_json import read_action, read_actions, write_actions
-from storage_core.log.actions import Add, Metadata, to_json_object
+from storage_core.compaction.retained import RetainedMerge
+from storage_core.errors import InvalidInput, SnapshotExpired
+from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted, sort_indices
 from storage_core.rows.sort_order import SortOrder
-from storage_core.split.encode import present_order
-from storage_core.split.read import OpenSplit, conform_split, open_split
-
-UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
-"""What reading a split raises when its rows cannot be had."""
-
-_NO_ROWS = RowFingerprint(0, 0)
+from storage_core.split.read import UNREADABLE, OpenSplit, conform_split, open_split
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """What version `version` made of `inputs`, as they were live right before it, in a table of this metadata.
-
-    `still_live` are splits that the outputs say they replace and that the version did not remove. Travels as JSON.
-    """
-
-    version: int
-    metadata: Metadata
-    inputs: tuple[Add, ...]
-    outputs: tuple[Add, ...]
-    still_live: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The split that stands for the merge in a report: the first output, else the first input."""
-        return (*self.outputs, *self.inputs)[0].path
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the JSON object from which `from_object` makes an equal record."""
-        return {
-            "version": self.version,
-            "metadata": to_json_object(self.metadata),
-            "inputs": write_actions(self.inputs),
-            "outputs": write_actions(self.outputs),
-            "stillLive": list(self.still_live),
-        }
-
-    @staticmethod
-    def from_object(body: dict[str, Any]) -> Merged:
-        """Return the record that `to_object` wrote."""
-        where = "audit of a merge"
-        return Merged(
-            version=body["version"],
-            metadata=read_action(body["metadata"], Metadata, where),
-            inputs=read_actions(body["inputs"], Add, where),
-            outputs=read_actions(body["outputs"], Add, where),
-            still_live=tuple(body["stillLive"]),
-        )
-
-
-def audit_merge(store: ObjectStore, merged: Merged) -> tuple[list[Fault], str | None]:
+def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:
     """Return what is wrong with a merge, and why its rows could not be compared, if they could not.
 
     One GET per input and output and per stored deletion vector, one split in memory at a time; of each the rows are
@@ -96,7 +47,7 @@ def audit_merge(store: ObjectStore, merged: Merged) -> tuple[list[Fault], str | 
         return found, str(error)
 
 
-def _faults_of_the_log(merged: Merged, table: AuditedTable) -> Iterator[Fault]:
+def _faults_of_the_log(merged: RetainedMerge, table: AuditedTable) -> Iterator[Fault]:
     for path in merged.still_live:
         yield Fault("MC-1", f"{merged.name} says that it replaces {path}, which the version did not remove")
     if not merged.inputs:
@@ -106,7 +57,7 @@ def _faults_of_the_log(merged: Merged, table: AuditedTable) -> Iterator[Fault]:
     yield from output_faults(table.table_id, merged.inputs, merged.outputs)
 
 
-def _faults_of_the_rows(store: ObjectStore, merged: Merged, table: AuditedTable) -> Iterator[Fault]:
+def _faults_of_the_rows(store: ObjectStore, merged: RetainedMerge, table: AuditedTable) -> Iterator[Fault]:
     schemas: list[tuple[str, pa.Schema]] = []
     before = _fingerprint(_opened(store, merged.inputs, schemas))
     try:
@@ -135,7 +86,7 @@ def _opened(store: ObjectStore, adds: Sequence[Add], schemas: list[tuple[str, pa
 
 def _fingerprint(splits: Iterable[OpenSplit]) -> RowFingerprint:
     parts = (fingerprint.of(rows) for split in splits for rows in split.batches())
-    return reduce(fingerprint.combine, parts, _NO_ROWS)
+    return reduce(fingerprint.combine, parts, fingerprint.NO_ROWS)
 
 
 class _Outputs:
@@ -154,7 +105,7 @@ class _Outputs:
             yield split
 
     def _look(self, split: OpenSplit, order: SortOrder) -> None:
-        keys = present_order(order, split.schema.names)
+        keys = order.present(split.schema.names)
         if not is_split_sorted(split, keys):
             self._unsorted.append(split.add.path)
             return
@@ -184,7 +135,7 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
     """Whether outputs, each given as its first and last row, are one sorted run in some turn."""
     schema = pa.schema({field.name: field for ends in every for field in ends.schema}.values())
     ends = [conform_split(each, schema) for each in every]
-    keys = present_order(order, schema.names)
+    keys = order.present(schema.names)
     by_last = sort_indices(pa.concat_tables([each.slice(1) for each in ends]), keys)
     # By the first row, and where that is the same one by the last: an output of one key comes before a longer one.
     by_first = sort_indices(pa.concat_tables([ends[number].slice(0, 1) for number in by_last.tolist()]), keys)

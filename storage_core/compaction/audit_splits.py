@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.compaction.invariants import Fault
-from storage_core.compaction.scope import nameless, recorded_order
 from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add, Metadata
@@ -23,9 +22,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.order import is_sorted
 from storage_core.rows.schema import from_schema_string, to_schema_string
-from storage_core.rows.sort_order import SortOrder, bind
+from storage_core.rows.sort_order import SortOrder, bind, nameless, recorded_order
 from storage_core.rows.windows import validate_duration, window_starts
-from storage_core.split.encode import present_order
 from storage_core.split.lineage import read_origin
 from storage_core.split.metadata import PREFIX, differences
 from storage_core.split.read import OpenSplit, open_split
@@ -120,7 +118,7 @@ def _duration_faults(add: Add, *, coarse: bool) -> Iterator[Fault]:
 
 
 def _order_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
-    keys = present_order(order, split.schema.names)
+    keys = order.present(split.schema.names)
     if not is_split_sorted(split, keys):
         other = replace(keys, columns=tuple(replace(each, nulls_first=not each.nulls_first) for each in keys.columns))
         if is_split_sorted(split, other):
@@ -164,7 +162,7 @@ def _missing_column_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault
 def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
     if not split.rows:
         return
-    names = present_order(order, split.schema.names)
+    names = order.present(split.schema.names)
     columns = [each.name for each in names.columns]
     ends = (("first", split.add.minRowKey, 0), ("last", split.add.maxRowKey, split.row_groups - 1))
     for what, recorded, group in ends:

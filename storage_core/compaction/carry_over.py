@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.compaction.execute import CompactionResult
-from storage_core.compaction.kernel import Positions, Runs, merge_order
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.kernel import Runs, merge_order
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
@@ -27,13 +26,13 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
+from storage_core.rows.keys import Positions
 from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.vectors import positions, rows_gone, vector_for
 
 _logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 65_536
-_NOTHING = RowFingerprint(0, 0)
 
 Places = Mapping[int, BitMap]
 """Rows by their place in a file, per number of the file among the inputs or outputs of a merge."""
@@ -54,7 +53,7 @@ class CarryOver:
         self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, CompactionResult]], *, ids: Ids
     ) -> None:
         self._store = store
-        self._merges = [_Merge(store, ids, operation, result.adds) for operation, result in merges]
+        self._merges = [_Carried(store, ids, operation, result.adds) for operation, result in merges]
         self._last: tuple[int, Sequence[Action]] | None = None
 
     def __call__(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
@@ -106,7 +105,7 @@ def _is_over(action: Action, ended: Collection[str]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Merge:
+class _Carried:
     """One merge and what was carried over so far: `_checked` of its inputs, `_hidden` in its outputs."""
 
     store: ObjectStore
@@ -232,7 +231,7 @@ def _sort_columns(split: OpenSplit, names: Collection[str]) -> pa.Table:
 
 def _rows_at(store: ObjectStore, splits: Sequence[Add], places: Places) -> RowFingerprint:
     """The fingerprint of all values of these rows, so many of them in memory at a time."""
-    return reduce(fingerprint.combine, _fingerprints(store, splits, places), _NOTHING)
+    return reduce(fingerprint.combine, _fingerprints(store, splits, places), fingerprint.NO_ROWS)
 
 
 def _fingerprints(store: ObjectStore, splits: Sequence[Add], places: Places) -> Iterator[RowFingerprint]:

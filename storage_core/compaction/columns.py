@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.rows import fingerprint
-from storage_core.rows.keys import is_blob_or_text
+from storage_core.rows.keys import Positions, is_blob_or_text
 
-Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.generic]
 
 _NULL = -1

@@ -11,9 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from storage_core.compaction import expiry, planner
-from storage_core.compaction.planner import MOST_INPUTS, WindowDebt, active_skips
+from storage_core.compaction.merges import REASONS, Reason, outputs_of
+from storage_core.compaction.planner import MOST_INPUTS, Chosen
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.skips import active_skips
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 
@@ -27,6 +31,24 @@ class Task(StrEnum):
     COMPACT = "compact"
     EXPIRE = "expire"
     WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDebt:
+    """What a compaction of one window would read now, in how many `merges`, and why.
+
+    It reads `bytes` and writes about `live_bytes` of them, in `outputs` splits or one more per merge: so many PUTs for
+    `splits` GETs at least.
+    """
+
+    window_start: int | None
+    splits: int
+    rows: int
+    bytes: int
+    live_bytes: int
+    merges: int
+    outputs: int
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +109,41 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     return sorted(found, key=lambda each: (each.window_start is None, each.window_start or 0))
 
 
+def window_debts(chosen: Chosen) -> list[WindowDebt]:
+    """Return the windows of the chosen merges, in their order, with what these would read and write.
+
+    The merges of a window follow one another even where it holds several scopes.
+    """
+    if not len(chosen.merges):
+        return []
+    merges, found = chosen.merges, chosen.found
+    window = found.windows[merges.group]
+    first = np.flatnonzero(np.append(True, window[1:] != window[:-1]))
+    size = chosen.files.column("size").to_numpy()[found.place[merges.rows]]
+    visible = np.add.reduceat(found.splits.bytes[merges.rows], merges.first)
+    of_merges = (merges.count, outputs_of(visible, chosen.target_bytes), visible)
+    splits, outputs, live_bytes = (np.add.reduceat(each, first).tolist() for each in of_merges)
+    of_splits = (found.splits.rows[merges.rows], size)
+    rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
+    reasons = np.bitwise_or.reduceat(1 << merges.reason, first).tolist()
+    named = {mask: tuple(sorted(each for place, each in enumerate(REASONS) if mask >> place & 1)) for mask in reasons}
+    return [
+        WindowDebt(
+            window_start=found.window(int(merges.group[at])),
+            splits=splits[place],
+            rows=rows[place],
+            bytes=bytes_[place],
+            live_bytes=live_bytes[place],
+            merges=count,
+            outputs=outputs[place],
+            reasons=named[reasons[place]],
+        )
+        for place, (at, count) in enumerate(
+            zip(first.tolist(), np.diff(first, append=len(merges)).tolist(), strict=True)
+        )
+    ]
+
+
 _Found = Sequence[tuple[Add, Skipped]]
 
 
@@ -102,10 +159,9 @@ def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
 
 
 def _compacted(snapshot: Snapshot, now_ms: int, mode: Mode, skipped: Mapping[int | None, _Found]) -> list[Debt]:
-    owed = planner.debt(snapshot, now_ms=now_ms, mode=mode)
-    now = owed
-    if sum(each.splits for each in owed) > MOST_INPUTS:
-        now = planner.debt(snapshot, now_ms=now_ms, mode=mode, most_inputs=MOST_INPUTS)
+    chosen = planner.choose(snapshot, now_ms=now_ms, mode=mode)
+    owed = window_debts(chosen)
+    now = owed if len(chosen.merges.rows) <= MOST_INPUTS else window_debts(chosen.first(MOST_INPUTS))
     next_run = {each.window_start: each for each in now}
     return [
         Debt(

@@ -6,7 +6,6 @@ fits the table is decided by the commit: an input that another commit removed ab
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 
 from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, order_of
-from storage_core.compaction.planner import MergeOperation
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
-from storage_core.log.action_json import read_actions, write_actions
-from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.emission import Emission, Expected
@@ -39,39 +36,6 @@ from storage_core.split.writer import SplitHead
 _logger = logging.getLogger(__name__)
 
 _IN_MEMORY_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
-    """What to commit, and what it cost. Bytes are encoded file sizes. Travels as JSON."""
-
-    adds: tuple[Add, ...]
-    removes: tuple[Remove, ...]
-    rows_in: int
-    rows_out: int
-    bytes_in: int
-    bytes_out: int
-
-    @property
-    def actions(self) -> list[Action]:
-        """The actions that must go into one commit."""
-        return [*self.removes, *self.adds]
-
-    def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal result."""
-        body = {
-            "adds": write_actions(self.adds),
-            "removes": write_actions(self.removes),
-            "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
-        }
-        return json.dumps(body, sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> CompactionResult:
-        """Return the result that `to_json` wrote."""
-        body: dict[str, Any] = json.loads(text)
-        adds = read_actions(body["adds"], Add, "compaction result")
-        return CompactionResult(adds, read_actions(body["removes"], Remove, "compaction result"), *body["figures"])
 
 
 def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: int) -> CompactionResult:
@@ -111,7 +75,7 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedRows:
     """The output of a merge: its order, how it is to be encoded (None: chosen anew), and its rows as they are made."""
 
     order: MergeOrder
@@ -119,7 +83,7 @@ class Merged:
     pieces: Iterator[pa.Table]
 
 
-def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> Merged:
+def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> MergedRows:
     """Return the rows of all splits in `order` with the columns of `schema`, strings as dictionaries where they pay.
 
     Memory: the sort columns until the order is known, then the order and what `streaming.pieces` holds, whatever the
@@ -130,7 +94,7 @@ def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> M
     _logger.debug("merge order: %d rows in %d runs of %d splits", merged.runs.rows, len(merged.runs), len(splits))
     encodings = inherited([(split.rows, split.metadata) for split in splits], schema)
     stored = output_schema(splits, schema, encodings or {})
-    return Merged(merged, encodings, pieces(splits, merged.runs, stored, piece_rows(splits, schema)))
+    return MergedRows(merged, encodings, pieces(splits, merged.runs, stored, piece_rows(splits, schema)))
 
 
 def _column_of_each(splits: Sequence[OpenSplit], name: str) -> list[pa.ChunkedArray | None]:
@@ -155,7 +119,7 @@ def require_merged(
     invariants.require_sorted(whole, operation.context.order, inputs)
 
 
-def _expected(splits: Sequence[OpenSplit], merged: Merged) -> Expected:
+def _expected(splits: Sequence[OpenSplit], merged: MergedRows) -> Expected:
     return Expected(
         rows=merged.order.runs.rows,
         most_bytes=sum(split.add.size for split in splits),

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from storage_core.compaction.scope import Scope, nameless, scope_of
+from storage_core.compaction.scope import Scope, scope_of
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.log.actions import Add
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted
-from storage_core.rows.sort_order import SortOrder
-from storage_core.split.encode import present_order
+from storage_core.rows.sort_order import SortOrder, nameless
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def column_faults(output: pa.Schema, expected: pa.Schema) -> Iterator[Fault]:
 
 def require_sorted(output: pa.Table, order: SortOrder, inputs: Sequence[Add]) -> None:
     """Raise `Corrupt` unless the output, before it is cut, is sorted by the inputs' order (MC-3)."""
-    if not is_sorted(output, present_order(order, output.column_names)):
+    if not is_sorted(output, order.present(output.column_names)):
         _require(iter([Fault("MC-3", f"the rows are not sorted by {order.text!r}")]), inputs)
 
 

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.compaction import strategies
 from storage_core.compaction.strategies import Strategy
-from storage_core.rows.keys import Codes, pack, rises, without_last
+from storage_core.rows.keys import Codes, Mask, Positions, pack, rises, without_last
 from storage_core.rows.order import key_codes
 from storage_core.rows.sort_order import SortOrder
-
-Positions = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,3 +104,8 @@ def ranges(first: Ints, count: Ints) -> Ints:
     """Return `count[i]` numbers from `first[i]` on, for one i after the other."""
     before = np.cumsum(count) - count
     return np.repeat(first - before, count) + np.arange(int(count.sum()))
+
+
+def outputs_of(bytes_: Ints, target_bytes: int) -> Ints:
+    """Return how many splits each merge of so many bytes writes, rounded as `split.emission` does; at least one."""
+    return np.maximum(1, np.rint(bytes_ / target_bytes)).astype(np.int64)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.compaction.audit_merges import UNREADABLE, Merged
+from storage_core.compaction.work import OPERATION
 from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.log.actions import Action, Add, CommitInfo, Metadata, Remove
+from storage_core.log.action_json import read_action, read_actions, write_actions
+from storage_core.log.actions import Action, Add, CommitInfo, Metadata, Remove, to_json_object
 from storage_core.log.codec import commit_info
 from storage_core.log.file_columns import adds_of
 from storage_core.log.files import LiveFiles
@@ -21,9 +23,7 @@ from storage_core.log.replay import open_version, read_version
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.lineage import read_origin
-from storage_core.split.read import open_split
-
-COMPACT = "COMPACT"
+from storage_core.split.read import UNREADABLE, open_split
 
 
 def everything(_window: int | None) -> bool:
@@ -69,6 +69,47 @@ class Compaction:
     outputs: tuple[Add, ...]
     inputs: dict[str, Add] = field(default_factory=dict)
     metadata: Metadata | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedMerge:
+    """What version `version` made of `inputs`, as they were live right before it, in a table of this metadata.
+
+    `still_live` are splits that the outputs say they replace and that the version did not remove. Travels as JSON.
+    """
+
+    version: int
+    metadata: Metadata
+    inputs: tuple[Add, ...]
+    outputs: tuple[Add, ...]
+    still_live: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The split that stands for the merge in a report: the first output, else the first input."""
+        return (*self.outputs, *self.inputs)[0].path
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the JSON object from which `from_object` makes an equal record."""
+        return {
+            "version": self.version,
+            "metadata": to_json_object(self.metadata),
+            "inputs": write_actions(self.inputs),
+            "outputs": write_actions(self.outputs),
+            "stillLive": list(self.still_live),
+        }
+
+    @staticmethod
+    def from_object(body: dict[str, Any]) -> RetainedMerge:
+        """Return the record that `to_object` wrote."""
+        where = "audit of a merge"
+        return RetainedMerge(
+            version=body["version"],
+            metadata=read_action(body["metadata"], Metadata, where),
+            inputs=read_actions(body["inputs"], Add, where),
+            outputs=read_actions(body["outputs"], Add, where),
+            still_live=tuple(body["stillLive"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +171,7 @@ class _Walk:
     def goes_on(self, version: int, actions: Sequence[Action]) -> bool:
         """Take one version, older than all before it; False when no older one is wanted."""
         info = commit_info(actions)
-        compaction = _compaction(version, actions) if info is not None and info.operation == COMPACT else None
+        compaction = _compaction(version, actions) if info is not None and info.operation == OPERATION else None
         if info is not None and compaction is not None and self._is_another_run(info):
             return False
         self._explain(version, actions)
@@ -197,11 +238,13 @@ def replaced_by(store: ObjectStore, output: Add) -> Replaced | str:
     return Replaced(None, ()) if lineage is None else Replaced(lineage.operation_id, tuple(lineage.replaces))
 
 
-def merges_of(retained: Retained, said: Mapping[str, Replaced | str], which: Selection) -> Iterator[Merged | Unchecked]:
+def merges_of(
+    retained: Retained, said: Mapping[str, Replaced | str], which: Selection
+) -> Iterator[RetainedMerge | Unchecked]:
     """Yield the merges of all compactions that are in the chosen windows, given what outputs say of themselves."""
     for compaction in retained.compactions:
         for part in _merges_of(compaction, said, which):
-            if isinstance(part, Merged):
+            if isinstance(part, RetainedMerge):
                 # What a merge ended before, rows and all, outputs name and no version removes again (decision 0077).
                 kept = tuple(path for path in part.still_live if retained.outlived(path, compaction))
                 yield replace(part, still_live=kept)
@@ -211,7 +254,7 @@ def merges_of(retained: Retained, said: Mapping[str, Replaced | str], which: Sel
 
 def _merges_of(
     compaction: Compaction, said: Mapping[str, Replaced | str], which: Selection
-) -> Iterator[Merged | Unchecked]:
+) -> Iterator[RetainedMerge | Unchecked]:
     """What no output names was a merge of its own, without a row left, unless an output could not be asked."""
     groups: dict[str | None, list[Add]] = {}
     replaces: dict[str | None, set[str]] = {}
@@ -235,7 +278,7 @@ def _merges_of(
 
 def _merge(
     compaction: Compaction, outputs: Sequence[Add], replaced: set[str], which: Selection
-) -> Iterator[Merged | Unchecked]:
+) -> Iterator[RetainedMerge | Unchecked]:
     named = [path for path in compaction.removed if path in replaced]
     inputs = [compaction.inputs[path] for path in named if path in compaction.inputs]
     if not any(which.holds(add.windowStart) for add in [*inputs, *outputs]):
@@ -245,7 +288,7 @@ def _merge(
         reason = f"the log does not go back to before version {compaction.version}, so what it read is not known"
         yield Unchecked(compaction.version, shown, reason)
         return
-    yield Merged(
+    yield RetainedMerge(
         version=compaction.version,
         metadata=compaction.metadata,
         inputs=tuple(inputs),

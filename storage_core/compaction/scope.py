@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pyarrow as pa
-
-from storage_core.config import TableConfig
-from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
-from storage_core.rows import sort_schema
-from storage_core.rows.sort_order import SortOrder, bind
+from storage_core.rows.sort_order import nameless
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +36,3 @@ def scope_of(table_id: str, add: Add) -> Scope | None:
         sort_schema=nameless(add.sortSchema),
         window_seconds=add.windowSeconds,
     )
-
-
-def nameless(text: str) -> str:
-    """Return a recorded sort schema without its name; orders by key, or none at all, have no name."""
-    try:
-        return replace(sort_schema.parse(text), name=None).text
-    except InvalidInput:
-        return text
-
-
-def recorded_order(text: str, config: TableConfig, schema: pa.Schema) -> SortOrder | None:
-    """Return the order that a split was written in, whatever the table's is now; None when it no longer binds.
-
-    Splits keep the sort schema they were written with, but a column it names may have left the table since.
-    """
-    current = bind(config, schema)
-    if nameless(current.text) == nameless(text):
-        return current
-    try:
-        order = bind(replace(config, sort_schema=nameless(text)), schema)
-    except InvalidInput:
-        return None
-    return order if nameless(order.text) == nameless(text) else None

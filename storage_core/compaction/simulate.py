@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from storage_core.compaction.merges import Flags, Ints, Merges, ranges
+from storage_core.compaction.merges import Flags, Ints, Merges, outputs_of, ranges
 from storage_core.compaction.policy import SEALED, Mode, Rules, Splits, choose
 from storage_core.compaction_settings import CompactionSettings
 
@@ -154,7 +154,7 @@ def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Li
     if not len(merges):
         return _nothing()
     size, rows = (np.add.reduceat(each[merges.rows], merges.first) for each in (live.bytes, live.rows))
-    pieces = np.maximum(1, np.rint(size / target_bytes)).astype(np.int64)
+    pieces = outputs_of(size, target_bytes)
     merge, piece = np.repeat(np.arange(len(merges)), pieces), ranges(np.zeros_like(pieces), pieces)
 
     def share(total: Ints) -> Ints:

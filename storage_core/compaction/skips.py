@@ -5,7 +5,9 @@ So one damaged split does not stop its window for ever, nor the other windows at
 
 from __future__ import annotations
 
-from storage_core.compaction.planner import OPERATION, MergeOperation
+from collections.abc import Iterable
+
+from storage_core.compaction.work import SKIP_OPERATION, MergeOperation
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from storage_core.log.actions import MergeSkip
 from storage_core.log.snapshot import Snapshot
@@ -30,9 +32,18 @@ def skips_of(snapshot: Snapshot, operation: MergeOperation, reason: str, now_ms:
             path=path,
             skipTimestamp=now_ms,
             reason=reason[:_MOST_REASON],
-            operation=OPERATION,
+            operation=SKIP_OPERATION,
             retryAfter=now_ms + SKIP_MS,
             skipCount=1 + (snapshot.mergeskips[path].skipCount if path in snapshot.mergeskips else 0),
         )
         for path in named or inputs
     ]
+
+
+def active_skips(skips: Iterable[MergeSkip], now_ms: int) -> frozenset[str]:
+    """Return the paths that a compaction leaves out at `now_ms`."""
+    return frozenset(
+        skip.path
+        for skip in skips
+        if skip.operation == SKIP_OPERATION and (skip.retryAfter is None or skip.retryAfter > now_ms)
+    )

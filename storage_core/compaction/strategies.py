@@ -12,9 +12,7 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
-from storage_core.rows.keys import Codes, Unsigned, dense_ranks, sorted_order
-
-Positions = npt.NDArray[np.int64]
+from storage_core.rows.keys import Codes, Positions, Unsigned, dense_ranks, sorted_order
 
 
 class Strategy(StrEnum):

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.compaction.columns import Route, require_same_values, route, take_column
-from storage_core.compaction.kernel import Positions, Runs
+from storage_core.compaction.kernel import Runs
 from storage_core.errors import SEE_CORRUPT, Corrupt
+from storage_core.rows.keys import Positions
 from storage_core.split.encodings import Encodings, by_dictionary
 from storage_core.split.read import OpenSplit
 from storage_core.split.row_groups import ROWS_PER_GROUP

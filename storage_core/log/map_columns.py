@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Positions = npt.NDArray[np.int64]
+from storage_core.rows.keys import Positions
 
 
 @dataclass(frozen=True, slots=True)

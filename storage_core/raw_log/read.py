@@ -13,7 +13,6 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
@@ -22,8 +21,7 @@ from storage_core.raw_log.plain_records import plain_records
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging, record_schema
-
-Positions = npt.NDArray[np.int64]
+from storage_core.rows.keys import Positions
 
 FEW = 128
 """Of fewer records, making the columns costs more than looking at each."""

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.region.key_hash import Hashes, key_hashes
-
-Positions = npt.NDArray[np.int64]
+from storage_core.rows.keys import Positions
 
 
 @dataclass(slots=True)

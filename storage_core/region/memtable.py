@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage_core.region.key_runs import KeyRuns
 from storage_core.rows import fold
-from storage_core.rows.keys import key_codes
+from storage_core.rows.keys import Positions, key_codes
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Memtable:
         """Return one record per wanted key of which there is any: what all of its records do in turn."""
         return fold.fold(self.find(wanted), self.key)
 
-    def _rows_at(self, positions: fold.Positions) -> Iterator[pa.Table]:
+    def _rows_at(self, positions: Positions) -> Iterator[pa.Table]:
         ends = np.cumsum([part.num_rows for part in self._parts])
         parts = np.searchsorted(ends, positions, side="right")
         for number in np.unique(parts):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -18,12 +17,10 @@ from storage_core.ids import Ids
 from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
-from storage_core.rows.keys import key_codes
+from storage_core.rows.keys import Positions, key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.read import OpenSplit, conform_split, open_split
 from storage_core.split.vectors import positions, rows_gone, vector_for
-
-Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,6 @@ def removal(split: Add, now_ms: int) -> Remove:
     )
 
 
-def _rows(opened: OpenSplit, places: Places, schema: pa.Schema) -> pa.Table:
+def _rows(opened: OpenSplit, places: Positions, schema: pa.Schema) -> pa.Table:
     # The file does not know which columns are required, the table does.
     return conform(conform_split(opened.take(places), schema), schema)

@@ -31,6 +31,10 @@ class RowFingerprint:
     digest: int
 
 
+NO_ROWS = RowFingerprint(0, 0)
+"""The fingerprint of no rows, which changes none that it is combined with."""
+
+
 def of(table: pa.Table) -> RowFingerprint:
     """Return the fingerprint of the rows, over all columns by name. Memory: about 100 bytes for each of 65,536 rows."""
     digest = 0

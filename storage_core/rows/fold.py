@@ -28,14 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.keys import Mask, key_order
+from storage_core.rows.keys import Mask, Positions, key_order
 from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
 
 OPERATION = "_op"
 FIELDS = "_fields"
 
-Positions = npt.NDArray[np.int64]
 _NONE = -1
 
 

@@ -20,7 +20,7 @@ from storage_core.errors import InvalidInput
 
 Unsigned = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 KEY_BITS = 64
 _SIGN = np.uint64(1 << 63)
@@ -88,7 +88,7 @@ def without_last(keys: Sequence[Unsigned], sizes: Sequence[int]) -> list[Unsigne
     return list(keys[:-1]) if alone else [*keys[:-1], keys[-1] // np.uint64(sizes[-1])]
 
 
-def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Places]:
+def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Positions]:
     """Return one dense code per row of every table: equal keys have equal codes, greater keys greater ones.
 
     Raises `InvalidInput` for a key column that is missing, of different types, or null somewhere (naming column and
@@ -99,7 +99,7 @@ def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Places]:
     return np.split(dense, ends[:-1])
 
 
-def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Places, Mask]:
+def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Positions, Mask]:
     """Return the stable order of the rows by key, and which rows in that order have another key than the one before.
 
     The first row has. Raises what `key_codes` raises.
@@ -111,7 +111,7 @@ def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Places, Mask]:
     return order, begins
 
 
-def dense_ranks(keys: Sequence[Unsigned]) -> Places:
+def dense_ranks(keys: Sequence[Unsigned]) -> Positions:
     """Return the rank of every row among the distinct rows of `keys` (most significant first), from 0."""
     if len(keys) == 1 and len(keys[0]) and int(keys[0].max()) < _DENSE_FACTOR * len(keys[0]):
         return _ranks_by_counting(keys[0])
@@ -121,7 +121,7 @@ def dense_ranks(keys: Sequence[Unsigned]) -> Places:
     return ranks
 
 
-def sorted_order(keys: Sequence[Unsigned]) -> Places:
+def sorted_order(keys: Sequence[Unsigned]) -> Positions:
     """Return the stable order of rows by `keys`, most significant first. Presorted runs cost one merge each at most."""
     if len(keys) == 1:
         return _order_of_one(keys[0])
@@ -158,7 +158,7 @@ def _packed_key(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Unsigned
     return pack([_key_column(tables, name) for name in key], sum(table.num_rows for table in tables))
 
 
-def rises(keys: Sequence[Unsigned], order: Places) -> Mask:
+def rises(keys: Sequence[Unsigned], order: Positions) -> Mask:
     """Return which rows in this order differ from the row before; the first does not."""
     rises = np.zeros(len(order), np.bool_)
     for key in keys:
@@ -167,13 +167,13 @@ def rises(keys: Sequence[Unsigned], order: Places) -> Mask:
     return rises
 
 
-def _ranks_by_counting(key: Unsigned) -> Places:
+def _ranks_by_counting(key: Unsigned) -> Positions:
     taken = np.zeros(int(key.max()) + 1, np.bool_)
     taken[key] = True
     return (np.cumsum(taken) - 1)[key].astype(np.int64, copy=False)
 
 
-def _order_of_one(key: Unsigned) -> Places:
+def _order_of_one(key: Unsigned) -> Positions:
     """The stable order by one key. Where key and row number fit a word, words are sorted: several times as fast."""
     rows = len(key)
     row_bits = max(rows - 1, 0).bit_length()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.keys import Codes, codes, dense_ranks, pack
-
-Positions = npt.NDArray[np.int64]
+from storage_core.rows.keys import Codes, Positions, codes, dense_ranks, pack
 
 
 def union(maps: pa.ChunkedArray, groups: Positions, count: int) -> pa.Array:

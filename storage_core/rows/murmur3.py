@@ -27,10 +27,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.rows.keys import Positions
 
 Hashes = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
-Positions = npt.NDArray[np.int64]
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 _C1 = np.uint32(0xCC9E2D51)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -42,6 +42,10 @@ class SortOrder:
         """The columns that a split describes by more than bounds: all that the sort schema names."""
         return frozenset((*(each.name for each in self.columns), *self.statistics))
 
+    def present(self, names: Collection[str]) -> SortOrder:
+        """Return the order without columns that are not among `names`: a missing one is all null and orders nothing."""
+        return replace(self, columns=tuple(each for each in self.columns if each.name in names))
+
 
 def bind(config: TableConfig, schema: pa.Schema) -> SortOrder:
     """Return the order of a table with this configuration and schema.
@@ -63,6 +67,29 @@ def bind(config: TableConfig, schema: pa.Schema) -> SortOrder:
         _check_orderable(_field(schema, name, "the primary key"))
     columns = tuple(OrderColumn(name, descending=False) for name in config.primary_key)
     return SortOrder(columns, f"key({','.join(config.primary_key)})" if columns else "")
+
+
+def nameless(text: str) -> str:
+    """Return a recorded sort schema without its name; orders by key, or none at all, have no name."""
+    try:
+        return replace(sort_schema.parse(text), name=None).text
+    except InvalidInput:
+        return text
+
+
+def recorded_order(text: str, config: TableConfig, schema: pa.Schema) -> SortOrder | None:
+    """Return the order that a split was written in, whatever the table's is now; None when it no longer binds.
+
+    Splits keep the sort schema they were written with, but a column it names may have left the table since.
+    """
+    current = bind(config, schema)
+    if nameless(current.text) == nameless(text):
+        return current
+    try:
+        order = bind(replace(config, sort_schema=nameless(text)), schema)
+    except InvalidInput:
+        return None
+    return order if nameless(order.text) == nameless(text) else None
 
 
 def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrder:

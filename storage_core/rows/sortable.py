@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage_core.rows.keys import Mask
 from storage_core.rows.statistics import decode_column
-
-Mask = npt.NDArray[np.bool_]
 
 # Above the key of infinity; whatever bits a NaN has, it is one value.
 NAN_KEY = 2**63 - 1

@@ -33,11 +33,6 @@ _SAMPLE_SLICES: Final = 8
 _SAMPLE_ROWS: Final = 8192
 
 
-def present_order(order: SortOrder, names: list[str]) -> SortOrder:
-    """Return `order` without the columns not among `names`: a missing column is all null and orders nothing."""
-    return SortOrder(columns=tuple(each for each in order.columns if each.name in names), text=order.text)
-
-
 @dataclass(frozen=True, slots=True)
 class BloomFilters:
     """Parquet's own Bloom filters, one per column and row group, each for as many values as a row group has rows."""
@@ -138,7 +133,7 @@ def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
     """Return the first row from `start` on, at least 1, whose key differs from the row before; else the row count."""
     if not order.columns:
         return start
-    keys = present_order(order, rows.column_names).columns
+    keys = order.present(rows.column_names).columns
     width = 64
     while start < rows.num_rows:
         end = min(start + width, rows.num_rows)
@@ -198,7 +193,7 @@ def _leaf_count(type_: pa.DataType) -> int:
 
 
 def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColumn] | None:
-    keys = present_order(order, schema.names).columns
+    keys = order.present(schema.names).columns
     sorting = [(each.name, "descending" if each.descending else "ascending") for each in keys]
     nulls = "at_start" if any(each.nulls_first for each in keys) else "at_end"
     return list(pq.SortingColumn.from_ordering(schema, sorting, nulls)) or None

@@ -33,9 +33,11 @@ from storage_core.split.vectors import rows_gone, visible
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
 
-
 AHEAD_BYTES = 2**20
 """What a ranged GET asks for at least: a request takes about as long as a mebibyte."""
+
+UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
+"""What reading a split raises when its rows cannot be had."""
 
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 

@@ -6,7 +6,6 @@ A vector hides rows of a file, which itself never changes. Rows are counted from
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, InvalidInput, NotFound, SnapshotExpired
@@ -16,6 +15,7 @@ from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import DeletionVector, encode, inline, rows_of, stored
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
+from storage_core.rows.keys import Mask, Positions
 
 INLINE_BYTES = 1024
 """The longest bitmap that stands in the action itself.
@@ -23,8 +23,6 @@ INLINE_BYTES = 1024
 About 500 scattered rows. An action is in a version file, in a manifest, and in the memory of every reader; an object
 costs one request per reader that opens the split.
 """
-
-RowMask = npt.NDArray[np.bool_]
 
 
 def rows_gone(store: ObjectStore, add: Add) -> BitMap:
@@ -64,7 +62,7 @@ def vector_for(store: ObjectStore, add: Add, gone: BitMap, *, ids: Ids) -> Delet
     return stored(key, data)
 
 
-def visible(gone: BitMap, first: int, rows: int) -> RowMask | None:
+def visible(gone: BitMap, first: int, rows: int) -> Mask | None:
     """Return which of `rows` rows from `first` on are not gone; None when all of them are visible."""
     if not gone.range_cardinality(first, first + rows):
         return None
@@ -73,7 +71,7 @@ def visible(gone: BitMap, first: int, rows: int) -> RowMask | None:
     return mask
 
 
-def positions(rows: BitMap) -> npt.NDArray[np.int64]:
+def positions(rows: BitMap) -> Positions:
     """Return the rows as an array, ascending."""
     return np.asarray(rows.to_array()).astype(np.int64)
 

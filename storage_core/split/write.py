@@ -16,7 +16,7 @@ from storage_core.rows.timeseries_id import with_series
 from storage_core.rows.windows import split_by_window
 from storage_core.split.context import SplitContext
 from storage_core.split.emission import Emission, Expected
-from storage_core.split.encode import nan_columns, next_key_change, present_order
+from storage_core.split.encode import nan_columns, next_key_change
 from storage_core.split.encodings import LEAST_ROWS, Encodings, choose
 from storage_core.split.lineage import APPENDED, Lineage
 from storage_core.split.writer import SplitHead, SplitWriter
@@ -93,7 +93,7 @@ def _by_window(rows: pa.Table, context: SplitContext) -> list[tuple[int | None, 
 
 
 def _ordered(rows: pa.Table, order: SortOrder) -> pa.Table:
-    indices = sort_indices(rows, present_order(order, rows.column_names))
+    indices = sort_indices(rows, order.present(rows.column_names))
     if not np.any(indices[1:] < indices[:-1]):
         return rows  # as a merge hands them over: to take every row would copy them all
     return rows.take(pa.array(indices))

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.planner import plan as plan_compaction
+from storage_core.compaction.work import OPERATION
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
@@ -154,7 +155,7 @@ def _compact(table: KeyedTable) -> None:
     snapshot = table.snapshot
     (operation,) = plan_compaction(snapshot)
     done = compaction.execute(table.store, operation, ids=table.ids, now_ms=table.clock.now_ms())
-    table.log.commit(snapshot, done.actions, operation="COMPACT")
+    table.log.commit(snapshot, done.actions, operation=OPERATION)
 
 
 def _catch_up(table: KeyedTable) -> None:

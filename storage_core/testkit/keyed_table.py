@@ -10,6 +10,7 @@ import pyarrow as pa
 from storage_core.compaction import planner
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
+from storage_core.compaction.work import OPERATION
 from storage_core.config import TableConfig
 from storage_core.ids import Ids
 from storage_core.log.actions import Metadata
@@ -113,7 +114,7 @@ class KeyedTable:
         meanwhile()
         carry = CarryOver(self.store, list(zip(operations, results, strict=True)), ids=self.ids)
         actions = [action for each in results for action in each.actions]
-        return self.log.commit(snapshot, actions, operation="COMPACT", rebase=carry)
+        return self.log.commit(snapshot, actions, operation=OPERATION, rebase=carry)
 
     def sort(self, terms: SortingTerms = ALWAYS) -> bool:
         """Sort the generations that wait, of each region what one run takes, and tell whether there were any."""

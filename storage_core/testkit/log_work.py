@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from storage_core.compaction.work import SKIP_OPERATION
 from storage_core.log.actions import (
     Action,
     Add,
@@ -137,7 +138,7 @@ def skip(random: Random, name: str, snapshot: Snapshot) -> Work | None:
     if not snapshot.splits:
         return None
     path = random.choice(sorted(snapshot.splits))
-    action = MergeSkip(path=path, skipTimestamp=START_MS, reason=name, operation="COMPACT")
+    action = MergeSkip(path=path, skipTimestamp=START_MS, reason=name, operation=SKIP_OPERATION)
     return Work(kind="SKIP", planned=snapshot, actions=(action,))
 
 

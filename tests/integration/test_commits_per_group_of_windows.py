@@ -18,10 +18,11 @@ from jobs.report import report_of
 from jobs.request import JobRequest, WindowRange
 from jobs.run import JobRun
 from jobs.spark import Spark
-from jobs.window_groups import Bounds, Merge, Outcome, compact_groups, grouped, settle
+from jobs.window_groups import Bounds, Executed, Outcome, compact_groups, grouped, settle
 from storage_core import Table
-from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt, Fenced
 from storage_core.lease import break_lease
 from storage_core.log.actions import Remove
@@ -104,9 +105,9 @@ def repair(file: Path) -> None:
     file.with_name("whole").replace(file)
 
 
-def executed(table: Table, operations: Sequence[MergeOperation]) -> list[Merge]:
+def executed(table: Table, operations: Sequence[MergeOperation]) -> list[Executed]:
     return [
-        Merge(operation, tasks.compact({"table_uri": table.uri, "operation": operation.to_json()}))
+        Executed(operation, tasks.compact({"table_uri": table.uri, "operation": operation.to_json()}))
         for operation in operations
     ]
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from storage_core.compaction.audit import audit
-from storage_core.compaction.execute import CompactionResult, execute
-from storage_core.compaction.planner import MergeOperation, debt, plan
+from storage_core.compaction.debt import window_debts
+from storage_core.compaction.execute import execute
+from storage_core.compaction.planner import choose, plan
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Action, Metadata, Remove
@@ -92,9 +94,9 @@ def test_compaction_leaves_one_split_per_window_and_the_same_rows(
 def test_after_compaction_there_is_no_debt_and_nothing_to_do(
     store: LocalStore, log: TransactionLog, ingested: Snapshot
 ) -> None:
-    assert [each.window_start for each in debt(ingested)] == [0, 3600, 7200]
+    assert [each.window_start for each in window_debts(choose(ingested))] == [0, 3600, 7200]
     compacted = _compact(store, log, ingested)
-    assert debt(compacted) == []
+    assert window_debts(choose(compacted)) == []
     assert plan(compacted) == []
 
 
@@ -144,7 +146,7 @@ def test_late_rows_reopen_only_their_window(store: LocalStore, log: TransactionL
     late = events([{"at": 3601, "service": "late", "host": None, "count": 1, "value": 1.0}])
     adds = sort_and_write(store, late, context=context_of(compacted), ids=SystemIds(), now_ms=3)
     reopened = log.commit(compacted, adds, operation="WRITE").snapshot
-    assert [each.window_start for each in debt(reopened)] == [3600]
+    assert [each.window_start for each in window_debts(choose(reopened))] == [3600]
     settled = _compact(store, log, reopened)
     assert len(settled.splits) == 3
     assert settled.rows == BATCHES * 2500 + 1

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from jobs import compact, tasks
 from jobs.window_groups import Bounds, compact_groups
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 
 PATIENCE_S = 60.0
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore

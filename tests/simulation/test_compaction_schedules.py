@@ -14,8 +14,8 @@ from random import Random
 
 from storage_core.compaction import planner
 from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import CompactionResult, execute
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.execute import execute
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
 from storage_core.fsck.check import fsck

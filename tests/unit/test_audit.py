@@ -17,8 +17,9 @@ from storage_core import Table
 from storage_core.compaction.audit import INVARIANTS, AuditReport, audit, require_ours
 from storage_core.compaction.audit import execute as execute_work
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.planner import plan
 from storage_core.compaction.retained import Selection
+from storage_core.compaction.work import MergeOperation
 from storage_core.compaction_settings import CompactionSettings
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unsupported

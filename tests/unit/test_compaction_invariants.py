@@ -13,10 +13,11 @@ import pytest
 from storage_core.compaction import invariants
 from storage_core.compaction.audit import audit
 from storage_core.compaction.columns import require_same_values, route, same_values
-from storage_core.compaction.execute import CompactionResult, execute, merge, require_merged
+from storage_core.compaction.execute import execute, merge, require_merged
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import SEALED
+from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add

@@ -12,7 +12,7 @@ import pytest
 from storage_core.compaction import execute as executing
 from storage_core.compaction import streaming
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add

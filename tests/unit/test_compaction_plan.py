@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Reason
-from storage_core.compaction.planner import MergeOperation, WindowDebt, debt, plan
+from storage_core.compaction.planner import choose, plan
 from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED
 from storage_core.compaction.scope import scope_of
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
@@ -111,7 +113,7 @@ def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_
     inputs = snapshot([replace(_add("a"), numRecords=5), replace(_add("b"), numRecords=5, deletionVector=inline([0]))])
     (operation,) = plan(inputs)
     assert MergeOperation.from_json(operation.to_json()).inputs[1].deletionVector == inline([0])
-    (owed,) = debt(inputs)
+    (owed,) = window_debts(choose(inputs))
     assert owed.rows == 9
 
 
@@ -157,11 +159,11 @@ def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
 
 def test_debt_counts_only_what_a_compaction_would_read() -> None:
     adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
-    assert debt(snapshot(adds)) == [
+    assert window_debts(choose(snapshot(adds))) == [
         WindowDebt(0, 2, 20, 2000, 2000, 1, 1, (Reason.ASKED,)),
         WindowDebt(None, 2, 20, 1007, 1007, 1, 1, (Reason.ASKED,)),
     ]
-    assert debt(snapshot([_add("a", 0), _add("b", 3600)])) == []
+    assert window_debts(choose(snapshot([_add("a", 0), _add("b", 3600)]))) == []
 
 
 def test_a_table_without_windows_is_one_group() -> None:

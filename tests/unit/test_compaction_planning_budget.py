@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Merge
-from storage_core.compaction.planner import MOST_INPUTS, MergeOperation, WindowDebt, debt, plan
+from storage_core.compaction.planner import MOST_INPUTS, choose, plan
 from storage_core.compaction.policy import Mode
+from storage_core.compaction.work import MergeOperation
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
@@ -67,14 +69,18 @@ def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot]
     return (many - few) / (SPLITS // 2)
 
 
+def _debts(snapshot: Snapshot, mode: Mode) -> list[WindowDebt]:
+    return window_debts(choose(snapshot, mode=mode))
+
+
 @pytest.mark.parametrize("windows", [1, 400])
 @pytest.mark.parametrize("mode", list(Mode))
 def test_debt_takes_no_step_per_split(windows: int, mode: Mode) -> None:
     # A dozen splits make a merge, for which a loop takes a few steps.
-    assert _per_split(lambda count: snapshot_of_many(count, windows), partial(debt, mode=mode)) < 1 / 2
+    assert _per_split(lambda count: snapshot_of_many(count, windows), partial(_debts, mode=mode)) < 1 / 2
     many = snapshot_of_many(SPLITS, windows)
-    assert sum(each.splits for each in debt(many, mode=mode)) >= SPLITS * 0.9
-    steps = _steps(lambda: debt(many, mode=mode))
+    assert sum(each.splits for each in _debts(many, mode=mode)) >= SPLITS * 0.9
+    steps = _steps(lambda: _debts(many, mode=mode))
     assert (steps.made(Add), steps.made(Merge), steps.made(WindowDebt)) == (0, 0, windows)
 
 
@@ -95,7 +101,7 @@ def test_windows_with_nothing_to_do_cost_nothing() -> None:
 
 
 def test_scopes_and_equal_ages_cost_no_step_per_split() -> None:
-    assert _per_split(_of_many_sources, partial(debt, mode=Mode.POLICY)) < 1 / 2
+    assert _per_split(_of_many_sources, partial(_debts, mode=Mode.POLICY)) < 1 / 2
 
 
 def _of_many_sources(splits: int) -> Snapshot:
@@ -117,7 +123,7 @@ def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(w
         assert MOST_INPUTS <= inputs < MOST_INPUTS + 256
         assert operations == plan(many, mode=mode)
     planned = plan(many, mode=Mode.POLICY)
-    assert {each.window for each in planned} == {each.window_start for each in debt(many, mode=Mode.POLICY)}
+    assert {each.window for each in planned} == {each.window_start for each in _debts(many, mode=Mode.POLICY)}
 
 
 @pytest.mark.parametrize("manifests", [1, 7])
@@ -133,6 +139,6 @@ def test_the_plan_does_not_depend_on_where_the_state_lists_a_split(manifests: in
     listed = with_splits(many, files)
     for mode in Mode:
         assert plan(elsewhere, mode=mode) == plan(listed, mode=mode)
-        assert debt(elsewhere, mode=mode) == debt(listed, mode=mode)
+        assert _debts(elsewhere, mode=mode) == _debts(listed, mode=mode)
     planned = plan(listed, mode=Mode.POLICY)
     assert {add.partitionId for each in planned for add in each.inputs[:1]} == {"a", "b"}

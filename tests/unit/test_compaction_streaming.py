@@ -10,8 +10,9 @@ import pytest
 from storage_core.compaction import execute as executing
 from storage_core.compaction.execute import execute, merge
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import MergeOperation, plan
+from storage_core.compaction.planner import plan
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore

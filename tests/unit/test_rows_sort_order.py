@@ -99,3 +99,10 @@ def test_an_order_describes_all_that_its_sort_schema_names() -> None:
     assert order.statistics == ("path",)
     assert order.described == {"status", "path", "at"}
     assert bind(TableConfig(primary_key=("path",)), SCHEMA).described == {"path"}
+
+
+def test_an_order_of_present_columns_lacks_those_that_are_missing_and_is_the_same_in_all_else() -> None:
+    order = bind(TableConfig(time_column="at", sort_schema="status|&path|timestamp/V2"), SCHEMA)
+    present = order.present(["at", "share"])
+    assert present.columns == (OrderColumn("at", True),)
+    assert (present.text, present.statistics) == (order.text, order.statistics)

@@ -7,7 +7,7 @@ import threading
 from jobs.side_by_side import side_by_side
 from jobs.stopwatch import Stopwatch
 from jobs.window_groups import Bounds, bundled, grouped
-from storage_core.compaction.planner import MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.testkit.events import context
