@@ -28,7 +28,7 @@ LANES = 251
 MOST_NAMED = 20
 """How many windows an error names; the report has all."""
 
-SUMMARY = "Rewrite the splits of each window that holds several into one sorted split."
+SUMMARY = "Rewrite the splits of each window that holds several as one sorted run."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:

@@ -44,7 +44,7 @@ def compact(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Rewrite the splits of a window into one, sorted."""
+    """Rewrite the splits of a window as one sorted run."""
     from jobs.compact import run
     from jobs.request import JobRequest
     from storage_core.compaction.policy import Mode
