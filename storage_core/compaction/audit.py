@@ -25,7 +25,7 @@ from storage_core.compaction.retained import (
     merges_of,
     replaced_by,
 )
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.errors import InvalidInput, Unsupported
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, is_ours, to_json_object
 from storage_core.log.file_columns import adds_of
@@ -93,11 +93,6 @@ class Violation:
     version: int | None = None
 
     @property
-    def group(self) -> str:
-        """The group of the invariant: TW, CS, MC or SS."""
-        return self.invariant[:2]
-
-    @property
     def advice(self) -> str:
         """What to do about it."""
         return INVARIANTS[self.invariant].advice
@@ -117,15 +112,6 @@ class AuditReport:
     def clean(self) -> bool:
         """Whether no invariant is broken; what could not be judged does not count."""
         return not self.violations
-
-    @property
-    def exit_code(self) -> int:
-        """What a process that made the audit ends with: as with `corrupt`, unless clean."""
-        return 0 if self.clean else Corrupt.exit_code
-
-    def of_group(self, group: str) -> list[Violation]:
-        """Return the violations of one group of invariants."""
-        return [each for each in self.violations if each.group == group]
 
 
 def audit(
