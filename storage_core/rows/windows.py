@@ -66,6 +66,11 @@ def window_start(seconds: int, duration: int) -> int:
     return seconds - seconds % duration
 
 
+def by_start(window: int | None) -> tuple[bool, int]:
+    """Return the sort key of windows by their start, the bucket of null timestamps last."""
+    return window is None, window or 0
+
+
 def window_starts(array: pa.ChunkedArray | pa.Array, duration: int) -> pa.Int64Array:
     """Return the window start of every time stamp in seconds, null for null; one array, in order.
 

@@ -60,6 +60,10 @@ def test_the_durations_of_the_design_are_accepted(seconds: int) -> None:
     assert windows.validate_duration(seconds) == seconds
 
 
+def test_windows_are_sorted_by_their_start_and_null_time_stamps_come_last() -> None:
+    assert sorted([900, None, -900, 0], key=windows.by_start) == [-900, 0, 900, None]
+
+
 @pytest.mark.parametrize("seconds", COARSE_DURATIONS)
 def test_a_coarse_duration_needs_to_be_asked_for(seconds: int) -> None:
     assert windows.validate_duration(seconds, coarse=True) == seconds
