@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, duration_ms
+from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, figure
 from storage_core.errors import InvalidInput
 
@@ -41,9 +41,9 @@ def simulate_policy(
     As scheduled runs make them: one line per run, then the figures.
     """
     from storage_core.compaction.simulate import Ingestion, simulate
-    from storage_core.rows.windows import validate_duration
+    from storage_core.rows.windows import parse_duration, validate_duration
 
-    seconds = (duration_ms("--window", window) or 0) // 1000
+    seconds = parse_duration(window)
     figures = (
         ("--rate", rate, MOST_RATE),
         ("--size", size, 2**40),
