@@ -16,6 +16,7 @@ from storage_core.compaction.policy import SEALED, Mode, Rules, Splits, choose
 from storage_core.compaction_settings import CompactionSettings
 
 MINUTE_MS = 60_000
+MINUTES_PER_DAY = 1440
 MOST_ROUNDS = 1_000
 
 
