@@ -9,6 +9,7 @@ from dagster import AssetKey, AssetObservation, JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
 from assets.partitions import partition_key
+from jobs.report import shortened
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
 _COUNTS = ("rows_in", "rows_out", *_LATE, "bytes_in", "bytes_out", "splits_in", "splits_out", "version")
@@ -119,8 +120,7 @@ def _shortened(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _shortened(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        more = [f"and {len(value) - _LONGEST_LIST} more"] if len(value) > _LONGEST_LIST else []
-        return [*(_shortened(each) for each in value[:_LONGEST_LIST]), *more]
+        return [_shortened(each) for each in shortened(value, _LONGEST_LIST)]
     return value
 
 

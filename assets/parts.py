@@ -11,11 +11,10 @@ from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failu
 from assets.figures import commits_by_partition, metadata_of, windows_failed
 from assets.launcher import PartlyDone
 from assets.partitions import partition_key
+from jobs.report import named
 
 DATA_VERSION = "dagster/data_version"
 FAILED_PARTITIONS = "failed_partitions"
-
-_MOST_NAMED = 20
 
 
 def record_part(context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int) -> Failure:
@@ -33,13 +32,11 @@ def record_part(context: AssetExecutionContext, key: AssetKey, partly: PartlyDon
                 shown = {**metadata, **own.get(name, {})}
                 context.log_event(AssetMaterialization(key, partition=name, metadata=shown, tags=tags))
     return Failure(
-        f"{_named(failed)}{partly.description}",
+        f"{_windows(failed)}{partly.description}",
         {**metadata, **partly.metadata, FAILED_PARTITIONS: MetadataValue.json(failed)},
         partly.allow_retries,
     )
 
 
-def _named(failed: dict[str, str]) -> str:
-    names = list(failed)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"windows {', '.join(names[:_MOST_NAMED])}{more}: " if names else ""
+def _windows(failed: dict[str, str]) -> str:
+    return f"windows {named(list(failed))}: " if failed else ""

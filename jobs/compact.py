@@ -10,25 +10,23 @@ from collections.abc import Sequence
 from functools import partial
 
 from jobs.command import main as command
-from jobs.report import JobReport, with_report
+from jobs.report import JobReport, named, with_report
 from jobs.request import JobRequest, WindowRange
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
-from jobs.window_groups import Outcome, by_start, compact_groups
+from jobs.window_groups import Outcome, compact_groups
 from storage_core.clock import Clock
 from storage_core.compaction import planner
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import TidemarkError, error_of
 from storage_core.log.snapshot import Snapshot
+from storage_core.rows.windows import by_start
 
 LANES = 251
 """How many leases compactions of windows share; a prime (see `resource_of`)."""
 
-MOST_NAMED = 20
-"""How many windows an error names; the report has all."""
-
-SUMMARY = "Rewrite the splits of each window that holds several into one sorted split."
+SUMMARY = "Rewrite the splits of each window that holds several as one sorted run."
 
 
 def run(request: JobRequest, spark: Spark) -> JobReport:
@@ -82,13 +80,11 @@ def _report(job: JobRun, outcome: Outcome) -> JobReport:
 def _failure(outcome: Outcome) -> TidemarkError:
     """The first error by window, with the windows that failed and what was done beside them."""
     failed = sorted(outcome.failed.values(), key=lambda each: by_start(each.window))
-    names = [str(each.window) for each in failed]
-    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
     skipped = ", the inputs are skipped for a day" if any(each.lasting for each in failed) else ""
     versions = ", ".join(str(each.version) for each in outcome.commits) or "no version"
     return error_of(
         failed[0].kind,
-        f"{failed[0].reason}; the windows {', '.join([*names[:MOST_NAMED], *more])} were not compacted{skipped}; "
+        f"{failed[0].reason}; the windows {named([each.window for each in failed])} were not compacted{skipped}; "
         f"what else there was to do is in version {versions}",
     )
 

@@ -22,6 +22,7 @@ from storage_core.ingest.batch import IngestResult, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.tally import tally
 from storage_core.rows.late import LateFigures
+from storage_core.rows.windows import by_start
 from storage_core.split.context import context_of
 from storage_core.table import Table, exists
 
@@ -102,7 +103,7 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
         "rejected": sum(rejected.values()),
         "rejected_reasons": rejected,
         "quarantine": [key for result in results for key in result.quarantine_keys],
-        "windows": sorted(windows, key=lambda window: (window is None, window or 0)),
+        "windows": sorted(windows, key=by_start),
     }
 
 

@@ -19,6 +19,7 @@ from storage_core.compaction.skips import skips_of
 from storage_core.compaction.work import OPERATION, CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
+from storage_core.rows.windows import by_start
 
 LOG = logging.getLogger(__name__)
 
@@ -138,11 +139,6 @@ def bundled(group: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> list[li
 def bytes_of(operation: MergeOperation) -> int:
     """Return what a merge reads."""
     return sum(add.size for add in operation.inputs)
-
-
-def by_start(window: Window) -> tuple[bool, int]:
-    """Return the sort key of windows by their start, the bucket of null timestamps last."""
-    return window is None, window or 0
 
 
 def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> Outcome:

@@ -14,7 +14,7 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, JobDefini
 
 from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
-from assets.partitions import DAY_SECONDS, Span, contiguous, partition_key, partitions_of, span_of
+from assets.partitions import Span, contiguous, partition_key, partitions_of, span_of
 from assets.parts import FAILED_PARTITIONS
 from jobs.request import window_seconds
 from pipelines.catalog import build_definitions
@@ -164,8 +164,7 @@ def chunks(
 
 
 def _length(text: str, span: Span) -> int:
-    days = text.removesuffix("d")
-    seconds = int(days) * DAY_SECONDS if text.endswith("d") and days.isdecimal() else parse_duration(text)
+    seconds = parse_duration(text)
     if seconds <= 0 or seconds % span.window_seconds:
         raise InvalidInput(f"a chunk of {text!r} does not hold whole windows of {span.window_seconds} s; use 1d or 6h")
     return seconds

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from storage_core.compaction.simulate import Ingestion, Simulation, simulate
+from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, Simulation, simulate
 from storage_core.compaction_settings import CompactionSettings
 
 MB = 1_000_000
-DAY = 1440
-FULL = Ingestion(rates=[1000] * DAY, split_bytes=MB, split_rows=2000)
+FULL = Ingestion(rates=[1000] * MINUTES_PER_DAY, split_bytes=MB, split_rows=2000)
 NARROW = replace(FULL, split_rows=10_000)
 CASES = (
     ("1,000 splits a minute of 1 MB and 2,000 rows, windows of 15 min", FULL),
@@ -31,9 +30,9 @@ CASES = (
         replace(FULL, split_bytes=10 * MB, split_rows=20_000, window_seconds=60),
     ),
     ("1,000 a minute of 10 kB", replace(FULL, split_bytes=10_000, split_rows=20)),
-    ("10 a minute of 1 MB", replace(FULL, rates=[10] * DAY)),
-    ("10 a minute of 1 MB, 1 % late", replace(FULL, rates=[10] * DAY, late_share=0.01)),
-    ("1 a minute of 1 MB, windows of 1 h", replace(FULL, rates=[1] * DAY, window_seconds=3600)),
+    ("10 a minute of 1 MB", replace(FULL, rates=[10] * MINUTES_PER_DAY)),
+    ("10 a minute of 1 MB, 1 % late", replace(FULL, rates=[10] * MINUTES_PER_DAY, late_share=0.01)),
+    ("1 a minute of 1 MB, windows of 1 h", replace(FULL, rates=[1] * MINUTES_PER_DAY, window_seconds=3600)),
 )
 
 HEAD = """# The compaction policy over a day

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,17 +39,20 @@ Master = Annotated[
     str, typer.Option(metavar="URL", help="The Spark master that runs the tasks, or sc://… of a Spark Connect server.")
 ]
 
-_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
 
 def duration_ms(option: str, text: str | None) -> int | None:
-    """Return milliseconds for `0`, `90m`, `24h` or `7d`; None stays None. Raises `InvalidInput` naming the option."""
+    """Return milliseconds for `0`, `90m`, `24h` or `7d`; None stays None. Raises `InvalidInput` naming the option.
+
+    The grammar is that of declarations, but for a number without a unit, whose seconds somebody may take for others.
+    """
+    from storage_core.rows.windows import parse_milliseconds
+
     if text is None:
         return None
-    if text == "0":  # nothing is nothing in any unit
-        return 0
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise InvalidInput(f"{option} {text!r} is not a duration; write a number with ms, s, m, h or d, such as 24h")
-    return int(found[1]) * _UNIT_MS[found[2]]
+    wrong = f"{option} {text!r} is not a duration; write a number with ms, s, m, h or d, such as 24h"
+    if text.strip().isdecimal() and text != "0":  # nothing is nothing in any unit
+        raise InvalidInput(wrong)
+    try:
+        return parse_milliseconds(text)
+    except InvalidInput:
+        raise InvalidInput(wrong) from None

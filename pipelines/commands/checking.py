@@ -9,8 +9,8 @@ import typer
 from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
+from pipelines.commands.running import windows
 from pipelines.commands.target import resolve
-from pipelines.commands.upkeep import windows
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:

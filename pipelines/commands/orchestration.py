@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from jobs.report import named
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
 from storage_core.errors import NotFound, TidemarkError
 
-_MOST_NAMED = 20
 _LONGEST_CHUNK_SECONDS = 3600.0  # chunks that take longer say nothing about the time that is left
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ def backfill(
 
 def _windows_of(bad: Sequence[ChunkDone]) -> str:
     names = [name for each in bad for name in each.failed]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (
-        f", of them only the windows {', '.join(names[:_MOST_NAMED])}{more}" if all(each.failed for each in bad) else ""
-    )
+    return f", of them only the windows {named(names)}" if all(each.failed for each in bad) else ""
 
 
 def _declared(name: str) -> DeclaredTable:

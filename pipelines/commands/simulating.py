@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, duration_ms
+from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, figure
-from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from storage_core.compaction.simulate import Simulation
 
-MOST_RATE = 10_000
-
-Rate = Annotated[int, typer.Option(metavar="SPLITS", help="Splits that arrive per minute, for one day.")]
-Size = Annotated[int, typer.Option(metavar="BYTES", help="Size of one of them.")]
-Rows = Annotated[int, typer.Option(metavar="ROWS", help="Rows in one of them; a merge reads a bounded number.")]
+Rate = Annotated[
+    int, typer.Option(metavar="SPLITS", min=1, max=10_000, help="Splits that arrive per minute, for one day.")
+]
+Size = Annotated[int, typer.Option(metavar="BYTES", min=1, max=2**40, help="Size of one of them.")]
+Rows = Annotated[
+    int, typer.Option(metavar="ROWS", min=1, max=2**40, help="Rows in one of them; a merge reads a bounded number.")
+]
 Length = Annotated[str, typer.Option("--window", metavar="DURATION", help="Length of a window, such as 15m.")]
-Target = Annotated[int, typer.Option(metavar="BYTES", help="Size that a merge aims at.")]
-Late = Annotated[float, typer.Option(metavar="SHARE", help="Share of the splits that are 45 minutes late, 0 to 1.")]
-Every = Annotated[int, typer.Option(metavar="MINUTES", help="How often a compaction runs.")]
+Target = Annotated[int, typer.Option(metavar="BYTES", min=1, max=2**40, help="Size that a merge aims at.")]
+Late = Annotated[
+    float, typer.Option(metavar="SHARE", min=0, max=1, help="Share of the splits that are 45 minutes late, 0 to 1.")
+]
+Every = Annotated[int, typer.Option(metavar="MINUTES", min=1, max=1440, help="How often a compaction runs.")]
 
 
 def simulate_policy(
@@ -40,25 +44,14 @@ def simulate_policy(
 
     As scheduled runs make them: one line per run, then the figures.
     """
-    from storage_core.compaction.simulate import Ingestion, simulate
-    from storage_core.rows.windows import validate_duration
+    from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, simulate
+    from storage_core.rows.windows import parse_duration, validate_duration
 
-    seconds = (duration_ms("--window", window) or 0) // 1000
-    figures = (
-        ("--rate", rate, MOST_RATE),
-        ("--size", size, 2**40),
-        ("--rows", rows, 2**40),
-        ("--target", target, 2**40),
-    )
-    for name, value, most in figures:
-        _between(name, value, 1, most)
-    _between("--late", late, 0, 1)
-    _between("--every", every, 1, 1440)
     load = Ingestion(
-        rates=[rate] * 1440,
+        rates=[rate] * MINUTES_PER_DAY,
         split_bytes=size,
         split_rows=rows,
-        window_seconds=validate_duration(seconds, coarse=True),
+        window_seconds=validate_duration(parse_duration(window), coarse=True),
         target_bytes=target,
         late_share=late,
         every_minutes=every,
@@ -67,19 +60,10 @@ def simulate_policy(
 
 
 def _show(done: Simulation, *, as_json: bool) -> None:
-    found = (
-        {
-            "minute": each.minute,
-            "live_before": each.live_before,
-            "live_after": each.live_after,
-            "most_in_window": each.most_in_window,
-            "merges": each.merges,
-            "bytes_written": each.bytes_written,
-        }
-        for each in done.rounds
-    )
-    names = ("minute", "live_before", "live_after", "most_in_window", "merges", "bytes_written")
-    output.records(found, dict.fromkeys(names, figure), as_json=as_json, nothing="no compaction ran")
+    from storage_core.compaction.simulate import Round
+
+    shown = {each.name: figure for each in fields(Round)}
+    output.records(map(asdict, done.rounds), shown, as_json=as_json, nothing="no compaction ran")
     counts = done.splits_per_window
     summary = {
         "converged": done.converged,
@@ -94,8 +78,3 @@ def _show(done: Simulation, *, as_json: bool) -> None:
         output.json_line({"summary": summary})
     else:
         output.line(", ".join(f"{name} {cell(value)}" for name, value in summary.items()))
-
-
-def _between(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise InvalidInput(f"{name} is {value}; it must be from {least} to {most}")

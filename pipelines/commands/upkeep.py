@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,13 +21,13 @@ from pipelines.commands.arguments import (
     Window,
     duration_ms,
 )
+from pipelines.commands.running import run_job, waiting_ms, windows
 from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from jobs.report import JobReport
-    from jobs.request import JobRequest, WindowRange
-    from jobs.spark import Spark
+    from jobs.request import JobRequest
 
 
 def compact(
@@ -44,7 +43,7 @@ def compact(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Rewrite the splits of a window into one, sorted."""
+    """Rewrite the splits of a window as one sorted run."""
     from jobs.compact import run
     from jobs.request import JobRequest
     from storage_core.compaction.policy import Mode
@@ -168,32 +167,6 @@ def gc(
     with Spark() as spark:
         done = run(request, spark)
     _show_collection(done, as_json=as_json)
-
-
-def run_job(run: Callable[[JobRequest, Spark], JobReport], request: JobRequest, *, as_json: bool) -> None:
-    """Run a job in this process, with Spark only where it has work, and print its report."""
-    from jobs.spark import Spark
-
-    with Spark(request.master) as spark:
-        done = run(request, spark)
-    output.report(done, as_json=as_json)
-
-
-def waiting_ms(wait: str | None) -> int:
-    """Return how long `--wait` says to wait for a lease, 0 without it. Raises `InvalidInput`."""
-    return duration_ms("--wait", wait) or 0
-
-
-def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:
-    """Return the windows that the options choose, all without any. Raises `InvalidInput` when they contradict."""
-    from jobs.request import window_range
-
-    if everything and (window, start, end) != (None, None, None):
-        raise InvalidInput("give either --all or windows (--window, --from, --to), not both")
-    chosen = window_range(window, start, end)
-    if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
-        raise InvalidInput(f"--to {end} is not after --from {start}; the end is excluded")
-    return chosen
 
 
 def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:

@@ -17,8 +17,8 @@ from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, append_lines
+from pipelines.commands.running import run_job, windows
 from pipelines.commands.target import open_table, resolve
-from pipelines.commands.upkeep import run_job, windows
 from storage_core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:

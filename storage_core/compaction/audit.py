@@ -26,7 +26,7 @@ from storage_core.compaction.retained import (
     merges_of,
     replaced_by,
 )
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.errors import InvalidInput, Unsupported
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, is_ours, to_json_object
 from storage_core.log.file_columns import adds_of
@@ -37,33 +37,43 @@ from storage_core.split.read import AHEAD_BYTES, UNREADABLE
 MOST_ITEMS: Final = 1_000
 """Of more splits or merges some share a task: a task costs about as much as a small split."""
 
-INVARIANTS: Final[Mapping[str, str]] = {
-    "TW-1": "every row of a split lies in the window of the split",
-    "TW-2": "a window divides the hour, or is of whole hours where the table asks for it",
-    "TW-3": "no row crosses the border of a window when splits are merged",
-    "CS-1": "only splits of one compatibility scope are merged",
-    "CS-2": "only splits of one window are merged",
-    "CS-3": "no window before the start of compaction is merged",
-    "MC-1": "a merge keeps the number of visible rows",
-    "MC-2": "a merge keeps every value",
-    "MC-3": "the outputs of a merge are one run, sorted as its inputs were",
-    "MC-4": "the outputs of a merge have the columns of all its inputs",
-    "SS-1": "the rows of a split are sorted as it says",
-    "SS-2": "nulls of a split are where it says",
-    "SS-3": "a sort column that a split lacks counts as null",
-    "SS-4": "a split keeps the sort schema that it was written with",
-    "SS-5": "file, action, statistics and native metadata of a split agree",
-}
-"""The ids of page 04 and what holds."""
+_REWRITE: Final = (
+    "delete the rows of the split and write them again: until then queries by time may skip them; report it"
+)
+_RESTORE: Final = "at once tidemark restore NAME --to V, V the version before, and stop gc until then; report it"
+_UNSORTED: Final = "delete the rows of the split and write them again: no compaction takes it as it is; report it"
+_NOTHING: Final = "nothing at once, all rows are there; report it"
+_DAMAGED: Final = (
+    "bring the file back from a copy of the store, or restore the version before the split came; report it"
+)
 
-_RESTORE = "the version before has the rows: tidemark restore --to it, and report it"
-ADVICE: Final[Mapping[str, str]] = {
-    "TW": "queries by time may miss rows: report it; a rewrite of the rows of the split mends it",
-    "CS": "rows are not lost: report it",
-    "MC": _RESTORE,
-    "SS": "queries may be slower or miss rows: tidemark fsck --deep, and report it",
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """What holds of every sound table, and what to do where it does not, as `docs/operations.md` says it, too."""
+
+    holds: str
+    advice: str
+
+
+INVARIANTS: Final[Mapping[str, Invariant]] = {
+    "TW-1": Invariant("every row of a split lies in the window of the split", _REWRITE),
+    "TW-2": Invariant("a window divides the hour, or is of whole hours where the table asks for it", _REWRITE),
+    "TW-3": Invariant("no row crosses the border of a window when splits are merged", _RESTORE),
+    "CS-1": Invariant("only splits of one compatibility scope are merged", _NOTHING),
+    "CS-2": Invariant("only splits of one window are merged", _NOTHING),
+    "CS-3": Invariant("no window before the start of compaction is merged", _NOTHING),
+    "MC-1": Invariant("a merge keeps the number of visible rows", _RESTORE),
+    "MC-2": Invariant("a merge keeps every value", _RESTORE),
+    "MC-3": Invariant("the outputs of a merge are one run, sorted as its inputs were", _UNSORTED),
+    "MC-4": Invariant("the outputs of a merge have the columns of all its inputs", _RESTORE),
+    "SS-1": Invariant("the rows of a split are sorted as it says", _UNSORTED),
+    "SS-2": Invariant("nulls of a split are where it says", _UNSORTED),
+    "SS-3": Invariant("a sort column that a split lacks counts as null", _DAMAGED),
+    "SS-4": Invariant("a split keeps the sort schema that it was written with", _NOTHING),
+    "SS-5": Invariant("file, action, statistics and native metadata of a split agree", _DAMAGED),
 }
-"""What to do about a violation, by the group of its invariant."""
+"""The ids of page 04, what holds, and what to do where it does not."""
 
 Work = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -84,14 +94,9 @@ class Violation:
     version: int | None = None
 
     @property
-    def group(self) -> str:
-        """The group of the invariant: TW, CS, MC or SS."""
-        return self.invariant[:2]
-
-    @property
     def advice(self) -> str:
         """What to do about it."""
-        return ADVICE[self.group]
+        return INVARIANTS[self.invariant].advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +113,6 @@ class AuditReport:
     def clean(self) -> bool:
         """Whether no invariant is broken; what could not be judged does not count."""
         return not self.violations
-
-    @property
-    def exit_code(self) -> int:
-        """What a process that made the audit ends with: as with `corrupt`, unless clean."""
-        return 0 if self.clean else Corrupt.exit_code
-
-    def of_group(self, group: str) -> list[Violation]:
-        """Return the violations of one group of invariants."""
-        return [each for each in self.violations if each.group == group]
 
 
 def audit(

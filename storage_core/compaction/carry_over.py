@@ -80,7 +80,7 @@ class CarryOver:
     def _ended(self, head: Snapshot) -> set[str]:
         """The splits that left the table last because a merge superseded or deleted the last of their rows.
 
-        None when that cannot be told, for a version since the plan is no longer there.
+        None of them when a version since the plan is no longer there: then nobody can tell.
         """
         ended: set[str] = set()
         planned = min(merge.operation.context.planned_version for merge in self._merges)

@@ -20,6 +20,7 @@ from storage_core.compaction.policy import Mode
 from storage_core.compaction.skips import active_skips
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
+from storage_core.rows.windows import by_start
 
 RETENTION = "retention"
 SKIPPED = "skipped"
@@ -106,7 +107,7 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     seen = gone | {each.window_start for each in compacted}
     waiting = [_waiting(window, found) for window, found in skipped.items() if window not in seen]
     found = [*map(_expired, leaving.windows), *compacted, *waiting]
-    return sorted(found, key=lambda each: (each.window_start is None, each.window_start or 0))
+    return sorted(found, key=lambda each: by_start(each.window_start))
 
 
 def window_debts(chosen: Chosen) -> list[WindowDebt]:

@@ -65,7 +65,7 @@ def output_faults(table_id: str, inputs: Sequence[Add], outputs: Sequence[Add]) 
 
 
 def require_one_scope(table_id: str, window: int | None, inputs: Sequence[Add], *, start: int | None = None) -> None:
-    """Raise `InvalidInput` unless all inputs have one scope and lie in the one window (CS-1, CS-2, TW-3).
+    """Raise `InvalidInput` unless all inputs have one scope and lie in the one window (CS-1, CS-2).
 
     `start` is where compaction of the table begins, in seconds since the epoch: no input lies before it (CS-3).
     """

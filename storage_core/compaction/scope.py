@@ -25,7 +25,7 @@ class Scope:
 
 
 def scope_of(table_id: str, add: Add) -> Scope | None:
-    """Return the scope of a split; None for one without a recorded sort schema, which is never compacted (CS-3)."""
+    """Return the scope of a split; None for one without a recorded sort schema, which is never compacted (CS-1)."""
     if add.sortSchema is None:
         return None
     return Scope(

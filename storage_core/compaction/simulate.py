@@ -16,6 +16,7 @@ from storage_core.compaction.policy import SEALED, Mode, Rules, Splits, choose
 from storage_core.compaction_settings import CompactionSettings
 
 MINUTE_MS = 60_000
+MINUTES_PER_DAY = 1440
 MOST_ROUNDS = 1_000
 
 
@@ -150,7 +151,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
 
 
 def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Live:
-    """The outputs of all merges. Pieces are rounded as `split.encode.cut` does."""
+    """The outputs of all merges. Pieces are rounded as `split.emission.Emission` does."""
     if not len(merges):
         return _nothing()
     size, rows = (np.add.reduceat(each[merges.rows], merges.first) for each in (live.bytes, live.rows))

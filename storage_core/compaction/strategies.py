@@ -1,6 +1,6 @@
 """Ways to sort the keys of a merge, all with one result: which of them is fast is what the benchmark asks.
 
-`benchmarks/compaction_kernel.py` compares them; decision 0067 says what it found.
+`benchmarks/compaction_questions.py` compares them; decision 0067 says what it found.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
 from storage_core.rows.late import LateRule
-from storage_core.rows.windows import window_starts
+from storage_core.rows.windows import by_start, window_starts
 from storage_core.split.context import SplitContext
 from storage_core.split.write import sort_and_write
 
@@ -65,7 +65,7 @@ def plan(
         raise InvalidInput("the table has no windows; ingest its landed files whole", windows=sorted(map(str, windows)))
     listed = pending(snapshot, files)
     known = progress(snapshot.txns, listed)
-    wanted = None if windows is None else tuple(sorted(set(windows), key=_by_time))
+    wanted = None if windows is None else tuple(sorted(set(windows), key=by_start))
     items = [_work(file, spec, known[file.path], wanted) for file in listed]
     return [item for item in items if item.windows is None or set(item.windows) - set(item.done)]
 
@@ -159,7 +159,7 @@ class _Run:
         work = self._work
         written = {window for window in self._windows if self._is_wanted(window)}
         complete = self._windows <= written | set(work.done)
-        apps = [window_app(work.landed.path, window) for window in sorted(written, key=_by_time)]
+        apps = [window_app(work.landed.path, window) for window in sorted(written, key=by_start)]
         if complete and not work.whole:
             apps.append(file_app(work.landed.path))
         txns = [Txn(appId=app, version=work.landed.size, lastUpdated=self._now_ms) for app in apps]
@@ -172,7 +172,7 @@ class _Run:
             rows_in=self._rows_in,
             rows_out=sum(add.numRecords or 0 for add in self._adds),
             bytes_in=work.landed.size,
-            windows=tuple(sorted(self._windows, key=_by_time)),
+            windows=tuple(sorted(self._windows, key=by_start)),
             rejected=self._rejected,
             quarantine_keys=(*self._keys, *self._door.keys),
             late=self._door.figures,
@@ -200,7 +200,7 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
         landed=file,
         spec=spec,
         windows=windows,
-        done=tuple(sorted(known.windows, key=_by_time)),
+        done=tuple(sorted(known.windows, key=by_start)),
         ingested_size=known.ingested_size if known.has_changed(file.size) else None,
         rejected_size=known.rejected_size,
         whole=known.whole,
@@ -245,7 +245,3 @@ def _is_any_of(starts: pa.Int64Array, windows: set[Window]) -> np.ndarray[Any, n
     among = np.isin(starts.fill_null(0).to_numpy(), [each for each in windows if each is not None])
     is_null = np.asarray(starts.is_null())
     return np.where(is_null, None in windows, among)
-
-
-def _by_time(window: Window) -> tuple[bool, int]:
-    return window is None, window or 0

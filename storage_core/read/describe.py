@@ -12,6 +12,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.tail import list_regions
+from storage_core.rows.windows import by_start
 
 Row = dict[str, object]
 
@@ -56,7 +57,7 @@ def files(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def _by_window(add: Add) -> tuple[bool, int, str]:
-    return (add.windowStart is None, add.windowStart or 0, add.path)
+    return (*by_start(add.windowStart), add.path)
 
 
 def _windows(snapshot: Snapshot) -> list[Row]:

@@ -19,26 +19,31 @@ from storage_core.errors import InvalidInput
 WINDOW_SECONDS = frozenset(60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60))
 COARSE_WINDOW_SECONDS = frozenset(3600 * hours for hours in (2, 3, 4, 6, 8, 12, 24))
 
-_DURATION = re.compile(r"(\d{1,9})([smh]?)")
-_DAYS = re.compile(r"(\d{1,5})d")
-_UNIT_SECONDS: Mapping[str, int] = {"": 1, "s": 1, "m": 60, "h": 3600}
+# Days of more than five digits would not fit a 64-bit number of microseconds.
+_DURATION = re.compile(r"(?!\d{6,}d)(\d{1,9})(ms|[smhd]?)")
+_UNIT_MS: Mapping[str, int] = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TICKS_PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def parse_duration(value: str | int) -> int:
-    """Return seconds for `900`, `"900s"`, `"15m"` or `"1h"`. Raises `InvalidInput`; does not judge the duration."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        raise InvalidInput(f"{value!r} is not a duration; write seconds or a number with s, m or h, such as '15m'")
-    return int(found[1]) * _UNIT_SECONDS[found[2]]
+    """Return the whole seconds of what `parse_milliseconds` reads. Raises `InvalidInput`; does not judge them."""
+    seconds, rest = divmod(parse_milliseconds(value), 1000)
+    if rest:
+        raise InvalidInput(f"{value!r} is not a whole number of seconds")
+    return seconds
 
 
 def parse_milliseconds(value: str | int) -> int:
-    """Return milliseconds for what `parse_duration` reads, and for days, `"30d"`. Raises `InvalidInput`."""
-    days = _DAYS.fullmatch(value.strip()) if isinstance(value, str) else None
-    return int(days[1]) * 86_400_000 if days else parse_duration(value) * 1000
+    """Return milliseconds for `900` or `"900"` (seconds), `"500ms"`, `"90s"`, `"15m"`, `"1h"` or `"30d"`.
+
+    The one grammar of durations. Raises `InvalidInput` for anything else.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value * 1000
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise InvalidInput(f"{value!r} is not a duration; write seconds or a number with ms, s, m, h or d, such as 15m")
+    return int(found[1]) * _UNIT_MS[found[2]]
 
 
 def validate_duration(seconds: int, *, coarse: bool = False) -> int:
@@ -64,6 +69,11 @@ def validate_duration(seconds: int, *, coarse: bool = False) -> int:
 def window_start(seconds: int, duration: int) -> int:
     """Return the start of the window that holds `seconds` since the epoch: the largest multiple not above it."""
     return seconds - seconds % duration
+
+
+def by_start(window: int | None) -> tuple[bool, int]:
+    """Return the sort key of windows by their start, the bucket of null timestamps last."""
+    return window is None, window or 0
 
 
 def window_starts(array: pa.ChunkedArray | pa.Array, duration: int) -> pa.Int64Array:

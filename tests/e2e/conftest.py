@@ -78,7 +78,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     | step | what the table and its indexes hold then |
     |---|---|
     | landed | all but the late lines; no segment |
-    | compacted | the same in one split per window; no segment |
+    | compacted | the same as one sorted run per window; no segment |
     | indexed | the same; every split has its segments |
     | late | all lines; the late ones in splits without segments |
     | half | as before, the windows of the first two days compacted |

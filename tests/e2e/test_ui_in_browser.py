@@ -99,7 +99,7 @@ def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_figures_and
     picture(page, tmp_path, "materialized-asset")
 
     page.goto(f"{server}/assets/access_log/compacted?view=checks")
-    expect(page.get_by_text("rows_kept").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("mc_merges").first).to_be_visible(timeout=PATIENCE_MS)
     picture(page, tmp_path, "asset-checks")
 
 

@@ -759,3 +759,12 @@ def _answers(port: int, *, seconds: float) -> bool:
             time.sleep(0.5)
         finally:
             connection.close()
+
+
+def test_a_day_is_simulated_and_a_figure_out_of_range_is_refused(run: Run) -> None:
+    *rounds, last = run("simulate-policy", "--rate", "1", "--every", "720", "--window", "60m", "--json").lines
+    assert [each["minute"] for each in rounds][:2] == [720, 1440]
+    assert (last["summary"]["converged"], last["summary"]["windows"]) == (True, 24)
+    for option, figure in (("--late", "1.5"), ("--rate", "0"), ("--every", "1441")):
+        refused = run("simulate-policy", option, figure)
+        assert (refused.code, option in refused.err) == (2, True)

@@ -16,6 +16,7 @@ import typer
 
 from jobs.request import parse, parser
 from pipelines.cli import build
+from storage_core.compaction.audit import INVARIANTS
 from storage_core.config import PREFIX, IndexDefinition, LateData, TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
@@ -266,6 +267,12 @@ def test_the_operations_page_says_of_every_kind_of_finding_what_it_means() -> No
     meant = {name: {each for each in Kind if fnmatch(each, name.replace("…", "*"))} for name in named}
     assert [name for name, kinds in meant.items() if not kinds] == []
     assert set(Kind) - set().union(*meant.values()) == set()
+
+
+def test_the_operations_page_advises_about_every_invariant_what_the_audit_advises() -> None:
+    rows = _table(_section(OPERATIONS, "An invariant is violated"), "`audit` says", "Wrong is", "Do")
+    written = [(name, re.sub(r"[`*]", "", do)) for names, _, do in rows for name in INLINE.findall(names)]
+    assert sorted(written) == sorted((name, each.advice) for name, each in INVARIANTS.items())
 
 
 def test_the_index_of_decisions_lists_every_decision_in_order() -> None:

@@ -60,6 +60,10 @@ def test_the_durations_of_the_design_are_accepted(seconds: int) -> None:
     assert windows.validate_duration(seconds) == seconds
 
 
+def test_windows_are_sorted_by_their_start_and_null_time_stamps_come_last() -> None:
+    assert sorted([900, None, -900, 0], key=windows.by_start) == [-900, 0, 900, None]
+
+
 @pytest.mark.parametrize("seconds", COARSE_DURATIONS)
 def test_a_coarse_duration_needs_to_be_asked_for(seconds: int) -> None:
     assert windows.validate_duration(seconds, coarse=True) == seconds
@@ -68,16 +72,23 @@ def test_a_coarse_duration_needs_to_be_asked_for(seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("15m", 900), ("1h", 3600), ("90s", 90), ("900", 900), (900, 900), (" 24h ", 86400)]
+    ("text", "seconds"),
+    [("15m", 900), ("1h", 3600), ("90s", 90), ("900", 900), (900, 900), (" 24h ", 86400), ("1d", 86400), ("2000ms", 2)],
 )
 def test_a_duration_is_read_from_text_or_seconds(text: str | int, seconds: int) -> None:
     assert windows.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "1d", "-15m", "1.5h", "15 m", "fifteen", True, None])
+@pytest.mark.parametrize("text", ["", "m", "1w", "100000d", "-15m", "1.5h", "15 m", "fifteen", True, None])
 def test_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="not a duration"):
         windows.parse_duration(text)
+
+
+def test_milliseconds_are_a_duration_but_no_whole_seconds() -> None:
+    assert windows.parse_milliseconds("1500ms") == 1500
+    with pytest.raises(InvalidInput, match="whole number of seconds"):
+        windows.parse_duration("1500ms")
 
 
 def _events(seconds: list[int | None]) -> pa.Table:
