@@ -86,7 +86,7 @@ CASES: Mapping[str, Case] = {
     "rows deleted meanwhile": Case(rows=SMALL, outputs=2, later=_few),
     "vectors, and many rows deleted meanwhile": Case(rows=LARGE, outputs=2, vectors=2, gone=_few, later=_many),
     "several outputs, and rows deleted meanwhile": Case(
-        rows=300, outputs=6, config=replace(CONFIG, target_split_bytes=3_000), later=_few
+        rows=LARGE, outputs=4, config=replace(CONFIG, target_split_bytes=4_800), later=_few
     ),
 }
 

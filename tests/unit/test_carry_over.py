@@ -37,7 +37,7 @@ START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)
 SETTINGS = TableConfig(
     time_column="at", window_seconds=900, sort_schema="host|timestamp/V2", checkpoint_interval=0, gc_horizon_ms=0
 )
-SEVERAL = replace(SETTINGS, target_split_bytes=9_000)
+SEVERAL = replace(SETTINGS, target_split_bytes=4_000)
 UNSORTED = TableConfig(checkpoint_interval=0)
 CONFIGS = {"sorted": SETTINGS, "several outputs": SEVERAL, "no order": UNSORTED}
 
