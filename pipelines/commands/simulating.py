@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from storage_core.compaction.simulate import Simulation
 
 MOST_RATE = 10_000
+MOST_RUNS_BEHIND = 2
+"""How many runs it may take to do what arrives between two; a day of more piles up for minutes of simulation."""
 
 Rate = Annotated[int, typer.Option(metavar="SPLITS", help="Splits that arrive per minute, for one day.")]
 Size = Annotated[int, typer.Option(metavar="BYTES", help="Size of one of them.")]
@@ -40,6 +42,7 @@ def simulate_policy(
 
     As scheduled runs make them: one line per run, then the figures.
     """
+    from storage_core.compaction.merges import MOST_INPUTS
     from storage_core.compaction.simulate import Ingestion, simulate
     from storage_core.rows.windows import validate_duration
 
@@ -54,6 +57,11 @@ def simulate_policy(
         _between(name, value, 1, most)
     _between("--late", late, 0, 1)
     _between("--every", every, 1, 1440)
+    if rate * every > MOST_RUNS_BEHIND * MOST_INPUTS:
+        raise InvalidInput(
+            f"--rate {rate} with --every {every} is {rate * every} splits from one compaction to the next, of which it "
+            f"replaces {MOST_INPUTS}; simulated are at most {MOST_RUNS_BEHIND * MOST_INPUTS}: let it run more often"
+        )
     load = Ingestion(
         rates=[rate] * 1440,
         split_bytes=size,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from storage_core.compaction import expiry, planner
-from storage_core.compaction.planner import MOST_INPUTS, WindowDebt, active_skips
+from storage_core.compaction.merges import MOST_INPUTS
+from storage_core.compaction.planner import WindowDebt, active_skips
 from storage_core.compaction.policy import Mode
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot

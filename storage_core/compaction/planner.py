@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from storage_core.compaction import policy
 from storage_core.compaction.groups import Grouped, group
-from storage_core.compaction.merges import REASONS, Merges, Reason
+from storage_core.compaction.merges import MOST_INPUTS, REASONS, Merges, Reason, bounded
 from storage_core.compaction.policy import Mode, Rules
 from storage_core.compaction.scope import Scope, recorded_order
 from storage_core.log.action_json import read_actions, write_actions
@@ -26,9 +26,6 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
 
 OPERATION = "compact"
-
-MOST_INPUTS = 10_000
-"""How many splits one plan replaces: a commit that names more of them is slow to write and to read for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ def plan(
     them in the outputs, and without it the commit fails.
     """
     chosen = _choose(snapshot, windows, now_ms, mode, retry_skipped=retry_skipped)
-    return chosen.operations(_bounded(chosen.merges, most_inputs))
+    return chosen.operations(bounded(chosen.merges, most_inputs))
 
 
 def debt(
@@ -117,7 +114,7 @@ def debt(
     if not len(chosen.merges):
         return []
     if most_inputs is not None:
-        chosen = replace(chosen, merges=_bounded(chosen.merges, most_inputs))
+        chosen = replace(chosen, merges=bounded(chosen.merges, most_inputs))
     return _debt(chosen, snapshot.config.target_split_bytes)
 
 
@@ -159,14 +156,6 @@ def _choose(
     fits = np.array([context is not None for context in contexts], np.bool_)
     merges = policy.choose(found.splits, rules)
     return _Chosen(snapshot.splits.table(), found, merges.take(fits[found.scope[merges.group]]), contexts)
-
-
-def _bounded(merges: Merges, most_inputs: int) -> Merges:
-    """The merges to do first, in the given order: a window with very many does not keep the others waiting."""
-    turn = np.arange(len(merges)) - np.searchsorted(merges.group, merges.group)
-    order = np.argsort(turn, kind="stable")
-    read = np.cumsum(merges.count[order])
-    return merges.take(np.sort(order[: int(np.searchsorted(read, most_inputs)) + 1]))
 
 
 def _debt(chosen: _Chosen, target_bytes: int) -> list[WindowDebt]:

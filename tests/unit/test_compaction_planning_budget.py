@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction.merges import Merge
-from storage_core.compaction.planner import MOST_INPUTS, MergeOperation, WindowDebt, debt, plan
+from storage_core.compaction.planner import MergeOperation, WindowDebt, debt, plan
 from storage_core.compaction.policy import Mode
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import FILES_SCHEMA
@@ -25,6 +25,7 @@ from storage_core.testkit.many_splits import snapshot_of_many, with_splits
 
 SPLITS = 40_000
 FEW_INPUTS = 200
+INPUTS = 10_000
 
 
 class _Steps:
@@ -112,11 +113,11 @@ def _of_many_sources(splits: int) -> Snapshot:
 def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(windows: int) -> None:
     many = snapshot_of_many(SPLITS, windows)
     for mode in Mode:
-        operations = plan(many, mode=mode)
+        operations = plan(many, mode=mode, most_inputs=INPUTS)
         inputs = sum(len(each.inputs) for each in operations)
-        assert MOST_INPUTS <= inputs < MOST_INPUTS + 256
-        assert operations == plan(many, mode=mode)
-    planned = plan(many, mode=Mode.POLICY)
+        assert INPUTS <= inputs < INPUTS + 256 < SPLITS
+        assert operations == plan(many, mode=mode, most_inputs=INPUTS)
+    planned = plan(many, mode=Mode.POLICY, most_inputs=INPUTS)
     assert {each.window for each in planned} == {each.window_start for each in debt(many, mode=Mode.POLICY)}
 
 
