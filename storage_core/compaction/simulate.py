@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage_core.compaction.merges import MOST_INPUTS, Flags, Ints, Merges, bounded, ranges
-from storage_core.compaction.policy import SEALED, Mode, Rules, Splits, choose
+from storage_core.compaction.policy import LATE_SHARE, SEALED, Mode, Rules, Splits, choose
 from storage_core.compaction_settings import CompactionSettings
 
 MINUTE_MS = 60_000
@@ -57,7 +57,7 @@ class Round:
 class Simulation:
     """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order.
 
-    `sealed_windows` counts those that have a sorted run; one split alone is one.
+    `sealed_windows` counts those that hardly have a byte outside their sorted run; one split alone is one.
     """
 
     rounds: tuple[Round, ...]
@@ -108,17 +108,25 @@ def simulate(load: Ingestion) -> Simulation:
         rounds.append(done)
         converged = len(rounds) >= still and not done.merges
     windows, group = np.unique(live.window, return_inverse=True)
-    count = np.bincount(group)
-    has_run = np.isin(windows, live.window[live.merges >= SEALED]) | (count == 1)
+    count, size = np.bincount(group), np.bincount(group, live.bytes).astype(np.int64)
+    sealed = (_outside(live, group, len(windows)) <= LATE_SHARE * size) | (count == 1)
     return Simulation(
         rounds=tuple(rounds),
         bytes_ingested=ingested,
         bytes_compacted=sum(each.bytes_written for each in rounds),
         splits_per_window=tuple(count.tolist()),
-        bytes_per_window=tuple(np.bincount(group, live.bytes).astype(np.int64).tolist()),
-        sealed_windows=int(has_run.sum()),
+        bytes_per_window=tuple(size.tolist()),
+        sealed_windows=int(sealed.sum()),
         converged=converged,
     )
+
+
+def _outside(live: _Live, group: Ints, windows: int) -> Ints:
+    """The bytes of each window that are not in its sorted run."""
+    top = np.full(windows, SEALED, np.int64)
+    np.maximum.at(top, group, live.merges)
+    outside = live.bytes * (live.merges != top[group])
+    return np.bincount(group, outside, minlength=windows).astype(np.int64)
 
 
 def _still_minute(load: Ingestion) -> int:
