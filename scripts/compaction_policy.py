@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, Simulation, simulate
 from storage_core.compaction_settings import CompactionSettings
 
@@ -33,16 +34,23 @@ CASES = (
     ("10 a minute of 1 MB", replace(FULL, rates=[10] * MINUTES_PER_DAY)),
     ("10 a minute of 1 MB, 1 % late", replace(FULL, rates=[10] * MINUTES_PER_DAY, late_share=0.01)),
     ("1 a minute of 1 MB, windows of 1 h", replace(FULL, rates=[1] * MINUTES_PER_DAY, window_seconds=3600)),
+    ("2,000 a minute of 1 MB and 2,000 rows, a compaction hourly", replace(FULL, rates=[2000] * MINUTES_PER_DAY)),
+    ("the same, a compaction every 15 min", replace(FULL, rates=[2000] * MINUTES_PER_DAY, every_minutes=15)),
 )
 
-HEAD = """# The compaction policy over a day
+HEAD = f"""# The compaction policy over a day
 
 Written by `python -m scripts.compaction_policy`; nothing here was timed, and the same release prints the same page. The
 rules are those of scheduled runs (decision 0068): ten to twelve splits of one generation become one, and windows that
 are cold become one sorted run. `tidemark simulate-policy` does it for other figures. The target size is 256 MiB; a
-merge is taken to write as many bytes as it reads. One merge reads at most 256 splits, 64 target sizes and `run_rows`
-rows, by default 2^25 = 33.6 million (decision 0073): a window that holds more is left with mature splits that overlap,
-and stays so until its windows are shorter or its `run_rows` is greater.
+merge is taken to write as many bytes as it reads.
+
+One run replaces at most {MOST_INPUTS:,} splits, as a scheduled one does. Where more arrive from one run to the next,
+they pile up until fewer arrive, and compactions have to run more often: see the last two cases.
+
+One merge reads at most 256 splits, 64 target sizes and `run_rows` rows, by default 2^25 = 33.6 million (decision 0073):
+a window that holds more is left with mature splits that overlap, and stays so until its windows are shorter or its
+`run_rows` is greater.
 """
 
 

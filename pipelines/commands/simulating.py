@@ -14,6 +14,9 @@ from pipelines.commands.output import cell, figure
 if TYPE_CHECKING:
     from storage_core.compaction.simulate import Simulation
 
+MOST_RUNS_BEHIND = 2
+"""How many runs it may take to do what arrives between two; a day of more piles up for minutes of simulation."""
+
 Rate = Annotated[
     int, typer.Option(metavar="SPLITS", min=1, max=10_000, help="Splits that arrive per minute, for one day.")
 ]
@@ -44,9 +47,16 @@ def simulate_policy(
 
     As scheduled runs make them: one line per run, then the figures.
     """
+    from storage_core.compaction.merges import MOST_INPUTS
     from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, simulate
+    from storage_core.errors import InvalidInput
     from storage_core.rows.windows import parse_duration, validate_duration
 
+    if rate * every > MOST_RUNS_BEHIND * MOST_INPUTS:
+        raise InvalidInput(
+            f"--rate {rate} with --every {every} is {rate * every} splits from one compaction to the next, of which it "
+            f"replaces {MOST_INPUTS}; simulated are at most {MOST_RUNS_BEHIND * MOST_INPUTS}: let it run more often"
+        )
     load = Ingestion(
         rates=[rate] * MINUTES_PER_DAY,
         split_bytes=size,

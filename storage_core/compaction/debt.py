@@ -14,8 +14,8 @@ from enum import StrEnum
 import numpy as np
 
 from storage_core.compaction import expiry, planner
-from storage_core.compaction.merges import REASONS, Reason, outputs_of
-from storage_core.compaction.planner import MOST_INPUTS, Chosen
+from storage_core.compaction.merges import MOST_INPUTS, REASONS, Reason, outputs_of
+from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.skips import active_skips
 from storage_core.log.actions import Add

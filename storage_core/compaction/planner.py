@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage_core.compaction import policy
 from storage_core.compaction.groups import Grouped, group
-from storage_core.compaction.merges import Merges
+from storage_core.compaction.merges import MOST_INPUTS, Merges, bounded
 from storage_core.compaction.policy import Mode, Rules
 from storage_core.compaction.scope import Scope
 from storage_core.compaction.skips import active_skips
@@ -24,9 +24,6 @@ from storage_core.log.file_columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.sort_order import recorded_order
 from storage_core.split.context import SplitContext, context_of
-
-MOST_INPUTS = 10_000
-"""How many splits one plan replaces: a commit that names more of them is slow to write and to read for ever."""
 
 
 def plan(
@@ -63,16 +60,8 @@ class Chosen:
     target_bytes: int
 
     def first(self, most_inputs: int) -> Chosen:
-        """Return the merges that one plan makes, in the same order: by the last of them they read `most_inputs` splits.
-
-        A window with very many does not keep the others waiting.
-        """
-        merges = self.merges
-        turn = np.arange(len(merges)) - np.searchsorted(merges.group, merges.group)
-        order = np.argsort(turn, kind="stable")
-        read = np.cumsum(merges.count[order])
-        taken = np.sort(order[: int(np.searchsorted(read, most_inputs)) + 1])
-        return replace(self, merges=merges.take(taken))
+        """Return the merges that one plan makes (`merges.bounded`)."""
+        return replace(self, merges=bounded(self.merges, most_inputs))
 
     def operations(self) -> list[MergeOperation]:
         """Return the merges as operations; only their splits become records."""

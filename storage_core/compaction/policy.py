@@ -11,7 +11,8 @@ sorted run: all of it becomes one run of splits that do not overlap. Such a grou
 a number of merges above every generation (decision 0069): the members of the run are the splits with the greatest
 number in the group, if that is above `generations`. Splits that arrive later have a smaller one.
 
-A group that one merge cannot read is never sealed: it is left with mature splits that overlap (decision 0073).
+A merge of the generations that happens to take all of a group seals it as well. A group that one merge cannot read is
+never finalized: it is left with mature splits that overlap (decision 0073).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SEALED = MOST_GENERATIONS + 1
 """The least number of merges that says "one sorted run": above every number of generations that can be set."""
 
 LATE_SHARE = 1 / 10
-"""A finalization rewrites at most ten bytes per late one."""
+"""For what is late, a sealed group is finalized again when that rewrites at most ten bytes per late one."""
 
 MOST_RUN_TARGETS = 64
 """The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
@@ -81,11 +82,11 @@ def choose(splits: Splits, rules: Rules) -> Merges:
     groups = _figures(splits, rules)
     free = ~splits.skipped
     found: list[Merges] = []
-    for step in (_finalized, _by_generation, _crowded, _worn):
+    for step in (_finalized, _by_generation, _crowded):
         merges = step(splits, groups, free, rules)
         free[merges.rows] = False
         found.append(merges)
-    return in_order(found)
+    return in_order([*found, _worn(splits, free)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,10 @@ class _Groups:
     def run_number(self) -> Ints:
         """The number of merges that says "in the sorted run" after a merge of all of the group."""
         return np.maximum(SEALED, self.top + 1)
+
+    def number(self, group: Ints, count: Ints, otherwise: Ints) -> Ints:
+        """What merges of so many splits of these groups record: what takes all of a group makes it one run."""
+        return np.where(count == self.count[group], self.run_number()[group], otherwise)
 
 
 def _figures(splits: Splits, rules: Rules) -> _Groups:
@@ -172,11 +177,12 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
     parts = _parts(splits, rows, lane, rules, most=settings.most_inputs, to_target=True)
     parts = parts.only(parts.is_full | (parts.count >= settings.factor))
     oldest = rows[parts.first]
+    group = splits.group[oldest]
     return Merges(
         rows=rows[ranges(parts.first, parts.count)],
         count=parts.count,
-        group=splits.group[oldest],
-        merges=splits.merges[oldest] + 1,
+        group=group,
+        merges=groups.number(group, parts.count, splits.merges[oldest] + 1),
         reason=np.where(parts.is_large, _place(Reason.SIZE), _place(Reason.COUNT)),
     )
 
@@ -262,21 +268,19 @@ def _crowded(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merg
         rows=taken,
         count=parts.count,
         group=group,
-        merges=np.where(parts.count == groups.count[group], groups.run_number()[group], number),
+        merges=groups.number(group, parts.count, number),
         reason=np.full(len(group), _asked(rules, Reason.FILES)),
     )
 
 
-def _worn(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Every other worn split alone: what is left of a member of a run stays in its place."""
+def _worn(splits: Splits, free: Flags) -> Merges:
+    """Every other worn split alone, which keeps its number: what is left of it lies where it lay."""
     rows = np.flatnonzero(splits.worn & free)
-    group, merges = splits.group[rows], splits.merges[rows]
-    in_run = (merges >= SEALED) & (merges == groups.top[group])
     return Merges(
         rows=rows,
         count=np.ones(len(rows), np.int64),
-        group=group,
-        merges=np.where(in_run, merges, np.minimum(merges + 1, rules.settings.generations)),
+        group=splits.group[rows],
+        merges=splits.merges[rows],
         reason=np.full(len(rows), _place(Reason.WORN)),
     )
 

@@ -1,7 +1,8 @@
 """What the policy makes of a day of ingestion: splits and bytes as figures, no storage (design page 04, "Policy").
 
-The same `policy.choose` decides as in a real run. A merge writes as many bytes as it reads, in pieces of the target
-size; compression that gets better with sorting is left out, so a real table is better off.
+The same `policy.choose` decides as in a real run, and `merges.bounded` how much of it is done. A merge writes as many
+bytes as it reads, in pieces of the target size; compression that gets better with sorting is left out, so a real table
+is better off.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from storage_core.compaction.merges import Flags, Ints, Merges, outputs_of, ranges
-from storage_core.compaction.policy import SEALED, Mode, Rules, Splits, choose
+from storage_core.compaction.merges import MOST_INPUTS, Flags, Ints, Merges, bounded, outputs_of, ranges
+from storage_core.compaction.policy import LATE_SHARE, SEALED, Mode, Rules, Splits, choose
 from storage_core.compaction_settings import CompactionSettings
 
 MINUTE_MS = 60_000
 MINUTES_PER_DAY = 1440
 MOST_ROUNDS = 1_000
+"""How many rounds there are when nothing arrives and no window gets cold any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Ingestion:
     """Splits that arrive, and what they are merged by. Sizes are in bytes; a split has `split_rows` rows.
 
     `rates` holds the number of splits that arrive in each minute. Of them `late_share` belong to the window of
-    `late_minutes` ago. A compaction runs every `every_minutes`.
+    `late_minutes` ago. A compaction runs every `every_minutes` and replaces about `plan_inputs` splits at most.
     """
 
     rates: Sequence[int]
@@ -36,6 +38,7 @@ class Ingestion:
     late_share: float = 0.0
     late_minutes: int = 45
     every_minutes: int = 60
+    plan_inputs: int = MOST_INPUTS
     settings: CompactionSettings = field(default_factory=CompactionSettings)
 
 
@@ -55,7 +58,7 @@ class Round:
 class Simulation:
     """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order.
 
-    `sealed_windows` counts those that have a sorted run; one split alone is one.
+    `sealed_windows` counts those that hardly have a byte outside their sorted run; one split alone is one.
     """
 
     rounds: tuple[Round, ...]
@@ -92,38 +95,51 @@ def simulate(load: Ingestion) -> Simulation:
     """Return what becomes of the splits, round by round; equal loads, equal simulations.
 
     After the last arrival the rounds go on until every window is cold and one of them found nothing to do, which is
-    convergence; a policy that does not get there in `MOST_ROUNDS` rounds has not converged.
+    convergence; a policy that does not get there in `MOST_ROUNDS` rounds from then on has not converged.
     """
     live, ingested = _nothing(), 0
     rounds: list[Round] = []
-    last_end = int(_starts(len(load.rates), load) + load.window_seconds) * 1000
+    still = -(-_still_minute(load) // load.every_minutes)
     converged = False
-    while not converged and len(rounds) < MOST_ROUNDS:
+    while not converged and len(rounds) < still + MOST_ROUNDS:
         minute = (len(rounds) + 1) * load.every_minutes
         arrived = _arrivals(range(minute - load.every_minutes, min(minute, len(load.rates))), load)
         ingested += int(arrived.bytes.sum())
         live, done = _round(_together(live, arrived), minute, load)
         rounds.append(done)
-        cold = minute * MINUTE_MS >= last_end + load.settings.cold_after_ms
-        converged = cold and minute >= len(load.rates) and not done.merges
+        converged = len(rounds) >= still and not done.merges
     windows, group = np.unique(live.window, return_inverse=True)
-    count = np.bincount(group)
-    has_run = np.isin(windows, live.window[live.merges >= SEALED]) | (count == 1)
+    count, size = np.bincount(group), np.bincount(group, live.bytes).astype(np.int64)
+    sealed = (_outside(live, group, len(windows)) <= LATE_SHARE * size) | (count == 1)
     return Simulation(
         rounds=tuple(rounds),
         bytes_ingested=ingested,
         bytes_compacted=sum(each.bytes_written for each in rounds),
         splits_per_window=tuple(count.tolist()),
-        bytes_per_window=tuple(np.bincount(group, live.bytes).astype(np.int64).tolist()),
-        sealed_windows=int(has_run.sum()),
+        bytes_per_window=tuple(size.tolist()),
+        sealed_windows=int(sealed.sum()),
         converged=converged,
     )
+
+
+def _outside(live: _Live, group: Ints, windows: int) -> Ints:
+    """The bytes of each window that are not in its sorted run."""
+    top = np.full(windows, SEALED, np.int64)
+    np.maximum.at(top, group, live.merges)
+    outside = live.bytes * (live.merges != top[group])
+    return np.bincount(group, outside, minlength=windows).astype(np.int64)
+
+
+def _still_minute(load: Ingestion) -> int:
+    """From when on nothing arrives and every window is cold."""
+    last_end_ms = int(_starts(len(load.rates), load) + load.window_seconds) * 1000
+    return max(len(load.rates), -(-(last_end_ms + load.settings.cold_after_ms) // MINUTE_MS))
 
 
 def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
     windows, group = np.unique(live.window, return_inverse=True)
     now_ms = minute * MINUTE_MS
-    merges = choose(
+    found = choose(
         Splits(
             group=group,
             merges=live.merges,
@@ -136,6 +152,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
         ),
         Rules(settings=load.settings, target_bytes=load.target_bytes, now_ms=now_ms, mode=Mode.POLICY),
     )
+    merges = bounded(found, load.plan_inputs)
     kept: Flags = np.ones(len(group), np.bool_)
     kept[merges.rows] = False
     written = _written(live, merges, now_ms, load.target_bytes)

@@ -51,11 +51,12 @@ Numbers = frozenset[int]
 class Case:
     """What is compacted: so many rows in each of two windows, of which `gone` are deleted before and `later` while.
 
-    The compaction writes `outputs` splits, and `vectors` as objects.
+    The compaction reads `inputs` splits and writes `outputs`, and `vectors` as objects.
     """
 
     rows: int
     outputs: int
+    inputs: int = 6
     vectors: int = 0
     config: TableConfig = CONFIG
     gone: Callable[[int], bool] | None = None
@@ -86,7 +87,7 @@ CASES: Mapping[str, Case] = {
     "rows deleted meanwhile": Case(rows=SMALL, outputs=2, later=_few),
     "vectors, and many rows deleted meanwhile": Case(rows=LARGE, outputs=2, vectors=2, gone=_few, later=_many),
     "several outputs, and rows deleted meanwhile": Case(
-        rows=LARGE, outputs=4, config=replace(CONFIG, target_split_bytes=4_800), later=_few
+        rows=LARGE, outputs=4, inputs=12, config=replace(CONFIG, target_split_bytes=4_800), later=_few
     ),
 }
 
@@ -157,7 +158,7 @@ def test_the_compaction_of_the_matrix_does_what_its_name_says(name: str) -> None
     assert kinds.count(KeyKind.VECTOR) == case.vectors
     assert kinds.count(KeyKind.VERSION) == 1 + (case.later is not None), "the put that the delete has won, and ours"
     before = _process(start(name), 3).snapshot
-    assert len(before.splits) == 6
+    assert len(before.splits) == case.inputs
     assert any(add.rows_gone for add in before.splits.values()) == (case.gone is not None)
 
 

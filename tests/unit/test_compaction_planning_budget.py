@@ -17,7 +17,7 @@ import pytest
 
 from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Merge
-from storage_core.compaction.planner import MOST_INPUTS, choose, plan
+from storage_core.compaction.planner import choose, plan
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.log.actions import Add
@@ -27,6 +27,7 @@ from storage_core.testkit.many_splits import snapshot_of_many, with_splits
 
 SPLITS = 40_000
 FEW_INPUTS = 200
+INPUTS = 10_000
 
 
 class _Steps:
@@ -118,11 +119,11 @@ def _of_many_sources(splits: int) -> Snapshot:
 def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(windows: int) -> None:
     many = snapshot_of_many(SPLITS, windows)
     for mode in Mode:
-        operations = plan(many, mode=mode)
+        operations = plan(many, mode=mode, most_inputs=INPUTS)
         inputs = sum(len(each.inputs) for each in operations)
-        assert MOST_INPUTS <= inputs < MOST_INPUTS + 256
-        assert operations == plan(many, mode=mode)
-    planned = plan(many, mode=Mode.POLICY)
+        assert INPUTS <= inputs < INPUTS + 256 < SPLITS
+        assert operations == plan(many, mode=mode, most_inputs=INPUTS)
+    planned = plan(many, mode=Mode.POLICY, most_inputs=INPUTS)
     assert {each.window for each in planned} == {each.window_start for each in _debts(many, mode=Mode.POLICY)}
 
 

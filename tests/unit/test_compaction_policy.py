@@ -56,7 +56,8 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_ten_splits_of_one_generation_are_merged_and_nine_wait() -> None:
     assert choose(_splits([10] * 9), RULES) == []
-    assert choose(_splits([10] * 10), RULES) == [Merge(tuple(range(10)), 0, 1, Reason.COUNT)]
+    assert choose(_splits([10] * 10), RULES) == [Merge(tuple(range(10)), 0, SEALED, Reason.COUNT)]
+    assert choose(_splits([*[10] * 10, 600]), RULES) == [Merge(tuple(range(10)), 0, 1, Reason.COUNT)]
 
 
 def test_a_merge_takes_twelve_at_most_and_the_oldest_first() -> None:
@@ -66,7 +67,7 @@ def test_a_merge_takes_twelve_at_most_and_the_oldest_first() -> None:
 
 def test_two_splits_of_the_target_size_together_do_not_wait_for_ten() -> None:
     assert choose(_splits([400, 400]), RULES) == []
-    assert choose(_splits([400, 400, 200]), RULES) == [Merge((0, 1, 2), 0, 1, Reason.SIZE)]
+    assert choose(_splits([400, 400, 200]), RULES) == [Merge((0, 1, 2), 0, SEALED, Reason.SIZE)]
 
 
 def test_a_split_of_half_the_target_size_is_mature() -> None:
@@ -121,6 +122,12 @@ def test_a_sealed_window_is_finalized_again_when_too_many_files_are_late() -> No
     assert (len(merge.rows), merge.reason) == (26, Reason.FILES)
 
 
+def test_a_window_that_was_merged_as_a_whole_while_hot_is_not_rewritten_for_a_few_late_bytes() -> None:
+    (merged,) = choose(_splits([10] * 10), RULES)
+    assert choose(_splits([100, 10], merges=[merged.merges, 0], cold=True), RULES) == []
+    assert choose(_splits([100, 12], merges=[merged.merges, 0], cold=True), RULES) != []
+
+
 def test_late_splits_of_a_sealed_window_are_merged_among_themselves() -> None:
     late = _splits([5000, *[1] * 10], merges=[SEALED, *[0] * 10], cold=True)
     assert choose(late, RULES) == [Merge(tuple(range(1, 11)), 0, 1, Reason.COUNT)]
@@ -166,8 +173,14 @@ def test_a_worn_member_of_a_run_is_rewritten_alone_and_stays_in_it() -> None:
     run = replace(_splits([600] * 3, merges=SEALED, cold=True), worn=worn)
     for rules in (RULES, ASKED):
         assert choose(run, rules) == [Merge((1,), 0, SEALED, Reason.WORN), Merge((2,), 0, SEALED, Reason.WORN)]
-    loose = replace(_splits([600] * 3, merges=4), worn=worn)
-    assert choose(loose, RULES) == [Merge((1,), 0, 4, Reason.WORN), Merge((2,), 0, 4, Reason.WORN)]
+
+
+def test_a_worn_split_that_is_rewritten_alone_keeps_its_number_whatever_it_is() -> None:
+    worn = np.array([False, True, True])
+    loose = replace(_splits([600] * 3, merges=[4, 2, 0]), worn=worn)
+    assert choose(loose, RULES) == [Merge((1,), 0, 2, Reason.WORN), Merge((2,), 0, 0, Reason.WORN)]
+    older = replace(_splits([600] * 3, merges=[SEALED + 1, SEALED, 0]), worn=worn)
+    assert choose(older, RULES) == [Merge((1,), 0, SEALED, Reason.WORN), Merge((2,), 0, 0, Reason.WORN)]
 
 
 def test_who_asks_gets_one_run_of_a_window_that_is_not_cold() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from storage_core.compaction.debt import Debt, NextRun, Skipped, Task, debt
-from storage_core.compaction.planner import MOST_INPUTS, plan
+from storage_core.compaction.merges import MOST_INPUTS
+from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import Mode
 from storage_core.config import HOUR_MS
 from storage_core.log.actions import Add, MergeSkip
@@ -99,10 +100,11 @@ def test_skips_of_windows_that_leave_and_of_splits_that_are_gone_hold_up_nothing
 
 
 def test_debt_of_very_many_splits_says_what_the_next_run_takes_of_it() -> None:
-    many = snapshot_of_many(3 * MOST_INPUTS, 3)
+    many = snapshot_of_many(MOST_INPUTS * 5 // 4, 3)
     found = debt(many, now_ms=10**13, mode=Mode.POLICY)
     planned = plan(many, now_ms=10**13, mode=Mode.POLICY)
-    assert sum(each.splits for each in found) > 2 * MOST_INPUTS
+    assert sum(each.splits for each in found) > MOST_INPUTS * 6 // 5
+    assert MOST_INPUTS <= sum(len(each.inputs) for each in planned) < MOST_INPUTS + 256
     assert sum(each.next_run.splits for each in found) == sum(len(each.inputs) for each in planned)
     assert all(each.next_run.read_bytes == each.next_run.splits * SPLIT_BYTES for each in found)
     assert all(0 < each.next_run.splits < each.splits for each in found)
