@@ -85,11 +85,12 @@ def _failure(outcome: Outcome) -> TidemarkError:
     names = [str(each.window) for each in failed]
     more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
     skipped = ", the inputs are skipped for a day" if any(each.lasting for each in failed) else ""
-    versions = ", ".join(str(each.version) for each in outcome.commits) or "no version"
+    versions = ", ".join(str(each.version) for each in outcome.commits if each.windows)  # not of the skips alone
+    others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
+    which = ", ".join([*names[:MOST_NAMED], *more])
     return error_of(
         failed[0].kind,
-        f"{failed[0].reason}; the windows {', '.join([*names[:MOST_NAMED], *more])} were not compacted{skipped}; "
-        f"what else there was to do is in version {versions}",
+        f"{failed[0].reason}; the windows {which} were not compacted{skipped}; {others}",
     )
 
 
