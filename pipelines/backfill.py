@@ -14,13 +14,14 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, JobDefini
 
 from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
-from assets.partitions import Span, contiguous, partition_key, partitions_of, span_of
+from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.parts import FAILED_PARTITIONS
 from jobs.request import window_seconds
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
 from pipelines.run_requests import range_tags
 from pipelines.tables import Declared, DeclaredTable, tables_folder
+from pipelines.unfinished import end_dead_runs, process_tags, unfinished
 from storage_core.clock import Clock
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import InvalidInput
@@ -40,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, and is None when nothing did.
+    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None.
 
     `rows` were written by the last step. `failed` names the windows of the chunk that failed, where the error is only
     theirs; the other windows are done.
@@ -71,15 +72,18 @@ def backfill(
     """Run the steps over the windows in [start, end), chunk after chunk, and yield each chunk when its run has ended.
 
     Times read like `2015-05-17T10:00` (UTC). A failed chunk does not stop the others, and a failed window not those of
-    its chunk; running a backfill again is harmless. `only_failed` runs the windows whose last run of a step failed, as
-    the instance has it, and yields nothing where there are none. Raises `InvalidInput`, before anything runs, for
-    bounds outside the partitions or a step without windows.
+    its chunk; running a backfill again is harmless. Runs of earlier backfills of the table whose process was killed are
+    marked as failed first. `only_failed` runs the windows whose last run of a step ended without making them, as the
+    instance has it, and yields nothing where there are none. Raises, before anything runs, `InvalidInput` for bounds
+    outside the partitions or a step without windows, and `Held` where a run still works on windows that `only_failed`
+    asks about.
     """
     parts = chunks(declaration, start, end, chunk, clock=clock)
     known = [step.name for step in steps_of(declaration) if step.windowed]
     if unknown := [step for step in steps if step not in known and step not in STEPS]:
         raise InvalidInput(f"{declaration.name}: no windowed step {', '.join(unknown)}; it has {', '.join(known)}")
     keys = [asset_key(declaration.name, step) for step in steps if step in known]
+    end_dead_runs(instance, backfill_job_name(declaration.name))
     if only_failed:
         parts = _failed(declaration, parts, keys, instance=instance, clock=clock)
     job = _job(declaration, launcher, file, clock=clock)
@@ -88,7 +92,7 @@ def backfill(
             instance=instance,
             asset_selection=keys,
             partition_key=part.first if part.first == part.last else None,
-            tags=range_tags(part.first, part.last),
+            tags={**range_tags(part.first, part.last), **process_tags()},
             raise_on_error=False,
         )
         yield _done(part, number, len(parts), result)
@@ -99,7 +103,7 @@ def _done(part: Chunk, number: int, of: int, result: ExecuteInProcessResult) -> 
     facts = [each.user_failure_data.metadata for each in failures if each.user_failure_data]
     written = [event.materialization.metadata for event in result.get_asset_materialization_events()]
     failed = [name for each in facts if FAILED_PARTITIONS in each for name in _names(each[FAILED_PARTITIONS])]
-    error = "; ".join(str(each.error_display_string) for each in failures) or "the run failed; see its event log"
+    error = "; ".join(_cause(each.error_display_string) for each in failures) or "the run failed; see its event log"
     return ChunkDone(
         chunk=part,
         number=number,
@@ -109,6 +113,10 @@ def _done(part: Chunk, number: int, of: int, result: ExecuteInProcessResult) -> 
         failed=tuple(failed),
         error=None if result.success else error,
     )
+
+
+def _cause(shown: str) -> str:
+    return shown.partition("Stack Trace:")[0].strip()
 
 
 def _names(value: MetadataValue[Any]) -> list[str]:
@@ -128,16 +136,13 @@ def _failed(
     instance: DagsterInstance,
     clock: Clock | None,
 ) -> list[Chunk]:
-    """The windows of these chunks whose partition failed in one of the assets, neighbours together."""
+    """The windows of these chunks whose last run did not make one of the assets, neighbours together."""
     span = span_of(declaration, clock)
     if span is None:
         return []
     first, last = window_seconds(parts[0].first), window_seconds(parts[-1].last)
     names = {partition_key(window): window for window in range(first, last + 1, span.window_seconds)}
-    failed: set[int] = set()
-    for key in keys:
-        statuses = instance.get_status_by_partition(key, list(names), partitions_of(span)) or {}
-        failed |= {names[name] for name, status in statuses.items() if status is not None and status.value == "FAILED"}
+    failed = {names[name] for name in unfinished(instance, keys, names)}
     return [_chunk(begin, end + span.window_seconds, span) for begin, end in contiguous(failed, span.window_seconds)]
 
 

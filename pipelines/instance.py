@@ -10,6 +10,7 @@ from pathlib import Path
 from dagster import DagsterInstance
 
 from pipelines.tables import tables_folder
+from storage_core.errors import InvalidInput
 
 DAGSTER_HOME = "DAGSTER_HOME"
 _SETTINGS = "dagster.yaml"
@@ -19,17 +20,26 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """Return the instance's folder, made where it is missing: `DAGSTER_HOME`, else `.dagster/` in the root.
 
     The root is the folder that holds `tables/`. The settings are linked, not copied, so that an edit of `dagster.yaml`
-    is in force at once. Idempotent.
+    is in force at once. Idempotent. Raises `InvalidInput` when the folder cannot be made.
     """
     if named := environment.get(DAGSTER_HOME):
-        return Path(named).resolve()
+        return _made(Path(named).resolve())
     base = (root or tables_folder().parent).resolve()
-    folder = base / ".dagster"
-    folder.mkdir(exist_ok=True)
+    folder = _made(base / ".dagster")
     link = folder / _SETTINGS
     if not link.exists() and (base / _SETTINGS).is_file():
         link.unlink(missing_ok=True)
         link.symlink_to(Path("..") / _SETTINGS)
+    return folder
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"{folder} cannot hold the history of Dagster ({error}); set {DAGSTER_HOME} to a folder that can be made"
+        ) from None
     return folder
 
 

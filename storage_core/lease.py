@@ -53,6 +53,7 @@ class Lease:
         self._stored, self._record = stored, record
         self._lock = threading.Lock()
         self._writes = 0
+        self._highest_written = record.fencing_token
         self._lost: Fenced | None = None
 
     @property
@@ -87,7 +88,8 @@ class Lease:
     def advance(self) -> None:
         """Hold the resource under the next token, for another commit of the same holder, and renew it. One PUT.
 
-        Whoever holds the resource next gets a higher token still. Raises as `renew` does.
+        Whoever holds the resource next gets a higher token still. Raises as `renew` does; after `CommitUnknown` the
+        next write of this lease takes the token that was tried, for it may be in the store.
         """
         with self._lock:
             following = replace(self._record, fencing_token=self._record.fencing_token + 1)
@@ -122,7 +124,10 @@ class Lease:
         self._require_not_lost()
         self._writes += 1
         nonce = f"{self._record.acquisition}.{self._writes}"
-        wanted = replace(record or self._record, expires_at_ms=expires_at_ms, nonce=nonce)
+        following = record or self._record
+        # A token whose write nobody could tell about may be the one in the store, and no write may lower that.
+        self._highest_written = max(self._highest_written, following.fencing_token)
+        wanted = replace(following, fencing_token=self._highest_written, expires_at_ms=expires_at_ms, nonce=nonce)
         try:
             self._stored = swap_lease(self._store, self._clock, wanted, self._stored)
         except Overtaken as overtaken:

@@ -5,13 +5,14 @@ A commit says which splits went and came; which of them belong to one merge, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.compaction.scope import Scope, scope_of
 from storage_core.compaction.work import OPERATION
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.log.action_json import read_action, read_actions, write_actions
@@ -255,7 +256,10 @@ def merges_of(
 def _merges_of(
     compaction: Compaction, said: Mapping[str, Replaced | str], which: Selection
 ) -> Iterator[RetainedMerge | Unchecked]:
-    """What no output names was a merge of its own, without a row left, unless an output could not be asked."""
+    """What no output names were merges of their own, without a row left, unless an output could not be asked.
+
+    One for each scope and window: two of these in one of them cannot be told apart, and have the same faults together.
+    """
     groups: dict[str | None, list[Add]] = {}
     replaces: dict[str | None, set[str]] = {}
     lost = []
@@ -267,13 +271,27 @@ def _merges_of(
         groups.setdefault(answer.operation_id, []).append(output)
         replaces.setdefault(answer.operation_id, set()).update(answer.paths)
     rest = set(compaction.removed).difference(*replaces.values())
-    if rest and not lost:
+    if None in groups and not lost:
         # Of a release that wrote no lineage: all of the commit is one merge, as far as anybody can tell.
-        groups.setdefault(None, [])
-        replaces[None] = replaces.get(None, set()) | rest
+        replaces[None] |= rest
+        rest = set()
     yield from (each for each in lost if which.holds(_window_of(compaction, each.path)))
     for operation, outputs in groups.items():
         yield from _merge(compaction, outputs, replaces[operation], which)
+    for emptied in [] if lost else _by_scope_and_window(compaction, rest):
+        yield from _merge(compaction, [], emptied, which)
+
+
+def _by_scope_and_window(compaction: Compaction, paths: set[str]) -> Iterable[set[str]]:
+    """The removed paths as merges left them; those that the log no longer explains are together."""
+    found: dict[tuple[Scope | None, int | None] | None, set[str]] = {}
+    for path in compaction.removed:
+        if path in paths:
+            add = compaction.inputs.get(path)
+            # Within one table, which is why its id may be any.
+            key = None if add is None else (scope_of("", add), add.windowStart)
+            found.setdefault(key, set()).add(path)
+    return found.values()
 
 
 def _merge(

@@ -132,6 +132,7 @@ def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
         assert [each.number for each in first if each.error] == [2]
         assert BAD_NAME in str(first[1].error)
         assert file.name in str(first[1].error)
+        assert "Stack Trace" not in str(first[1].error)  # the run has it; people and programs get one short text
         assert windows_with_two(table.uri) == 1
         assert Table.open(table.uri).version == version + DAYS
         found = statuses(declaration, instance)

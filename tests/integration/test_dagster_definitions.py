@@ -191,6 +191,15 @@ def test_the_instance_uses_the_settings_of_the_repository(checkout: Path) -> Non
     assert home(checkout, {"DAGSTER_HOME": str(checkout)}) == checkout
 
 
+def test_a_folder_for_the_instance_is_made_where_it_is_missing_or_refused_by_name(checkout: Path) -> None:
+    missing = checkout / "not" / "yet"
+    assert home(checkout, {"DAGSTER_HOME": str(missing)}) == missing
+    assert missing.is_dir()
+    file = checkout / "tables" / "access_log.yaml"
+    with pytest.raises(InvalidInput, match=rf"{file}.* cannot hold the history of Dagster .*; set DAGSTER_HOME"):
+        home(checkout, {"DAGSTER_HOME": str(file / "under a file")})
+
+
 # --- partitions -------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import pytest
 from storage_core import Table
 from storage_core.compaction.audit import INVARIANTS, AuditReport, audit, require_ours
 from storage_core.compaction.audit import execute as execute_work
+from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.compaction.planner import plan
 from storage_core.compaction.retained import Selection
@@ -272,6 +273,44 @@ def test_a_merge_of_deleted_rows_only_leaves_nothing_and_is_sound(table: Events)
     assert table.live == []
     report = table.audit()
     assert (report.violations, report.unchecked, report.merges) == ((), (), 1)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("left", [0, 1])
+def test_one_commit_that_ends_several_windows_without_an_output_is_sound(left: int, *, meanwhile: bool) -> None:
+    table = Events()
+    for scope in ("a", "b"):
+        for _ in range(2):
+            rows = [{**FIRST[0], "at": hour * 3600} for hour in range(3)]
+            table.append(rows, replace(table.context, source_id=scope))
+
+    def lose_windows() -> None:
+        delete_where(table.log, lambda row: row["at"].timestamp() >= left * 3600)
+
+    if not meanwhile:
+        lose_windows()
+    planned = table.head
+    operations = plan(planned)
+    done = [(each, execute(table.store, each, ids=table.ids, now_ms=2)) for each in operations]
+    if meanwhile:
+        lose_windows()
+    actions = [action for _, result in done for action in result.actions]
+    carried = CarryOver(table.store, done, ids=table.ids)
+    table.log.commit(planned, actions, operation="COMPACT", rebase=carried)
+
+    assert len(table.live) == 2 * left
+    report = table.audit()
+    assert (report.violations, report.unchecked, report.merges) == ((), (), len(operations))
+
+
+def test_a_window_that_a_commit_dropped_beside_emptied_ones_is_found(table: Events) -> None:
+    for hour in range(3):
+        table.append([{**FIRST[0], "at": hour * 3600}])
+    delete_where(table.log, lambda row: row["at"].timestamp() != 3600)
+    table.replace(table.live, [])
+    (found,) = table.audit().violations
+    assert found.invariant == "MC-1"
+    assert "read 1 rows and made 0" in found.message
 
 
 def test_columns_of_several_row_groups_are_judged_as_one() -> None:

@@ -218,6 +218,26 @@ def test_a_put_applied_after_its_client_gave_up_never_brings_an_old_lease_back(
     assert Maintainer(store, 3, ahead_ms=30 * MINUTES).acquire().token == (3 if other and act != "acquire" else 2)
 
 
+@pytest.mark.parametrize("fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.DELAYED_THEN_UNKNOWN, PutFault.REFUSED])
+@pytest.mark.parametrize("after", [Lease.renew, Lease.release, Lease.advance])
+def test_no_write_lowers_a_token_that_may_have_been_written(
+    store: MemoryStore, fault: PutFault, after: Callable[[Lease], None]
+) -> None:
+    faulty = FaultStore(store)
+    holder = Maintainer(faulty, 1)
+    lease = holder.acquire()
+    faulty.on_put(KEY, fault, *[PutFault.REFUSED] * 3)
+    faulty.on("get", KEY, *[GetFault.REFUSED] * 4)
+    with pytest.raises(CommitUnknown):
+        lease.advance()
+    written = 2 if fault is PutFault.APPLIED_THEN_UNKNOWN else 1
+    assert (record_in(store).fencing_token, lease.token) == (written, 1)
+    after(lease)
+    faulty.deliver()
+    assert record_in(store).fencing_token == lease.token == 2
+    assert Maintainer(store, 2, ahead_ms=2 * TTL_MS).acquire().token == 3
+
+
 def test_equal_leases_never_have_equal_bytes(store: MemoryStore) -> None:
     holder = Maintainer(store, 1)
     lease = holder.acquire()

@@ -1,0 +1,78 @@
+"""Partitions whose last run did not end well, and runs whose process was killed, which Dagster takes for running.
+
+A run in the process of a command has no worker that Dagster's daemon could ask for its health. So it carries the
+process as a tag, as a lease carries its holder; who finds that process gone ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+
+from jobs.holder import holder_of, is_gone
+from storage_core.errors import Held
+
+PROCESS = "tidemark/process"
+"""The tag of a run in the process of a command: which process that is, as `jobs.holder` says it."""
+
+_BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+_ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)
+_RUNNING = tuple(each for each in DagsterRunStatus if each not in _ENDS)
+
+_logger = logging.getLogger(__name__)
+
+
+def process_tags() -> Mapping[str, str]:
+    """Return the tags by which `end_dead_runs` knows, later and elsewhere, whether a run of this process can go on."""
+    return {PROCESS: holder_of(None)}
+
+
+def end_dead_runs(instance: DagsterInstance, job_name: str) -> None:
+    """Mark the runs of the job whose process is gone as failed, and give back their places in pools. Idempotent.
+
+    Runs without the tag, and those of other machines, stay as they are: nobody here can tell.
+    """
+    for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=list(_RUNNING))):
+        process = run.tags.get(PROCESS, "")
+        if is_gone(process):
+            instance.report_run_failed(run, f"The process of this run has ended without a word: {process}")
+            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+            _logger.info("run %s is marked as failed: its process %s is gone", run.run_id, process)
+
+
+def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
+    """Return those of the partitions whose last run of one of the assets failed or was cancelled without making it.
+
+    Three queries per asset, whatever the number of partitions. Raises `Held` when a run has one of them in work.
+    """
+    wanted = set(names)
+    found: set[str] = set()
+    for key in keys:
+        events = instance.event_log_storage
+        attempts = events.get_latest_asset_partition_materialization_attempts_without_materializations(key)
+        by_name = {name: run_id for name, (run_id, _) in attempts.items() if name in wanted}
+        runs = _runs(instance, set(by_name.values()))
+        for name, run_id in sorted(by_name.items()):
+            run = runs.get(run_id)
+            if run is not None and run.status not in _ENDS:
+                raise _in_work(name, run)
+            if run is not None and run.status in _BAD_ENDS:
+                found.add(name)
+    return found
+
+
+def _runs(instance: DagsterInstance, run_ids: set[str]) -> Mapping[str, DagsterRun]:
+    if not run_ids:
+        return {}
+    return {run.run_id: run for run in instance.get_runs(RunsFilter(run_ids=sorted(run_ids)))}
+
+
+def _in_work(name: str, run: DagsterRun) -> Held:
+    return Held(
+        f"{name} is in work in the run {run.run_id}, which is {run.status.value}: whether it fails is not known yet; "
+        "wait for its end, or, if its process is dead, mark the run as failed in the UI (`tidemark ui`)",
+        partition=name,
+        run_id=run.run_id,
+    )

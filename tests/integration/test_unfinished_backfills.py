@@ -1,0 +1,133 @@
+"""Backfills whose process was killed, or that somebody stopped: their windows are found, and nothing is in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+
+from assets.launcher import Context, InProcessLauncher, JobName, Launcher, Report, Request
+from jobs.spark import Spark
+from pipelines.backfill import ChunkDone, backfill
+from pipelines.instance import home, open_instance
+from storage_core import Table
+from storage_core.declaration import TableDeclaration, load
+from storage_core.errors import Held
+
+pytestmark = pytest.mark.dagster
+
+START, END = "2015-05-01T00:00", "2015-05-01T04:00"
+
+DECLARATION = """
+name: ticks
+uri: warehouse/ticks
+columns: {timestamp: timestamp!, value: int!}
+time_column: timestamp
+window: 1h
+sort_schema: value|timestamp/V2
+partitions: {start: 2015-05-01T00:00, end: 2015-05-02T00:00}
+"""
+
+
+class Interrupted:
+    """A launcher whose second job does something else first; jobs with nothing to do start no Spark."""
+
+    def __init__(self, instead: Callable[[], None]) -> None:
+        self._instead, self._jobs = instead, 0
+
+    def submit(self, context: Context, job: JobName, request: Request) -> Report:
+        self._jobs += job == "compact"
+        if self._jobs == 2:
+            self._instead()
+        return InProcessLauncher(Spark()).submit(context, job, request)
+
+
+def fill(
+    declaration: TableDeclaration,
+    instance: DagsterInstance,
+    launcher: Launcher | None = None,
+    *,
+    only_failed: bool = False,
+) -> list[ChunkDone]:
+    """Two chunks of two windows each."""
+    use = launcher or InProcessLauncher(Spark())
+    return list(backfill(declaration, START, END, "2h", only_failed=only_failed, instance=instance, launcher=use))
+
+
+def killed() -> None:
+    """Fill the table of the working directory, and be killed in the second chunk."""
+    with open_instance(home(Path.cwd(), {})) as instance:
+        fill(load("tables/ticks.yaml"), instance, Interrupted(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+@pytest.fixture
+def declaration(checkout: Path) -> TableDeclaration:
+    file = checkout / "tables" / "ticks.yaml"
+    file.write_text(DECLARATION, encoding="utf-8")
+    declared = load(file)
+    Table.declare(declared)
+    return declared
+
+
+@pytest.fixture
+def instance(checkout: Path) -> Iterator[DagsterInstance]:
+    """With the settings of the repository, by which one run at a time has the table."""
+    with open_instance(home(checkout, {})) as opened:
+        yield opened
+
+
+def test_the_windows_of_a_killed_run_are_done_again_at_once_and_only_these(
+    declaration: TableDeclaration, instance: DagsterInstance
+) -> None:
+    here = Path(__file__)
+    source = f"import sys; sys.path[:0] = [{str(here.parent)!r}]; import {here.stem}; {here.stem}.killed()"
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", source],
+        env={**os.environ, "PYTHONPATH": str(here.parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    left, done = instance.get_runs()
+    assert (left.status, done.status) == (DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS)
+
+    (again,) = fill(declaration, instance, only_failed=True)
+
+    assert (again.chunk.first, again.chunk.windows, again.error) == ("2015-05-01T02:00", 2, None)
+    ended = instance.get_run_by_id(left.run_id)
+    assert ended is not None
+    assert ended.status is DagsterRunStatus.FAILURE
+    assert fill(declaration, instance, only_failed=True) == []
+
+
+def test_windows_in_work_are_waited_for_and_those_of_a_stopped_run_are_done_again(
+    declaration: TableDeclaration, instance: DagsterInstance
+) -> None:
+    refused: list[str] = []
+
+    def asked_and_stopped() -> None:
+        with pytest.raises(Held, match=r"2015-05-01T02:00 is in work in the run .*, which is STARTED") as held:
+            fill(declaration, instance, only_failed=True)
+        refused.append(str(held.value))
+        instance.report_run_canceling(instance.get_runs()[0])
+        raise KeyboardInterrupt
+
+    done, stopped = fill(declaration, instance, Interrupted(asked_and_stopped))
+    assert (done.error, bool(stopped.error)) == (None, True)
+    last = instance.get_runs()[0]
+    assert len(refused) == 1
+    assert last.run_id in refused[0]
+    assert last.status is DagsterRunStatus.CANCELED
+
+    (again,) = fill(declaration, instance, only_failed=True)
+
+    assert (again.chunk.first, again.chunk.windows, again.error) == ("2015-05-01T02:00", 2, None)
+    assert fill(declaration, instance, only_failed=True) == []
