@@ -17,7 +17,9 @@ import typer
 from jobs.request import parse, parser
 from pipelines.cli import build
 from storage_core.compaction.audit import INVARIANTS
+from storage_core.compaction_settings import CompactionSettings
 from storage_core.config import PREFIX, IndexDefinition, LateData, TableConfig
+from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
 from storage_core.log.renumbered import RENUMBERED_UP_TO
@@ -256,6 +258,15 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
     assert figures.keys() == numbers.keys()
     stored = {key: str(value) for key, value in figures.items()}
     assert TableConfig.from_configuration(stored) == TableConfig()
+
+
+def test_the_operations_page_lists_exactly_the_settings_of_compaction_with_their_defaults() -> None:
+    rows = _table(_section(OPERATIONS, "Set when splits are merged"), "Field of `compaction`", "Default")
+    written = {name.strip("`"): default for name, default, _ in rows}
+    assert list(written) == list(CompactionDeclaration.model_fields)
+    declared = {name: default for name, default in written.items() if default != "none"}
+    assert CompactionDeclaration.model_validate(declared).setting() == CompactionSettings()
+    assert [getattr(CompactionDeclaration(), name) for name in written.keys() - declared.keys()] == [None]
 
 
 # --- decisions
