@@ -17,6 +17,8 @@ from jobs.spark import Spark
 from jobs.window_groups import Outcome, compact_groups
 from storage_core.clock import Clock
 from storage_core.compaction import planner
+from storage_core.compaction.merges import MOST_INPUTS
+from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import TidemarkError, error_of
@@ -41,23 +43,29 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("compact", request, spark)
     wanted = request.windows.of_table(job.before.config.window_seconds)
     resource = resource_of(wanted, job.before.config.window_seconds)
-    with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as operations:
-        if not operations:
+    with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as chosen:
+        if not chosen:
             return job.report("nothing_to_do")
         if request.dry_run:
+            operations = chosen.operations()
             windows = dict.fromkeys(operation.window for operation in operations)
             return job.report("planned", figures=_planned(operations), details={"windows": list(windows)})
-        outcome = compact_groups(job, operations)
+        outcome = Outcome()
+        for operations in chosen.parts():
+            outcome.take(compact_groups(job, operations))
         report = _report(job, outcome)
         if outcome.failed:
             raise with_report(_failure(outcome), report)
         return report
 
 
-def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Sequence[MergeOperation]:
+def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
     windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
     named = wanted != WindowRange() and mode is Mode.FINALIZE
-    return planner.plan(snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named)
+    chosen = planner.choose(
+        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named
+    )
+    return chosen.first(MOST_INPUTS)
 
 
 def _report(job: JobRun, outcome: Outcome) -> JobReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 POLL_MS = 2_000
 """How often a run that waits for a lease looks whether it is free."""
 
-Work = TypeVar("Work")
+Plan = TypeVar("Plan", bound=Sized)
 
 
 class TaskResult(Protocol):
@@ -120,7 +120,7 @@ class JobRun:
         self.before: Snapshot = self.table.snapshot
 
     @contextmanager
-    def leased(self, plan: Callable[[Snapshot], Sequence[Work]], resources: Sequence[str]) -> Iterator[Sequence[Work]]:
+    def leased(self, plan: Callable[[Snapshot], Plan], resources: Sequence[str]) -> Iterator[Plan]:
         """Plan against `before`, and hold the resources as long as the block works on that plan.
 
         With nothing to do, or in a dry run, no lease is taken. After waiting for somebody `before` is the newest

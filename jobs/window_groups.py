@@ -1,7 +1,7 @@
 """Merges of many windows in bounded groups, each with a commit of its own (design page 08, decision 0078).
 
-A window is in one group, so all of its merges are in one commit. The largest windows come first: a huge one is alone in
-its group and has the longest time, while the others go on beside it.
+A window is in one group, so all of its merges are in one commit, unless it has more than a part of a plan. The largest
+windows come first: a huge one is alone in its group and has the longest time, while the others go on beside it.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ class Outcome:
     commits: list[Committed] = field(default_factory=list)
     results: list[CompactionResult] = field(default_factory=list)
     failed: dict[Window, Failed] = field(default_factory=dict)
+
+    def take(self, later: Outcome) -> None:
+        """Add what became of further windows of the run."""
+        self.commits.extend(later.commits)
+        self.results.extend(later.results)
+        self.failed.update({window: self.failed.get(window, failed) for window, failed in later.failed.items()})
 
     def fail(self, windows: Sequence[Window], error: TidemarkError) -> None:
         """Record that the windows failed; what a window failed of first stays."""

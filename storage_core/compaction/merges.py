@@ -18,7 +18,7 @@ Flags = npt.NDArray[np.bool_]
 MOST_INPUTS = 80_000
 """How many splits one run replaces: an hourly one at 1,000 splits a minute needs 65,416 (`docs/compaction-policy.md`).
 
-Its driver has all of them as records and as JSON: 0.3 GB, or 0.7 GB with bounds of ten columns (decision 0068).
+Its driver has a part of them as records and as JSON at a time (`planner.Chosen.parts`, decision 0068).
 """
 
 

@@ -6,7 +6,7 @@ that are made now become records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -24,6 +24,9 @@ from storage_core.log.file_columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.sort_order import recorded_order
 from storage_core.split.context import SplitContext, context_of
+
+PART_INPUTS = 10_000
+"""How many splits of a plan are records at a time: with bounds of one column 35 MB, of ten 90."""
 
 
 def plan(
@@ -59,9 +62,30 @@ class Chosen:
     contexts: Sequence[SplitContext | None]
     target_bytes: int
 
+    def __len__(self) -> int:
+        """Return the number of merges."""
+        return len(self.merges)
+
     def first(self, most_inputs: int) -> Chosen:
         """Return the merges that one plan makes (`merges.bounded`)."""
         return replace(self, merges=bounded(self.merges, most_inputs))
+
+    def parts(self) -> Iterator[list[MergeOperation]]:
+        """Yield the operations in parts that read at most `PART_INPUTS` splits, if not one merge does.
+
+        Records are made of one part at a time.
+        A window is in one part, unless it has more than that by itself.
+        """
+        read, first = np.cumsum(self.merges.count), 0
+        window = self.found.windows[self.merges.group]
+        while first < len(self):
+            done = int(read[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(read, done + PART_INPUTS, side="right")))
+            if last < len(self):
+                begun = int(np.searchsorted(window, window[last]))
+                last = begun if begun > first else last
+            yield replace(self, merges=self.merges.take(np.arange(first, last))).operations()
+            first = last
 
     def operations(self) -> list[MergeOperation]:
         """Return the merges as operations; only their splits become records."""

@@ -14,7 +14,8 @@ from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.file_columns import ManifestBounds, paths_of, rows_at, without_paths
 
-PARALLEL_READS = 8
+PARALLEL_READS = 4
+"""Each thread that decodes a manifest keeps some 40 MB of what the decoder freed."""
 
 Keep = Callable[[ManifestBounds], bool]
 Recover = Callable[[Exception], pa.Table]

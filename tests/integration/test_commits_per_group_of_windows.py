@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Bounds, Executed, Outcome, compact_groups, grouped, settle
 from storage_core import Table
+from storage_core.compaction import planner
 from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
@@ -161,6 +163,24 @@ def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table
     assert sorted(each.version for each in outcome.commits) == [3, 4, 5]
     assert splits_by_window(table.uri) == [1, 2, 1, 1, 1]
     assert sum(expected.values()) == Table.open(table.uri).snapshot.rows
+
+
+@pytest.mark.spark
+def test_a_plan_in_parts_is_one_run_with_one_report(
+    table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "PART_INPUTS", 4)
+    expected, file = rows_of(table), damaged(table, WINDOWS[1])
+    with pytest.raises(Corrupt, match=f"the windows {WINDOWS[1]} were not compacted") as refused:
+        compact.run(JobRequest(table_uri=table.uri), spark)
+    repair(file)
+    report = report_of(refused.value)
+    assert report is not None
+    assert report.details["windows"] == [each for each in WINDOWS if each != WINDOWS[1]]
+    commits: Any = report.details["commits"]
+    assert [each["windows"] for each in commits] == [[WINDOWS[0]], WINDOWS[2:4], [WINDOWS[4]]]
+    assert splits_by_window(table.uri) == [1, 2, 1, 1, 1]
+    assert rows_of(Table.open(table.uri)) == expected
 
 
 @pytest.mark.spark

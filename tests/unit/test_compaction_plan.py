@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from storage_core.compaction import planner
 from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Reason
 from storage_core.compaction.planner import choose, plan
-from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED
+from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED, Mode
 from storage_core.compaction.scope import scope_of
 from storage_core.compaction.work import MergeOperation
+from storage_core.compaction_settings import CompactionSettings
 from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
@@ -171,6 +174,23 @@ def test_a_table_without_windows_is_one_group() -> None:
     adds = [replace(_add(name, None), windowSeconds=None, sortSchema="key(service)") for name in ("a", "b")]
     (operation,) = plan(snapshot(adds, config=config))
     assert (operation.window, operation.context.order.text) == (None, "key(service)")
+
+
+def test_a_plan_comes_in_parts_of_whole_windows_unless_one_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "PART_INPUTS", 6)
+    config = replace(CONFIG, compaction=CompactionSettings(factor=2, most_inputs=2, generations=1))
+    counts = {0: 2, 3600: 4, 7200: 14, 10800: 2, None: 2}
+    adds = [_add(f"{number:02}", window) for window, count in counts.items() for number in range(count)]
+    chosen = choose(snapshot(adds, config=config), now_ms=0, mode=Mode.POLICY)
+    parts = list(chosen.parts())
+    assert [operation for part in parts for operation in part] == chosen.operations()
+    assert [[operation.window for operation in part] for part in parts] == [
+        [0, 3600, 3600],
+        [7200, 7200, 7200],
+        [7200, 7200, 7200],
+        [7200, 10800, None],
+    ]
+    assert list(replace(chosen, merges=chosen.merges.take(np.arange(0))).parts()) == []
 
 
 def test_an_operation_travels_as_json() -> None:
