@@ -25,8 +25,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.rows.sort_order import recorded_order
 from storage_core.split.context import SplitContext, context_of
 
-PART_INPUTS = 10_000
-"""How many splits of a plan are records at a time: with bounds of one column 35 MB, of ten 90."""
+PART_INPUTS = 5_000
+"""How many splits of a plan are records at a time: with bounds of one column 17 MB, of ten 45."""
 
 
 def plan(
