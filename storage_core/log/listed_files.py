@@ -14,7 +14,7 @@ from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.file_columns import ManifestBounds, paths_of, rows_at, without_paths
 
-PARALLEL_READS = 4
+PARALLEL_READS = 2
 """Each thread that decodes a manifest keeps some 40 MB of what the decoder freed."""
 
 Keep = Callable[[ManifestBounds], bool]
