@@ -89,7 +89,7 @@ def _failure(outcome: Outcome) -> TidemarkError:
     """The first error by window, with the windows that failed and what was done beside them."""
     failed = sorted(outcome.failed.values(), key=lambda each: by_start(each.window))
     skipped = ", the inputs are skipped for a day" if any(each.lasting for each in failed) else ""
-    versions = ", ".join(str(each.version) for each in outcome.commits if each.windows)  # not of the skips alone
+    versions = named([each.version for each in outcome.commits if each.windows])  # not of the skips alone
     others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
     which = named([each.window for each in failed])
     return error_of(failed[0].kind, f"{failed[0].reason}; the windows {which} were not compacted{skipped}; {others}")

@@ -22,6 +22,7 @@ from jobs.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
+from tests.integration.halved_split import halve_split, repair
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -77,20 +78,6 @@ def instance(checkout: Path) -> Iterator[DagsterInstance]:
         yield opened
 
 
-def damaged(table: Table) -> Path:
-    """Cut a split of the bad window in half; return its file. `repair` makes it whole."""
-    window = int(BAD.timestamp())
-    key = min(path for path, add in table.snapshot.splits.items() if add.windowStart == window)
-    path = Path(table.uri.removeprefix("file://")) / key
-    path.with_name("whole").write_bytes(path.read_bytes())
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
-
-
-def repair(file: Path) -> None:
-    file.with_name("whole").replace(file)
-
-
 def statuses(declaration: TableDeclaration, instance: DagsterInstance) -> dict[str, str | None]:
     span = span_of(declaration)
     assert span is not None
@@ -108,7 +95,7 @@ def windows_with_two(uri: str) -> int:
 def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
     declaration: TableDeclaration, table: Table, instance: DagsterInstance
 ) -> None:
-    file = damaged(table)
+    file = halve_split(table, int(BAD.timestamp()))
     version = table.version
     with Spark("local[2]") as spark:
 

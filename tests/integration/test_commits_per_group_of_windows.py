@@ -29,6 +29,7 @@ from storage_core.errors import Corrupt, Fenced
 from storage_core.lease import break_lease
 from storage_core.log.actions import Remove
 from storage_core.log.snapshot import Snapshot
+from tests.integration.halved_split import halve_split, repair
 
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
 FIRST = int(START.timestamp())
@@ -94,19 +95,6 @@ def splits_by_window(uri: str) -> list[int]:
     ]
 
 
-def damaged(table: Table, window: int) -> Path:
-    """Cut one split of the window in half; return its file. `repair` makes it whole."""
-    key = min(path for path, add in table.snapshot.splits.items() if add.windowStart == window)
-    path = Path(table.uri.removeprefix("file://")) / key
-    path.with_name("whole").write_bytes(path.read_bytes())
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
-
-
-def repair(file: Path) -> None:
-    file.with_name("whole").replace(file)
-
-
 def executed(table: Table, operations: Sequence[MergeOperation]) -> list[Executed]:
     return [
         Executed(operation, tasks.compact({"table_uri": table.uri, "operation": operation.to_json()}))
@@ -151,7 +139,7 @@ def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_end
 
 @pytest.mark.spark
 def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table: Table, spark: Spark) -> None:
-    expected, file = rows_of(table), damaged(table, WINDOWS[1])
+    expected, file = rows_of(table), halve_split(table, WINDOWS[1])
     job = JobRun("compact", JobRequest(table_uri=table.uri), spark)
     with job.leased(everything, ["compact.all"]) as operations:
         outcome = compact_groups(job, operations, IN_PAIRS)
@@ -170,7 +158,7 @@ def test_a_plan_in_parts_is_one_run_with_one_report(
     table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "PART_INPUTS", 4)
-    expected, file = rows_of(table), damaged(table, WINDOWS[1])
+    expected, file = rows_of(table), halve_split(table, WINDOWS[1])
     with pytest.raises(Corrupt, match=f"the windows {WINDOWS[1]} were not compacted") as refused:
         compact.run(JobRequest(table_uri=table.uri), spark)
     repair(file)
@@ -188,7 +176,7 @@ def test_a_request_that_names_a_skipped_window_tries_it_again_and_a_repaired_one
     table: Table, spark: Spark
 ) -> None:
     expected = rows_of(table)
-    file = damaged(table, WINDOWS[1])
+    file = halve_split(table, WINDOWS[1])
     every = JobRequest(table_uri=table.uri)
     with pytest.raises(Corrupt, match=f"the windows {WINDOWS[1]} were not compacted") as refused:
         compact.run(every, spark)

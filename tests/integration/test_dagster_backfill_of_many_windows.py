@@ -25,6 +25,7 @@ from assets.factory import asset_key
 from assets.partitions import partition_key, partitions_of, span_of
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
+from tests.integration.halved_split import halve_split, repair
 
 PER_RUN = 96
 DAYS = os.environ.get("TIDEMARK_BACKFILL_DAYS")
@@ -138,10 +139,7 @@ def failed(declaration: TableDeclaration, instance: DagsterInstance, names: Sequ
 def test_the_runs_are_by_day_and_only_the_damaged_window_is_failed_and_done_again(
     declaration: TableDeclaration, table: Table, workspace: WorkspaceProcessContext, names: list[str]
 ) -> None:
-    key = min(path for path, add in table.snapshot.splits.items() if add.windowStart == BAD)
-    file = Path(table.uri.removeprefix("file://")) / key
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
+    file = halve_split(table, BAD)
     instance = workspace.instance
 
     assert fill(workspace, "first", names) == "COMPLETED_FAILED"
@@ -151,7 +149,7 @@ def test_the_runs_are_by_day_and_only_the_damaged_window_is_failed_and_done_agai
     assert bad == [partition_key(BAD)]
     assert len(Table.open(table.uri).snapshot.splits) == WINDOWS + 1
 
-    file.write_bytes(whole)
+    repair(file)
     assert fill(workspace, "again", bad) == "COMPLETED_SUCCESS"
 
     assert instance.get_runs_count() == RUNS + 1
