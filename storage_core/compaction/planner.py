@@ -73,8 +73,7 @@ class Chosen:
     def parts(self) -> Iterator[list[MergeOperation]]:
         """Yield the operations in parts that read at most `PART_INPUTS` splits, if not one merge does.
 
-        Records are made of one part at a time.
-        A window is in one part, unless it has more than that by itself.
+        Records are made of one part at a time. A window is in one part, unless it has more than that by itself.
         """
         read, first = np.cumsum(self.merges.count), 0
         window = self.found.windows[self.merges.group]
