@@ -6,7 +6,9 @@ import csv
 import io
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 import numpy as np
@@ -24,17 +26,33 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     """Yield the records of a CSV file; the header is record 1, empty lines are none.
 
     An empty field is null, a quoted empty one is empty text; the words for null are not applied inside quotes. A
-    column that the header lacks is null. Raises `Corrupt` for a header with unknown or repeated columns.
+    column that the header lacks is null. Raises `Corrupt` for a header with unknown or repeated columns, and for a
+    record above `block_bytes`. The text lies in a temporary file meanwhile.
     """
     counter = _RecordCounter(file)
-    reader = _open(stream, target, counter, block_bytes)
     # The reader takes out the words for null, because only it knows which fields were quoted.
     as_read = replace(target, null_values=())
-    for batch in _batches(reader):
-        numbers, misshapen = counter.number(batch.num_rows)
-        yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
+    with _spooled(stream, block_bytes) as source:
+        for batch in _batches(_open(source, target, counter, block_bytes)):
+            numbers, misshapen = counter.number(batch.num_rows)
+            yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
     _, misshapen = counter.number(0, at_end=True)
     yield Parsed(target.schema.empty_table(), tuple(misshapen))
+
+
+@contextmanager
+def _spooled(stream: BinaryIO, block_bytes: int) -> Iterator[pa.NativeFile]:
+    """The text as a mapped file. Arrow's reader runs 32 blocks ahead in a thread that nobody can wait for.
+
+    Mapped blocks take no memory; and a Python stream in that thread would abort the process where Python ends first.
+    """
+    with NamedTemporaryFile(prefix="tidemark-landed-") as spool:
+        while chunk := stream.read(block_bytes):
+            if len(chunk) == block_bytes and b"\n" not in chunk:
+                raise Corrupt(f"it has {block_bytes} bytes without the end of a line; not a CSV file")
+            spool.write(chunk)
+        spool.flush()
+        yield pa.memory_map(spool.name)
 
 
 class _RecordCounter:
@@ -61,10 +79,12 @@ class _RecordCounter:
         return free, passed
 
 
-def _open(stream: BinaryIO, target: RowFormat, counter: _RecordCounter, block_bytes: int) -> pa_csv.CSVStreamingReader:
+def _open(
+    source: pa.NativeFile, target: RowFormat, counter: _RecordCounter, block_bytes: int
+) -> pa_csv.CSVStreamingReader:
     try:
         reader = pa_csv.open_csv(
-            stream,
+            source,
             # Threads would lose the record numbers.
             read_options=pa_csv.ReadOptions(use_threads=False, block_size=block_bytes),
             parse_options=pa_csv.ParseOptions(

@@ -33,7 +33,8 @@ def parquet_blocks(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[P
 
 def _batches(stream: BinaryIO) -> Iterator[pa.RecordBatch]:
     try:
-        yield from pq.ParquetFile(stream).iter_batches(batch_size=_BATCH_ROWS)
+        # In this thread, nothing ahead: one that holds the stream would abort the process where Python ends first.
+        yield from pq.ParquetFile(stream, pre_buffer=False).iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"it is not a whole Parquet file ({error})") from error
 

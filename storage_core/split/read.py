@@ -182,8 +182,8 @@ def open_split(
     """
     gone = rows_gone(store, add)
     with _corrupt_on_failure(add):
-        # No thread of Arrow may be the last to hold a Python object, which these sources are: where Python has ended it
-        # aborts the process. So nothing is read ahead, and ranges are read in the calling thread.
+        # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
+        # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
         source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
@@ -251,7 +251,9 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
     data = _whole_file(store, add)
     if spool is None:
-        return pa.BufferReader(data)
+        held = pa.allocate_buffer(len(data))
+        memoryview(held).cast("B")[:] = data
+        return pa.BufferReader(held)
     path = store.local_path(add.path)
     if path is None:
         path = spool / xxhash.xxh3_128_hexdigest(add.path.encode())
@@ -267,14 +269,14 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
-def _whole_file(store: ObjectStore, add: Add) -> pa.Buffer:
+def _whole_file(store: ObjectStore, add: Add) -> bytes:
     data = store.get(add.path).data
     if len(data) != add.size:
         raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}; {SEE_CORRUPT}", key=add.path)
     found = xxhash.xxh3_64_hexdigest(data)
     if add.xxh3 is not None and found != add.xxh3:
         raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}; {SEE_CORRUPT}", key=add.path)
-    return pa.py_buffer(data)
+    return data
 
 
 def _require_known_format(add: Add, metadata: Mapping[str, str]) -> None:

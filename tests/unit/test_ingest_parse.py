@@ -5,20 +5,24 @@ import gzip
 import io
 import json
 import math
+import threading
 import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from storage_core import declaration
-from storage_core.errors import InvalidInput, NotFound
+from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.ingest.convert import RowFormat
+from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
 from storage_core.ingest.lines import read_lines
+from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.parse import Parsed, parse, parse_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -465,6 +469,38 @@ def test_a_parquet_file_with_another_schema_is_rejected_whole(tmp_path: Path) ->
         "column 'level' has type string"
         in parsed(tmp_path, "b.parquet", parquet(wrong), format="parquet").rejected[0].reason
     )
+
+
+class _Threads(io.BytesIO):
+    """Bytes that know which threads read them."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.readers: set[int] = set()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.readers.add(threading.get_ident())
+        return super().read(size)
+
+
+def test_a_stream_is_read_by_no_thread_that_may_outlive_its_reader() -> None:
+    # One that holds a Python object when Python ends aborts the process, whose work was done.
+    csv = _Threads(b"level,text\n" + b"1,one\n" * 50_000)
+    table = pa.table({"level": pa.array([1] * 50_000, pa.int32()), "text": ["one"] * 50_000})
+    file = _Threads(parquet(table))
+    schema = SCHEMA.remove(0)
+    blocks = csv_blocks("a.csv", cast("BinaryIO", csv), RowFormat(schema, None, None, ()), block_bytes=10_000)
+    assert sum(block.rows.num_rows for block in blocks) == 50_000
+    assert sum(block.rows.num_rows for block in parquet_blocks("a", cast("BinaryIO", file), schema)) == 50_000
+    assert csv.readers == file.readers == {threading.get_ident()}
+
+
+def test_a_csv_file_without_an_end_of_line_is_refused_before_it_fills_the_disk() -> None:
+    zeros = _Threads(bytes(100_000))
+    target = RowFormat(SCHEMA.remove(0), None, None, ())
+    with pytest.raises(Corrupt, match="10000 bytes without the end of a line"):
+        list(csv_blocks("a.csv", cast("BinaryIO", zeros), target, block_bytes=10_000))
+    assert zeros.tell() == 10_000
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------

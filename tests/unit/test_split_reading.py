@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -208,6 +209,15 @@ def test_the_whole_file_costs_one_get_and_some_columns_cost_ranges(store: Memory
     read_split(metered, add, ["service"])
     assert metered.requests["get"] <= 4
     assert metered.requests["head"] == metered.requests["list"] == 0
+
+
+def test_a_split_that_threads_read_holds_no_python_object(add: Add, store: MemoryStore) -> None:
+    # A thread of Arrow that lets go of one after Python has ended aborts the process.
+    data = store.get(add.path).data
+    before = sys.getrefcount(data)
+    split = open_split(store, add, whole=True)
+    assert split.read(["count"]).num_rows == 3000
+    assert sys.getrefcount(data) == before
 
 
 def test_columns_come_in_file_order_and_absent_ones_are_left_out(store: MemoryStore, add: Add) -> None:
