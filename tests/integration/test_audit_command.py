@@ -16,7 +16,6 @@ from jobs.spark import Spark
 from pipelines.cli import main
 from storage_core import Table
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Remove
 from storage_core.split.context import context_of
@@ -24,6 +23,7 @@ from storage_core.split.lineage import Lineage
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import SCHEMA
+from storage_core.testkit.merge_plan import plan
 
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
 WINDOW = int(START.timestamp())

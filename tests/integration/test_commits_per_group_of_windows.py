@@ -22,13 +22,13 @@ from jobs.spark import Spark
 from jobs.window_groups import Bounds, Executed, Outcome, compact_groups, grouped, settle
 from storage_core import Table
 from storage_core.compaction import planner
-from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt, Fenced
 from storage_core.lease import break_lease
 from storage_core.log.actions import Remove
 from storage_core.log.snapshot import Snapshot
+from storage_core.testkit.merge_plan import plan
 from tests.integration.halved_split import halve_split, repair
 
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)

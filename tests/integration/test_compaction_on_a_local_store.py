@@ -10,7 +10,7 @@ import pytest
 from storage_core.compaction.audit import audit
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import choose, plan
+from storage_core.compaction.planner import choose
 from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.errors import CommitConflict
 from storage_core.ids import SystemIds
@@ -25,6 +25,7 @@ from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 BATCHES = 5
 

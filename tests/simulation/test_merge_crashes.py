@@ -11,12 +11,12 @@ from functools import cache, partial
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.errors import CommitConflict
 from storage_core.formats.keys import version_key
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
+from storage_core.testkit import merge_plan
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
 from storage_core.testkit.ids import SeededIds
@@ -128,7 +128,7 @@ def _others_go_on(store: MemoryStore, expected: Rows) -> None:
         writer.flush()
     assert table.merge() is not None
     snapshot = table.snapshot
-    for operation in planner.plan(snapshot):
+    for operation in merge_plan.plan(snapshot):
         done = compaction.execute(store, operation, ids=table.ids, now_ms=1)
         table.log.commit(snapshot, done.actions, operation="COMPACT")
     rows = {**expected, "x1": {**_plane("x1", 9), "model": "m"}}

@@ -18,7 +18,6 @@ from storage_core.compaction.audit import INVARIANTS, AuditReport, audit, requir
 from storage_core.compaction.audit import execute as execute_work
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.compaction.retained import Selection
 from storage_core.compaction.work import MergeOperation
 from storage_core.compaction_settings import CompactionSettings
@@ -44,6 +43,7 @@ from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.merge_plan import plan
 
 Row = Mapping[str, Any]
 

@@ -15,7 +15,6 @@ from storage_core.compaction.audit import audit
 from storage_core.compaction.columns import require_same_values, route, same_values
 from storage_core.compaction.execute import execute, merge, require_merged
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import SEALED
 from storage_core.compaction.work import CompactionResult, MergeOperation
 from storage_core.config import TableConfig
@@ -28,6 +27,7 @@ from storage_core.split.read import open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 NAN = float("nan")
 FIRST = [

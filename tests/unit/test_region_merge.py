@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import keys
@@ -20,6 +19,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
 from storage_core.region.merge_work import MergeResult, MergeWork
+from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 
 
@@ -252,7 +252,7 @@ def test_an_older_merge_never_lands_under_a_newer_progress() -> None:
 
 
 def _compact(table: KeyedTable, snapshot: Snapshot) -> list[Action]:
-    (operation,) = planner.plan(snapshot)
+    (operation,) = merge_plan.plan(snapshot)
     return compaction.execute(table.store, operation, ids=table.ids, now_ms=1).actions
 
 
