@@ -26,9 +26,10 @@ import pyarrow as pa
 
 from jobs import code_archive
 from jobs.code_archive import ROOT
+from jobs.failure import Failed
 from jobs.master import CONNECT, LOCAL_SPARK, named
 from jobs.stopwatch import Stopwatch
-from storage_core.errors import TidemarkError, Unavailable, error_of
+from storage_core.errors import TidemarkError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +129,7 @@ class Spark:
             raise _failure(error) from error
         for answer in answers:
             if "error" in answer:
-                raise error_of(answer["error"]["kind"], answer["error"]["message"])
+                raise Failed.from_object(answer["error"]).error()
         return answers
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
@@ -256,7 +257,7 @@ def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatc
                 try:
                     answer = execute(json.loads(payload))
                 except TidemarkError as error:
-                    answer = {"error": {"kind": error.kind, "message": str(error)}}
+                    answer = {"error": Failed.of(error).to_object()}
                 yield pa.RecordBatch.from_pydict({"item": [item], "answer": [json.dumps(answer)]})
 
     return run

@@ -113,8 +113,8 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
         gone = merges[1].operation.inputs[0].path
         table.log.commit(table.snapshot, [Remove(path=gone, deletionTimestamp=1)], operation="DELETE")
         settle(job, merges, outcome)
-    assert [(each.window, each.kind) for each in outcome.failed.values()] == [(WINDOWS[1], "conflict")]
-    assert gone in outcome.failed[WINDOWS[1]].reason
+    assert {window: each.kind for window, each in outcome.failed.items()} == {WINDOWS[1]: "conflict"}
+    assert gone in outcome.failed[WINDOWS[1]].message
     assert [each.windows for each in outcome.commits] == [tuple(each for each in WINDOWS if each != WINDOWS[1])]
     assert splits_by_window(table.uri) == [1] * 5
     assert gone not in Table.open(table.uri).snapshot.splits
@@ -145,7 +145,7 @@ def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table
         outcome = compact_groups(job, operations, IN_PAIRS)
     assert outcome.failed.keys() == {WINDOWS[1]}
     assert outcome.failed[WINDOWS[1]].kind == "corrupt"
-    assert file.name in outcome.failed[WINDOWS[1]].reason
+    assert file.name in outcome.failed[WINDOWS[1]].message
     done = [window for each in outcome.commits for window in each.windows]
     assert sorted(str(each) for each in done) == [str(each) for each in WINDOWS if each != WINDOWS[1]]
     assert sorted(each.version for each in outcome.commits) == [3, 4, 5]
