@@ -23,7 +23,8 @@ from dagster import (
     PipesSubprocessClient,
 )
 
-from jobs import deal_request
+from jobs import audit_request, deal_request
+from jobs.audit_request import AuditRequest
 from jobs.deal_request import DealRequest
 from jobs.failure import Failed
 from jobs.report import report_of
@@ -32,7 +33,7 @@ from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 
 JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
-Request = JobRequest | DealRequest
+Request = JobRequest | AuditRequest | DealRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""
@@ -107,6 +108,8 @@ def _argv(request: Request) -> Sequence[str]:
     match request:
         case JobRequest():
             return to_argv(request)
+        case AuditRequest():
+            return audit_request.to_argv(request)
         case DealRequest():
             return deal_request.to_argv(request)
         case _:

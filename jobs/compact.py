@@ -11,10 +11,11 @@ from functools import partial
 
 from jobs.command import main as command
 from jobs.report import JobReport, named, with_report
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Outcome, compact_groups
+from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock
 from storage_core.compaction import planner
 from storage_core.compaction.merges import MOST_INPUTS
@@ -61,7 +62,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
     windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
-    named = wanted != WindowRange() and mode is Mode.FINALIZE
+    named = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
     chosen = planner.choose(
         snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named
     )

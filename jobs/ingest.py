@@ -12,9 +12,10 @@ from dataclasses import replace
 from jobs import tasks
 from jobs.command import main as command
 from jobs.report import JobReport
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.run import Figures, JobRun
 from jobs.spark import Spark
+from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
@@ -84,7 +85,7 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
     wanted.of_table(window_seconds)
-    if wanted == WindowRange():
+    if wanted == EVERY_WINDOW:
         return None
     if wanted.null_only:
         return {None}

@@ -16,10 +16,11 @@ import pytest
 
 from jobs import compact, tasks
 from jobs.report import report_of
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Bounds, Executed, Outcome, compact_groups, grouped, settle
+from jobs.window_range import WindowRange
 from storage_core import Table
 from storage_core.compaction import planner
 from storage_core.compaction.policy import Mode

@@ -18,8 +18,9 @@ from dagster_pipes import (
 from jobs import catch_up, ingest
 from jobs.command import main as command
 from jobs.report import JobReport
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
+from jobs.window_range import WindowRange
 from storage_core import Table
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable

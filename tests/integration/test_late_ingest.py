@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs import ingest
-from jobs.request import JobRequest, window_range
+from jobs.request import JobRequest
 from jobs.spark import Spark
+from jobs.window_range import window_range
 from storage_core import Table
 from storage_core.config import LatePolicy
 from storage_core.formats.quarantine_entry import SetAsideRows
