@@ -14,9 +14,10 @@ from functools import partial
 from jobs import tasks
 from jobs.audit_request import AuditRequest, parse
 from jobs.command import command, on_spark
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest, parser
-from jobs.run import LOG, Figures, JobRun
+from jobs.run import LOG, JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
 from storage_core.compaction.retained import Selection

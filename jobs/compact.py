@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport, named, with_report
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Outcome, compact_groups
 from jobs.window_range import EVERY_WINDOW, WindowRange

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from jobs import tasks
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.declaration import TableDeclaration, load
@@ -68,9 +69,8 @@ def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> Jo
     spec = declaration.landing_spec()
     files = discover(spec) if spec else []
     details = {"files": len(files), "creates_table": True}
-    return JobReport(
-        job="ingest", status="planned", version=0, bytes_in=sum(file.size for file in files), details=details
-    )
+    planned = Figures(bytes_in=sum(file.size for file in files))
+    return JobReport(job="ingest", status="planned", version=0, figures=planned, details=details)
 
 
 def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from jobs import tasks
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.region.merge import actions_of, plan
 from storage_core.region.merge_work import MergeResult, MergeWork

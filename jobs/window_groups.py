@@ -14,7 +14,8 @@ from typing import Any
 
 from jobs import tasks
 from jobs.failure import Failed
-from jobs.run import Figures, JobRun
+from jobs.figures import Figures
+from jobs.run import JobRun
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.skips import skips_of
 from storage_core.compaction.work import OPERATION, CompactionResult, MergeOperation
