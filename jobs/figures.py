@@ -62,8 +62,7 @@ class Figures:
             bytes_in=sum(result.bytes_in for result in results),
             bytes_out=sum(result.bytes_out for result in results),
             splits_in=sum(isinstance(action, Remove) for action in actions),
-            # An add with a deletion vector is a live split of which rows are deleted: nothing new was written.
-            splits_out=sum(isinstance(action, Add) and action.deletionVector is None for action in actions),
+            splits_out=sum(isinstance(action, Add) for action in actions),
         )
 
     def as_mapping(self) -> dict[str, int]:

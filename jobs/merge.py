@@ -40,7 +40,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.commit(
             actions_of(store, results, ids=job.table.log.ids, now_ms=job.table.log.clock.now_ms()),
             operation="MERGE",
-            figures=Figures.of(results),
+            figures=Figures.of([each.rewrite for each in results]),
             requirements=[each for item in work for each in item.requirements],
             details=_details(work),
         )

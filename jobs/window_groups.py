@@ -18,10 +18,11 @@ from jobs.figures import Figures
 from jobs.run import JobRun
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.skips import skips_of
-from storage_core.compaction.work import OPERATION, CompactionResult, MergeOperation
+from storage_core.compaction.work import OPERATION, MergeOperation
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
 from storage_core.rows.windows import by_start
+from storage_core.split.rewrite import Rewrite
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Outcome:
     """What became of the windows of a run: its commits in their order, what they did, and why windows failed."""
 
     commits: list[Committed] = field(default_factory=list)
-    results: list[CompactionResult] = field(default_factory=list)
+    results: list[Rewrite] = field(default_factory=list)
     failed: dict[Window, Failed] = field(default_factory=dict)
 
     def take(self, later: Outcome) -> None:
@@ -97,9 +98,9 @@ class Executed:
         return self.operation.window
 
     @property
-    def result(self) -> CompactionResult | None:
+    def result(self) -> Rewrite | None:
         """What it made, None when it failed."""
-        return CompactionResult.from_json(self.answer["result"]) if "result" in self.answer else None
+        return Rewrite.from_json(self.answer["result"]) if "result" in self.answer else None
 
     @property
     def failed(self) -> Failed | None:

@@ -14,7 +14,7 @@ from random import Random
 
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
 from storage_core.fsck.check import fsck
@@ -22,6 +22,7 @@ from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.split.rewrite import Rewrite
 from storage_core.testkit import merge_plan
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.deleted_rows import delete_where
@@ -48,7 +49,7 @@ class Running:
     table: KeyedTable
     store: FaultStore
     snapshot: Snapshot
-    merges: list[tuple[MergeOperation, CompactionResult]]
+    merges: list[tuple[MergeOperation, Rewrite]]
 
     @property
     def inputs(self) -> set[str]:

@@ -85,7 +85,8 @@ def test_the_merge_of_the_matrix_does_all_that_a_merge_can_do() -> None:
     store = copy_of(start())
     (work,) = merge.plan(store, _process(store, 2).snapshot)
     result = _process(store, 2).execute(work)
-    assert (len(work.generations), len(result.marks), len(result.removes), len(result.adds)) == (2, 1, 2, 1)
+    rewrite = result.rewrite
+    assert (len(work.generations), len(result.marks), len(rewrite.removes), len(rewrite.adds)) == (2, 1, 2, 1)
 
 
 @pytest.mark.parametrize("side", list(CrashFault))
