@@ -16,6 +16,7 @@ from pathlib import Path
 from jobs import tasks
 from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
+from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.run import require_shared
@@ -70,13 +71,13 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
         job="deal",
         status=status,
         version=0,
-        rows_in=done.records,
-        rows_out=sum(each.rows for each in done.tables.values()),
-        bytes_out=sum(each.bytes for each in done.tables.values()),
-        splits_out=sum(each.splits for each in done.tables.values()),
-        rows_late_accepted=late.accepted,
-        rows_late_quarantined=late.quarantined,
-        rows_late_dropped=late.dropped,
+        figures=Figures(
+            rows_in=done.records,
+            rows_out=sum(each.rows for each in done.tables.values()),
+            bytes_out=sum(each.bytes for each in done.tables.values()),
+            splits_out=sum(each.splits for each in done.tables.values()),
+            **late.as_mapping(),
+        ),
         requests=add_requests(*(each.requests for each in job.stores), *work.requests),
         seconds=round(time.perf_counter() - started, 3),
         spark_seconds=round(spark.seconds - spark_before, 3),
