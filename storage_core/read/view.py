@@ -13,7 +13,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.regions import every_region
 from storage_core.read.scan import Consistency
-from storage_core.region import tail
+from storage_core.region import unmerged
 from storage_core.region.spec import Region
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
@@ -61,11 +61,11 @@ class View:
 
     def captured(
         self, at: At | None, consistency: str, regions: Regions = every_region
-    ) -> tuple[Snapshot, tail.Captured | None]:
+    ) -> tuple[Snapshot, unmerged.Captured | None]:
         """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
 
         Above `snapshot` the view moves to the newest version. Raises `InvalidInput` for an unknown consistency, and
-        for one that an older version (`at`) does not have. Requests: those of `tail.capture` and `refresh`.
+        for one that an older version (`at`) does not have. Requests: those of `unmerged.capture` and `refresh`.
         """
         if consistency not in [*Consistency]:
             raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
@@ -79,11 +79,11 @@ class View:
             return self.refresh(), None
         return self._captured(regions, include_wal=consistency == Consistency.LATEST)
 
-    def _captured(self, regions: Regions, *, include_wal: bool) -> tuple[Snapshot, tail.Captured]:
+    def _captured(self, regions: Regions, *, include_wal: bool) -> tuple[Snapshot, unmerged.Captured]:
         while True:
             # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
             before = self.snapshot
-            captured = tail.capture(self.store, before, include_wal=include_wal, regions=regions(before))
+            captured = unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before))
             snapshot = self.refresh()
             if snapshot.config.region_spec.id == captured.spec_id:
                 return snapshot, captured

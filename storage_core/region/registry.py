@@ -21,11 +21,12 @@ from storage_core.errors import Corrupt, NotFound, RegionSealed, Unavailable, Un
 from storage_core.formats import keys
 from storage_core.formats.json_seal import json_digest
 from storage_core.ids import Ids
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
 from storage_core.objectstore.exchange import ATTEMPTS, exchange
 from storage_core.region.manifest import read_latest
-from storage_core.region.spec import Region
+from storage_core.region.spec import Region, closing_region, only_region
 from storage_core.region_fields import WHOLE_TABLE_SPEC
 
 FORMAT_VERSION = 1
@@ -66,6 +67,21 @@ def read_registry(store: ObjectStore) -> Registry:
     except Corrupt as error:
         _logger.warning("%s: made again from the manifests of the regions: %s", key, error)
         return replace(rebuilt(store), etag=blob.etag)
+
+
+def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """Return the regions that may hold rows which the snapshot has not merged: those of its current spec.
+
+    Regions of the specs before it were merged whole before it became current (decision 0040). None for append tables.
+    Without fields no request, else one GET of the registry.
+    """
+    config = snapshot.config
+    if config.kind != "keyed":
+        return []
+    if not config.region_spec.fields:
+        return [only_region(snapshot.table_id, config.region_spec)]
+    empty = closing_region(snapshot.table_id, config.region_spec).id
+    return [each for each in read_registry(store).of_spec(config.region_spec.id) if each.id != empty]
 
 
 def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> None:
