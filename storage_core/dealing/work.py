@@ -17,7 +17,7 @@ from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.region.dealt import Stretch, Turn
-from storage_core.region.spec import Region
+from storage_core.region_fields import Region
 from storage_core.rows.late import LateFigures
 from storage_core.split.context import SplitContext
 

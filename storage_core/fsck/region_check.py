@@ -18,12 +18,12 @@ from storage_core.formats.generation_manifest import (
 )
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.formats.region_registry import decode
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, generation_segments, wal
 from storage_core.region.manifest import read_latest, read_version
-from storage_core.region.registry import decode
 from storage_core.region_fields import WHOLE_TABLE_SPEC
 
 

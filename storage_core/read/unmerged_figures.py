@@ -15,8 +15,8 @@ from storage_core.region import generation
 from storage_core.region.progress import RegionProgress, progress_of
 from storage_core.region.registry import known_regions
 from storage_core.region.side_by_side import side_by_side
-from storage_core.region.spec import Region
 from storage_core.region.unmerged import capture
+from storage_core.region_fields import Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

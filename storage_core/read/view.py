@@ -14,7 +14,7 @@ from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.regions import every_region
 from storage_core.read.scan import Consistency
 from storage_core.region import unmerged
-from storage_core.region.spec import Region
+from storage_core.region_fields import Region
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
 """Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""

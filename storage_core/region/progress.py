@@ -10,7 +10,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import known_regions
 from storage_core.region.side_by_side import side_by_side
-from storage_core.region.spec import Region, Value
+from storage_core.region_fields import Region, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import admitted
 from storage_core.region.registry import known_regions
 from storage_core.region.side_by_side import side_by_side
-from storage_core.region.spec import Region
 from storage_core.region.wal import Logged
+from storage_core.region_fields import Region
 from storage_core.rows.fold import record_schema
 
 

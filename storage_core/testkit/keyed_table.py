@@ -23,8 +23,8 @@ from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.sorting import SortingTerms
-from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
+from storage_core.region_fields import Region
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.split.context import context_of
