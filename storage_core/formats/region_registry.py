@@ -38,7 +38,7 @@ class Registry:
 
 
 def encode(wanted: Registry, *, nonce: str) -> bytes:
-    """Return the bytes of the object to put: its counter is one higher than the registry's. `nonce` is like no other."""
+    """Return the bytes of the object to put: its counter is one higher than the registry's. `nonce` is unique."""
     body = {
         "format": FORMAT_VERSION,
         "counter": wanted.counter + 1,
