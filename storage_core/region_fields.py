@@ -1,4 +1,4 @@
-"""Region specs as records, and their form in `metaData.configuration` (design page 03, "Regions"; source `001`).
+"""Regions and their specs as records, and the form of specs in `metaData.configuration` (design page 03, "Regions").
 
 Records only: what a field computes is `region.transforms`, which values it may be computed from `region.spec`.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from storage_core.errors import InvalidInput
 
 WHOLE_TABLE_SPEC = 1
 """The region spec without fields: one region holds every key of the table. Zero would mean no spec at all."""
+
+Value: TypeAlias = bool | int | str | None
+"""A field's value in the form that a region is named by: see `region.spec.canonical`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,18 @@ class RegionSpec:
 
 
 WHOLE_TABLE = RegionSpec()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A region of a table: its UUID, the spec that it belongs to, and the values of the spec's fields (`Value`).
+
+    `values` is None where only the id is known.
+    """
+
+    id: str
+    spec_id: int
+    values: tuple[Value, ...] | None
 
 
 def specs_to_text(specs: Sequence[RegionSpec]) -> str:

@@ -3,92 +3,67 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 
 import pyarrow as pa
 
+from storage_core import creation
+from storage_core.append import Appended
+from storage_core.append import append as append_rows
 from storage_core.clock import SystemClock
 from storage_core.compaction.debt import Debt
 from storage_core.compaction.debt import debt as debt_of
 from storage_core.compaction.policy import Mode
-from storage_core.config import REGIONS_KEY, IndexDefinition, LateData, MapMode, TableConfig
+from storage_core.config import IndexDefinition, LateData, MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import (
     check_definition,
-    check_unchanged,
     column_names,
     index_definitions,
-    keeping_order,
     key_columns,
     late_setting,
 )
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.formats.keys import probe_key
+from storage_core.errors import InvalidInput
 from storage_core.history.restore import Restored
 from storage_core.history.restore import restore as restore_version
 from storage_core.history.tagging import set_tag
 from storage_core.ids import SystemIds
 from storage_core.ingest.landing import LandingSpec
-from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import Tag, read_tags, remove_tag
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.probe import require_capable
 from storage_core.objectstore.resolve import open_store
-from storage_core.quarantine import LateDoor, Origin
 from storage_core.read import describe as figures
 from storage_core.read import lookup
 from storage_core.read import sql as querying
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.changes import changes as changes_between
-from storage_core.read.history_pages import PAGE_BYTES, HistoryPage, Views, read_pages
+from storage_core.read.history_pages import PAGE_BYTES, HistoryPage, read_pages
 from storage_core.read.predicate import Filter
 from storage_core.read.pruning import Pruned
-from storage_core.read.regions import every_region, holding_regions, matching_regions
+from storage_core.read.regions import holding_regions, matching_regions
 from storage_core.read.relation import Verified
 from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_filter
 from storage_core.read.search import explain_search as plan_search
 from storage_core.read.search import search as run_search
-from storage_core.region import tail
+from storage_core.read.view import View
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import require_keys
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter, TableWriter
-from storage_core.region.spec import Declared, Region, declared_fields, first_specs, region_of_values
+from storage_core.region.spec import Declared, declared_fields, first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
-from storage_core.rows.late import LateFigures, LateRule
-from storage_core.rows.schema import conform, to_schema_string
+from storage_core.rows.schema import conform
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration, parse_milliseconds
-from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
-
-LANDING = "tidemark.landing"
-
-_ATTEMPTS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What an append committed: the version that made the rows visible, and their number.
-
-    `late` counts the late rows; those that were set aside are not among `rows`.
-    """
-
-    version: int
-    commit_id: str
-    rows: int
-    splits: int
-    late: LateFigures = field(default_factory=LateFigures)
 
 
 class Table:
@@ -101,8 +76,7 @@ class Table:
     def __init__(self, store: MeteredStore, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
         self._store = store
         self._log = log
-        self._snapshot = snapshot
-        self._pinned = pinned
+        self._view = View(log, snapshot, pinned=pinned)
         self._verified = Verified()
 
     @staticmethod
@@ -149,7 +123,8 @@ class Table:
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
             config = replace(config, sort_schema=parse_sort_schema(sort_schema).text)
-        return Table._create(uri, schema, config)
+        store, log = _log_at(uri)
+        return Table(store, log, creation.create(log, schema, config))
 
     @staticmethod
     def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
@@ -159,67 +134,8 @@ class Table:
         table; splits that exist keep the order they were written in.
         Raises `InvalidInput` naming what else differs from the table, which keeps what it was created with.
         """
-        location = uri if uri is not None else declaration.uri
-        landing = declaration.landing_spec()
-        extra = {} if landing is None else {LANDING: landing.to_json()}
-        if not exists(location):
-            try:
-                return Table._create(location, declaration.schema(), declaration.config(), extra)
-            except InvalidInput:
-                if not exists(location):  # else another process declared it in between
-                    raise
-        table = Table.open(location)
-        check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (table.schema, table.config))
-        settings = keeping_order(declaration.config(), table.config).to_configuration()
-        settings.pop(REGIONS_KEY, None)  # the table's own, with its history
-        return table._configure({**settings, **extra})  # noqa: SLF001  # its own class
-
-    def _configure(self, settings: Mapping[str, str]) -> Table:
-        """Commit these settings unless they are the table's already; those of other releases stay."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            actions = self._configuring(settings)
-            if not actions:
-                return self
-            self.require_capable()
-            try:
-                self._snapshot = self._log.commit(self._snapshot, actions, operation="CONFIGURE").snapshot
-            except CommitConflict:
-                if attempt == _ATTEMPTS:
-                    raise
-                self.refresh()  # somebody else changed the table: perhaps to just this
-        return self
-
-    def _configuring(self, settings: Mapping[str, str]) -> list[Action]:
-        """What makes these the table's settings, without the segments of indexes that go; nothing if they are."""
-        metadata = self._snapshot.metadata
-        current = dict(metadata.configuration)
-        ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
-        others = {name: value for name, value in current.items() if name not in ours}
-        wanted = {**others, **settings}
-        if wanted == current:
-            return []
-        kept = {index.name for index in TableConfig.from_configuration(wanted).indexes}
-        dropped = [
-            RemoveIndexSegment(index=segment.index, path=segment.path)
-            for segment in self._snapshot.segments.values()
-            if segment.index not in kept
-        ]
-        return [replace(metadata, configuration=wanted), *dropped]
-
-    @staticmethod
-    def _create(
-        uri: str, schema: pa.Schema, config: TableConfig, extra: Mapping[str, str] = MappingProxyType({})
-    ) -> Table:
-        check_definition(schema, config)
-        store, log = _parts(uri)
-        metadata = Metadata(
-            id=log.ids.uuid(),
-            schemaString=to_schema_string(schema),
-            configuration={**config.to_configuration(), **extra},
-            createdTime=log.clock.now_ms(),
-        )
-        _require_capable(store, log)
-        return Table(store, log, log.create(metadata))
+        store, log = _log_at(declaration.uri if uri is None else uri)
+        return Table(store, log, creation.declare(log, declaration))
 
     @staticmethod
     def open(uri: str, at: At | None = None) -> Table:
@@ -228,7 +144,7 @@ class Table:
         Raises `NotFound` when there is no table, or no such version. Requests: one GET each for the hint and the
         checkpoint it names, one per version after it, one that finds no further version, and one LIST beyond it.
         """
-        store, log = _parts(uri)
+        store, log = _log_at(uri)
         return Table(store, log, log.snapshot() if at is None else snapshot_at(log, at), pinned=at is not None)
 
     @property
@@ -239,27 +155,27 @@ class Table:
     @property
     def version(self) -> int:
         """The version that reads see."""
-        return self._snapshot.version
+        return self.snapshot.version
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table."""
-        return self._snapshot.schema
+        return self.snapshot.schema
 
     def landing(self) -> LandingSpec | None:
         """Return where files of this table land, as declared when it was created, or None."""
-        text = self._snapshot.metadata.configuration.get(LANDING)
+        text = self.snapshot.metadata.configuration.get(creation.LANDING)
         return None if text is None else LandingSpec.from_json(text)
 
     @property
     def snapshot(self) -> Snapshot:
         """The snapshot that reads see."""
-        return self._snapshot
+        return self._view.snapshot
 
     @property
     def config(self) -> TableConfig:
         """The settings of the table."""
-        return self._snapshot.config
+        return self.snapshot.config
 
     @property
     def store(self) -> MeteredStore:
@@ -276,12 +192,11 @@ class Table:
 
         Raises `Unsupported` naming what the store lacks. Requests: see `objectstore.probe`.
         """
-        _require_capable(self._store, self._log)
+        creation.require_capable(self._log)
 
     def refresh(self) -> Table:
         """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus one."""
-        if not self._pinned:
-            self._snapshot = self._log.refresh(self._snapshot)
+        self._view.refresh()
         return self
 
     def append(self, rows: Rows) -> Appended:
@@ -297,23 +212,14 @@ class Table:
         table = within_calendar(conform(table_of(rows, self.schema), self.schema))
         if table.num_rows == 0:
             return Appended(self.version, "", 0, 0)
-        if self._snapshot.config.kind == "keyed":
+        if self.snapshot.config.kind == "keyed":
             require_keys(table, self.config.primary_key)  # before a claim fences a live writer
             with self.writer() as writer:
                 writer.put(table)
                 writer.flush()
             return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
-        came_in = table.num_rows
-        door = LateDoor(self._store, LateRule.of(self.config), Origin(source="append", by=self._log.ids.uuid()))
-        table = door.admit(table, self._log.clock.now_ms())
-        if table.num_rows == 0:
-            return Appended(self.version, "", 0, 0, door.figures)
-        context = context_of(self._snapshot)
-        adds = sort_and_write(self._store, table, context=context, ids=self._log.ids, now_ms=self._log.clock.now_ms())
-        metrics = {"rows_in": came_in, "rows_out": table.num_rows, "splits_out": len(adds), **door.figures.as_mapping()}
-        result = self._log.commit(self._snapshot, adds, operation="APPEND", metrics=metrics)
-        self._snapshot = result.snapshot
-        return Appended(result.version, result.commit_id, table.num_rows, len(adds), door.figures)
+        appended, self._view.snapshot = append_rows(self._log, self.snapshot, table)
+        return appended
 
     def writer(
         self, *, region: Mapping[str, object] | None = None, options: WriterOptions | None = None
@@ -326,9 +232,9 @@ class Table:
         append table, `RegionSealed` while the region spec is being changed.
         """
         self._require_writable()
-        if self._snapshot.config.kind != "keyed":
+        if self.snapshot.config.kind != "keyed":
             raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
-        head = self._log.refresh(self._snapshot)  # the region spec of now; what this table's reads see stays
+        head = self._log.refresh(self.snapshot)  # the region spec of now; what this table's reads see stays
         spec = head.config.region_spec
         only = None if region is None else region_of_values(head.table_id, spec, region)
         clock, ids = self._log.clock, self._log.ids
@@ -351,12 +257,12 @@ class Table:
         acknowledged row). Raises `InvalidInput` for an unknown column, and for no column.
         """
         chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
-        snapshot, records = self._view(at, consistency, partial(matching_regions, self._store, filter=wanted))
+        snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
 
     def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
         """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table."""
-        snapshot, records = self._view(at, consistency)
+        snapshot, records = self._view.records(at, consistency)
         return querying.query(self._store, snapshot, query, verified=self._verified, records=records)
 
     def get(
@@ -369,8 +275,8 @@ class Table:
         """
         if at is not None:
             consistency = Consistency.SNAPSHOT
-        wanted = lookup.key_row(self._snapshot, key)
-        snapshot, records = self._view(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        wanted = lookup.key_row(self.snapshot, key)
+        snapshot, records = self._view.records(at, consistency, partial(holding_regions, keys=wanted), wanted)
         return lookup.get(self._store, snapshot, wanted, records=records)
 
     def get_many(
@@ -382,10 +288,10 @@ class Table:
         """
         if at is not None:
             consistency = Consistency.SNAPSHOT
-        wanted = lookup.key_rows(self._snapshot, keys)
+        wanted = lookup.key_rows(self.snapshot, keys)
         if not wanted.num_rows:
             return []
-        snapshot, records = self._view(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        snapshot, records = self._view.records(at, consistency, partial(holding_regions, keys=wanted), wanted)
         return lookup.get_many(self._store, snapshot, wanted, records=records)
 
     def search(
@@ -405,7 +311,7 @@ class Table:
         None keeps them for this call only. Raises `NotFound` for an unknown index, `InvalidInput` for a query it cannot
         read.
         """
-        snapshot, captured = self._captured(at, consistency)
+        snapshot, captured = self._view.captured(at, consistency)
         unmerged = () if captured is None else captured.parts(snapshot)
         return run_search(
             self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir, unmerged=unmerged
@@ -413,11 +319,11 @@ class Table:
 
     def explain(self, query: str) -> Pruned:
         """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
-        return querying.explain(self._snapshot, query)
+        return querying.explain(self.snapshot, query)
 
     def explain_search(self, *, index: str) -> dict[str, object]:
         """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request."""
-        return plan_search(self._snapshot, index=index)
+        return plan_search(self.snapshot, index=index)
 
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
         """Return the commits up to this version, newest first. One GET per version file."""
@@ -428,7 +334,7 @@ class Table:
 
         See `read.changes`: the columns of the table, `_change_type`, `_commit_version` and `_commit_timestamp`.
         """
-        last = self._snapshot if end is None else snapshot_at(self._log, end)
+        last = self.snapshot if end is None else snapshot_at(self._log, end)
         return changes_between(self._store, snapshot_at(self._log, start), last)
 
     def read_history(
@@ -450,15 +356,8 @@ class Table:
 
         A table opened with `at` has a history of its version only, with the consistency `snapshot`.
         """
-        views = Views(
-            store=self._store,
-            current=lambda: self._snapshot,
-            newest=lambda: self.refresh().snapshot,
-            reopened=self._reopened,
-            at=lambda version: self._snapshot if version == self.version else snapshot_at(self._log, version),
-        )
-        wanted = Consistency.SNAPSHOT if self._pinned else consistency
-        return read_pages(views, token=token, page_bytes=page_bytes, consistency=wanted)
+        wanted = Consistency.SNAPSHOT if self._view.pinned else consistency
+        return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=wanted)
 
     def set_regions(self, regions: Sequence[Declared]) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
@@ -470,7 +369,7 @@ class Table:
         divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
         """
         self._require_writable()
-        self._snapshot = change_regions(self._log, declared_fields(regions, self.schema))
+        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema))
         return self
 
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
@@ -482,7 +381,7 @@ class Table:
         self._require_writable()
         target = snapshot_at(self._log, to)
         done = restore_version(self._log, target, commit_id=commit_id)
-        self._snapshot = done.snapshot
+        self._view.snapshot = done.snapshot
         return done
 
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
@@ -491,7 +390,7 @@ class Table:
         A tag of this name is moved. Raises `SnapshotExpired` when the version is no longer whole; see `log.tags`.
         """
         self.require_capable()
-        target = self._snapshot if version is None else snapshot_at(self._log, version)
+        target = self.snapshot if version is None else snapshot_at(self._log, version)
         ends = None if expires is None else self._log.clock.now_ms() + expires // dt.timedelta(milliseconds=1)
         return set_tag(self._log, name, target, expires_at_ms=ends)
 
@@ -506,79 +405,31 @@ class Table:
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
-        return figures.describe(self._store, self._snapshot)
+        return figures.describe(self._store, self.snapshot)
 
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
-        return list(figures.files(self._snapshot))
+        return list(figures.files(self.snapshot))
 
     def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
         """Return the windows where a compaction of this mode or the retention has something to do now, or waits to.
 
         With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request.
         """
-        return debt_of(self._snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
-
-    def _view(
-        self,
-        at: At | None,
-        consistency: str,
-        regions: Callable[[Snapshot], Sequence[Region] | None] = every_region,
-        keys: pa.Table | None = None,
-    ) -> tuple[Snapshot, pa.Table | None]:
-        """The snapshot to read, and the records over it of the regions that the caller asks for."""
-        snapshot, captured = self._captured(at, consistency, regions)
-        return snapshot, None if captured is None else captured.above(snapshot, keys=keys)
-
-    def _captured(
-        self,
-        at: At | None,
-        consistency: str,
-        regions: Callable[[Snapshot], Sequence[Region] | None] = every_region,
-    ) -> tuple[Snapshot, tail.Captured | None]:
-        """The snapshot to read, and what was captured of these regions before it."""
-        if consistency not in [*Consistency]:
-            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
-        if at is not None:
-            if consistency != Consistency.SNAPSHOT:
-                raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
-            return snapshot_at(self._log, at), None
-        if consistency == Consistency.SNAPSHOT or self._pinned:
-            return self._snapshot, None
-        if self._snapshot.config.kind == "append":
-            return self.refresh().snapshot, None
-        include_wal = consistency == Consistency.LATEST
-        while True:
-            # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
-            before = self._snapshot
-            captured = tail.capture(self._store, before, include_wal=include_wal, regions=regions(before))
-            snapshot = self.refresh().snapshot
-            if snapshot.config.region_spec.id == captured.spec_id:
-                return snapshot, captured
-            # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
-
-    def _reopened(self) -> Snapshot:
-        """The newest snapshot, also where the versions behind the one at hand are collected."""
-        if not self._pinned:
-            self._snapshot = self._log.snapshot()
-        return self._snapshot
+        return debt_of(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
 
     def _require_writable(self) -> None:
-        if self._pinned:
+        if self._view.pinned:
             raise InvalidInput(f"{self.uri}: opened at version {self.version}; open it without `at` to write")
         self.require_capable()
 
 
 def exists(uri: str) -> bool:
     """Return whether there is a table at this location. One LIST."""
-    _, log = _parts(uri)
+    _, log = _log_at(uri)
     return log.exists()
 
 
-def _require_capable(store: MeteredStore, log: TransactionLog) -> None:
-    require_capable(store, lambda: probe_key(log.ids.uuid()))
-
-
-def _parts(uri: str) -> tuple[MeteredStore, TransactionLog]:
+def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_store(uri))
     return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds())

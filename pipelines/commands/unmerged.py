@@ -16,7 +16,8 @@ from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from storage_core.read.unmerged import CollectedEntries, RegionFigures, Tail, TailRecord
+    from storage_core.read.tail import CollectedEntries, Tail, TailRecord
+    from storage_core.read.unmerged_figures import UnmergedFigures
     from storage_core.table import Table
 
 _NOTHING = "nothing waits: every acknowledged record is merged"
@@ -26,11 +27,11 @@ _PAUSE_MS = 500
 def regions(uri: Uri, *, as_json: Json = False) -> None:
     """List the regions of a table, and what of them waits."""
     from storage_core.clock import SystemClock
-    from storage_core.read.unmerged import region_figures
+    from storage_core.read.unmerged_figures import unmerged_figures
 
     table = _keyed(uri)
     now_ms = SystemClock().now_ms()
-    found = (_about(each, now_ms) for each in region_figures(table.store, table.snapshot))
+    found = (_about(each, now_ms) for each in unmerged_figures(table.store, table.snapshot))
     shown = {"region_id": cell, "values": cell, "epoch": figure, "current_generation": figure}
     shown |= {"merged_generation": figure, "generations": figure, "generation_records": figure}
     shown |= {"wal_entries": figure, "wal_records": figure, "age_seconds": figure}
@@ -50,7 +51,7 @@ def tail(
 
     These are acknowledged; the newest comes last, and regions one after the other.
     """
-    from storage_core.read.unmerged import Tail
+    from storage_core.read.tail import Tail
 
     table = _keyed(uri)
     waiting = Tail(table.store, table.snapshot)
@@ -80,14 +81,15 @@ def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
         return
 
 
-def _about(found: RegionFigures, now_ms: int) -> output.Record:
+def _about(found: UnmergedFigures, now_ms: int) -> output.Record:
     """A store's clock may be ahead of this one: nothing is younger than now."""
     oldest = found.oldest_ms
-    return {**asdict(found), "age_seconds": None if oldest is None else max(0, now_ms - oldest) // 1000}
+    flat = asdict(found)
+    return {**flat.pop("progress"), **flat, "age_seconds": None if oldest is None else max(0, now_ms - oldest) // 1000}
 
 
 def _print(found: Iterable[TailRecord | CollectedEntries], *, as_json: bool) -> None:
-    from storage_core.read.unmerged import CollectedEntries
+    from storage_core.read.tail import CollectedEntries
 
     for each in found:
         if isinstance(each, CollectedEntries):

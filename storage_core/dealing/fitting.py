@@ -10,8 +10,8 @@ import pyarrow as pa
 from storage_core.dealing.work import Target
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.read import TypedRecords, typed
-from storage_core.region.spec import Region, Routed, route
-from storage_core.region_fields import RegionSpec
+from storage_core.region.spec import Routed, route
+from storage_core.region_fields import Region, RegionSpec
 
 
 def fit(records: pa.Table, target: Target) -> TypedRecords:

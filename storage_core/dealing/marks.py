@@ -27,9 +27,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.dealt import Stretch, positions
 from storage_core.region.registry import read_registry
-from storage_core.region.spec import Region, whole_table
-from storage_core.region.tail import side_by_side
-from storage_core.region_fields import WHOLE_TABLE
+from storage_core.region.side_by_side import side_by_side
+from storage_core.region.spec import whole_table
+from storage_core.region_fields import WHOLE_TABLE, Region
 
 _APP = "raw:"
 

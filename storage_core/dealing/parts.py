@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict, NotFound
-from storage_core.formats import keys
+from storage_core.formats import data_file, keys
+from storage_core.formats.generation_manifest import RECORDS_FILE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import data_file
-from storage_core.region.data_file import RECORDS_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

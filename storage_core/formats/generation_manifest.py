@@ -27,6 +27,7 @@ _READABLE = (FORMAT_VERSION, DATA_FORMAT_VERSION, SORTED_FORMAT_VERSION)
 MANIFEST_FILE = "_manifest.json"
 BLOOM_FILE = "bloom_filter.bin"
 INDEX_FILE = "key_index.arrow"
+RECORDS_FILE = "records.arrow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

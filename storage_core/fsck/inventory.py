@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.formats.generation_manifest import RECORDS_FILE
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
-from storage_core.region.data_file import RECORDS_FILE
 
 
 @dataclass(frozen=True, slots=True)

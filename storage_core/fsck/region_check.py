@@ -8,16 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage_core.formats import keys
-from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, Generation, file_key, segment_file
+from storage_core.formats.generation_manifest import (
+    BLOOM_FILE,
+    MANIFEST_FILE,
+    RECORDS_FILE,
+    Generation,
+    file_key,
+    segment_file,
+)
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
+from storage_core.formats.region_registry import decode
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, generation_segments, wal
-from storage_core.region.data_file import RECORDS_FILE
 from storage_core.region.manifest import read_latest, read_version
-from storage_core.region.registry import decode
 from storage_core.region_fields import WHOLE_TABLE_SPEC
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict
-from storage_core.formats import keys, wal_entry
+from storage_core.formats import keys, region_registry, wal_entry
 from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
@@ -23,7 +23,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import generation, generation_write, registry
+from storage_core.region import generation, generation_write
 from storage_core.region.manifest import commit, read_version
 from storage_core.region.memtable import Memtable
 from storage_core.region_fields import WHOLE_TABLE_SPEC
@@ -272,7 +272,7 @@ def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> R
 def _registered_spec(store: ObjectStore, region: str) -> int | None:
     key = keys.region_registry_key()
     try:
-        known = registry.decode(store.get(key).data).regions.get(region)
+        known = region_registry.decode(store.get(key).data).regions.get(region)
     except DAMAGE:
         return None  # a finding of the check already
     return None if known is None else known.spec_id

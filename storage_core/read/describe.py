@@ -11,7 +11,7 @@ from storage_core.index.segments import coverage
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region.tail import list_regions
+from storage_core.region.progress import list_regions
 from storage_core.rows.windows import by_start
 
 Row = dict[str, object]

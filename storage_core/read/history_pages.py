@@ -13,7 +13,7 @@ newest base, once, and says so: decision 0058.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
 from storage_core.formats.history_token import HistoryToken, Place, RegionMark, decode, encode
-from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.history_sources import Moment, Piece
 from storage_core.read.scan import Consistency
+from storage_core.read.view import View
 from storage_core.region.moment import mark_regions, was_collected
 from storage_core.rows.fold import record_schema
 from storage_core.rows.record_bytes import row_bytes
@@ -48,23 +47,8 @@ class HistoryPage:
     restarted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Views:
-    """The snapshots that a history may read.
-
-    The one at hand; the newest, found from that one, and opened anew, which also finds it when all versions behind the
-    one at hand are collected; and that of a version.
-    """
-
-    store: ObjectStore
-    current: Callable[[], Snapshot]
-    newest: Callable[[], Snapshot]
-    reopened: Callable[[], Snapshot]
-    at: Callable[[int], Snapshot]
-
-
 def read_pages(
-    views: Views, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
+    view: View, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
 ) -> Iterator[HistoryPage]:
     """Return the pages from the token on, or from the beginning; there is at least one, and there is an end.
 
@@ -81,27 +65,27 @@ def read_pages(
     if consistency is not None and consistency not in [*Consistency]:
         raise InvalidInput(f"consistency {consistency!r} is not one of {[str(each) for each in Consistency]}")
     if token is not None:
-        return _read(views, _resumed(views, token, consistency), page_bytes)
-    return _read(views, _begin(views, Consistency.LATEST if consistency is None else consistency), page_bytes)
+        return _read(view, _resumed(view, token, consistency), page_bytes)
+    return _read(view, _begin(view, Consistency.LATEST if consistency is None else consistency), page_bytes)
 
 
-def _read(views: Views, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
+def _read(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
     restarted = False
     while True:
         try:
-            for page in _pages(views, reading, page_bytes):
+            for page in _pages(view, reading, page_bytes):
                 yield replace(page, restarted=restarted)
                 restarted = False
         except (NotFound, SnapshotExpired, Corrupt) as error:
-            _require_restart(views, reading, error)
+            _require_restart(view, reading, error)
         else:
             return
-        reading, restarted = _begin(views, reading.consistency, restarts=reading.restarts + 1), True
+        reading, restarted = _begin(view, reading.consistency, restarts=reading.restarts + 1), True
 
 
-def _pages(views: Views, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
-    snapshot = views.at(reading.version)
-    moment = Moment(store=views.store, snapshot=snapshot, regions=reading.regions)
+def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
+    snapshot = view.at_version(reading.version)
+    moment = Moment(store=view.store, snapshot=snapshot, regions=reading.regions)
     empty = record_schema(snapshot.schema).empty_table()
     for parts, place in _cut(moment.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
@@ -130,14 +114,14 @@ def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Tab
     yield parts, None
 
 
-def _begin(views: Views, consistency: str, *, restarts: int = 0) -> HistoryToken:
+def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
     """Capture this moment. Volatile sources first, then the head: what a merge moves meanwhile is read once, by it."""
-    snapshot = views.reopened() if restarts else views.current()
+    snapshot = view.reopen() if restarts else view.snapshot
     marks: list[RegionMark] = []
     while consistency != Consistency.SNAPSHOT:
         spec = snapshot.config.region_spec.id
-        marks = mark_regions(views.store, snapshot, include_wal=consistency == Consistency.LATEST)
-        snapshot = views.newest()
+        marks = mark_regions(view.store, snapshot, include_wal=consistency == Consistency.LATEST)
+        snapshot = view.refresh()
         if snapshot.config.region_spec.id == spec:
             break
         # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
@@ -151,8 +135,8 @@ def _begin(views: Views, consistency: str, *, restarts: int = 0) -> HistoryToken
     )
 
 
-def _resumed(views: Views, text: str, consistency: str | None) -> HistoryToken:
-    token, table = decode(text), views.current().table_id
+def _resumed(view: View, text: str, consistency: str | None) -> HistoryToken:
+    token, table = decode(text), view.snapshot.table_id
     if token.table_id != table:
         raise InvalidInput(
             f"the history token is of table {token.table_id}, this is table {table}; begin without a token",
@@ -166,13 +150,13 @@ def _resumed(views: Views, text: str, consistency: str | None) -> HistoryToken:
     return token
 
 
-def _require_restart(views: Views, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
+def _require_restart(view: View, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
     """Return when the moment of the reading is collected and it may begin anew; else raise."""
-    if isinstance(error, Corrupt) and not was_collected(views.store, views.reopened(), error):
+    if isinstance(error, Corrupt) and not was_collected(view.store, view.reopen(), error):
         raise error
     if reading.restarts >= _RESTARTS:
         raise SnapshotExpired(
-            f"{views.store.uri}: version {reading.version} or what was in its regions is collected, and this history "
+            f"{view.store.uri}: version {reading.version} or what was in its regions is collected, and this history "
             "began anew before; read faster, or keep for longer what is read: versions (`version_retention_ms`), and "
             f"what sorts replace, which no tag keeps (`gc_horizon_ms`); then begin without a token: {error}",
             version=reading.version,

@@ -22,7 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import overlap, superseded
 from storage_core.region.generation_segments import gives_whole_rows, whole_rows
-from storage_core.region.tail import Unmerged
+from storage_core.region.unmerged import Unmerged
 from storage_core.rows import fold
 from storage_core.rows.keys import Mask, key_codes
 from storage_core.split.vectors import rows_gone

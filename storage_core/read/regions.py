@@ -14,9 +14,9 @@ from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import And, Compare, Comparison, Filter, Predicate
-from storage_core.region.spec import Region, Value, canonical, field_values, region_for, route
-from storage_core.region.tail import known_regions
-from storage_core.region_fields import RegionField
+from storage_core.region.registry import known_regions
+from storage_core.region.spec import canonical, field_values, region_for, route
+from storage_core.region_fields import Region, RegionField, Value
 from storage_core.rows.exact import exact_array
 
 

@@ -24,7 +24,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_sources import Source, sources
-from storage_core.region.tail import Unmerged
+from storage_core.region.unmerged import Unmerged
 
 SCORE = "score"
 

@@ -21,8 +21,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import register, sealed
-from storage_core.region.spec import Region
 from storage_core.region.wal import Logged, WalAppender
+from storage_core.region_fields import Region
 
 _logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.generation_write import write_records
 from storage_core.region.manifest import advance, check_epoch, read_latest
 from storage_core.region.options import SEGMENT_ROWS
-from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
+from storage_core.region_fields import Region
 
 _logger = logging.getLogger(__name__)
 

@@ -17,21 +17,21 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats import keys
+from storage_core.formats import bloom, data_file, key_index, keys
 from storage_core.formats.generation_manifest import (
     BLOOM_FILE,
     INDEX_FILE,
     MANIFEST_FILE,
+    RECORDS_FILE,
     Generation,
     decode,
     file_key,
 )
+from storage_core.formats.key_hash import key_hashes
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import bloom, data_file, key_index, sorted_file, wal
+from storage_core.region import sorted_file, wal
 from storage_core.region.collected import require_listed
-from storage_core.region.data_file import RECORDS_FILE
-from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import matching
 
 _logger = logging.getLogger(__name__)

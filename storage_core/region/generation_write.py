@@ -11,14 +11,22 @@ import xxhash
 from storage_core.clock import Clock
 from storage_core.config import IndexDefinition
 from storage_core.errors import CommitConflict
-from storage_core.formats.generation_manifest import BLOOM_FILE, INDEX_FILE, MANIFEST_FILE, Generation, encode, file_key
+from storage_core.formats import bloom, data_file, key_index
+from storage_core.formats.generation_manifest import (
+    BLOOM_FILE,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    RECORDS_FILE,
+    Generation,
+    encode,
+    file_key,
+)
+from storage_core.formats.key_hash import key_hashes
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
-from storage_core.region import bloom, data_file, key_index, sorted_file
-from storage_core.region.data_file import RECORDS_FILE
+from storage_core.region import sorted_file
 from storage_core.region.generation_segments import with_segments
-from storage_core.region.key_hash import key_hashes
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from storage_core.region.key_hash import Hashes, key_hashes
+from storage_core.formats.key_hash import Hashes, key_hashes, within
 from storage_core.rows.keys import Positions
 
 
@@ -39,12 +39,3 @@ class KeyRuns:
         hashes = np.unique(key_hashes(wanted, key))
         parts = [positions[within(hashes, run)] for run, positions in self._runs]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-
-
-def within(wanted: Hashes, hashes: Hashes) -> Positions:
-    """Return where each wanted hash stands in the ascending `hashes`: all of its places, hash by hash."""
-    first = np.searchsorted(hashes, wanted, side="left")
-    lengths = np.searchsorted(hashes, wanted, side="right") - first
-    starts = np.cumsum(lengths) - lengths
-    places: Positions = np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))
-    return places

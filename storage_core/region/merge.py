@@ -29,8 +29,8 @@ from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
+from storage_core.region.registry import known_regions
 from storage_core.region.superseded import Superseded, find, removal
-from storage_core.region.tail import known_regions
 from storage_core.rows import fold
 from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange

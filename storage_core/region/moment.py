@@ -1,6 +1,6 @@
 """A moment of regions that outlives the process which captured it (design page 03, "Paged reading").
 
-Unlike `region.tail.capture` it holds no records, only which they are: a version of the region's manifest names the
+Unlike `region.unmerged.capture` it holds no records, only which they are: a version of the region's manifest names the
 generations, and two numbers the entries behind them. All of that is immutable, so whoever comes back with it reads the
 same records, until they are collected.
 """
@@ -15,7 +15,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
-from storage_core.region.tail import known_regions, side_by_side
+from storage_core.region.registry import known_regions
+from storage_core.region.side_by_side import side_by_side
 
 
 def mark_regions(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> list[RegionMark]:

@@ -9,46 +9,25 @@ It is derived: lost or torn, it is made again from the manifests of the regions,
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from storage_core.clock import Clock
-from storage_core.errors import Corrupt, NotFound, RegionSealed, Unavailable, Unsupported
+from storage_core.errors import Corrupt, NotFound, RegionSealed, Unavailable
 from storage_core.formats import keys
-from storage_core.formats.json_seal import json_digest
+from storage_core.formats.region_registry import Registry, decode, encode
 from storage_core.ids import Ids
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
 from storage_core.objectstore.exchange import ATTEMPTS, exchange
 from storage_core.region.manifest import read_latest
-from storage_core.region.spec import Region
-from storage_core.region_fields import WHOLE_TABLE_SPEC
-
-FORMAT_VERSION = 1
+from storage_core.region.spec import closing_region, only_region
+from storage_core.region_fields import WHOLE_TABLE_SPEC, Region
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registry:
-    """The regions by id, and per closed spec the spec that follows it. `etag` is None where no object is.
-
-    `is_rebuilt` tells that no sound object says this: the regions do.
-    """
-
-    regions: Mapping[str, Region] = field(default_factory=dict)
-    closed: Mapping[int, int] = field(default_factory=dict)
-    counter: int = 0
-    etag: str | None = None
-    is_rebuilt: bool = False
-
-    def of_spec(self, spec_id: int) -> list[Region]:
-        """Return the regions of a spec in the order of their ids."""
-        return [self.regions[each] for each in sorted(self.regions) if self.regions[each].spec_id == spec_id]
 
 
 def read_registry(store: ObjectStore) -> Registry:
@@ -66,6 +45,21 @@ def read_registry(store: ObjectStore) -> Registry:
     except Corrupt as error:
         _logger.warning("%s: made again from the manifests of the regions: %s", key, error)
         return replace(rebuilt(store), etag=blob.etag)
+
+
+def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+    """Return the regions that may hold rows which the snapshot has not merged: those of its current spec.
+
+    Regions of the specs before it were merged whole before it became current (decision 0040). None for append tables.
+    Without fields no request, else one GET of the registry.
+    """
+    config = snapshot.config
+    if config.kind != "keyed":
+        return []
+    if not config.region_spec.fields:
+        return [only_region(snapshot.table_id, config.region_spec)]
+    empty = closing_region(snapshot.table_id, config.region_spec).id
+    return [each for each in read_registry(store).of_spec(config.region_spec.id) if each.id != empty]
 
 
 def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> None:
@@ -139,52 +133,13 @@ def _listed(store: ObjectStore) -> Iterator[str]:
         after = f"{prefix}{region}0"  # the character behind `/`: the first key that cannot be of this region
 
 
-def decode(data: bytes, *, etag: str | None = None) -> Registry:
-    """Return the registry in these bytes. Raises `Corrupt`, or `Unsupported` for a newer format."""
-    key = keys.region_registry_key()
-    try:
-        body: dict[str, Any] = json.loads(data)
-        written = body.pop("xxh3")
-        if written != json_digest(body):
-            raise Corrupt(f"{key}: its content does not match its checksum {written}", key=key)
-        if body["format"] > FORMAT_VERSION:
-            raise Unsupported(
-                f"{key}: regions of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade"
-            )
-        regions = [_region(each) for each in body["regions"]]
-        closed = {int(spec): int(successor) for spec, successor in body["closed"].items()}
-        named = {each.id: each for each in regions}
-        return Registry(regions=named, closed=closed, counter=int(body["counter"]), etag=etag)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{key}: not the regions of a table: {error!r}", key=key) from error
-
-
 def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock: Clock, ids: Ids) -> Registry:
     key = keys.region_registry_key()
 
     def put(wanted: Registry) -> PutResult:
-        return put_or_unknown(store, key, _encode(wanted, nonce=ids.uuid()), unchanged(wanted.etag))
+        return put_or_unknown(store, key, encode(wanted, nonce=ids.uuid()), unchanged(wanted.etag))
 
     done = exchange(partial(read_registry, store), change, put, key=key, clock=clock, ids=ids)
     if done is None:
         raise Unavailable(f"{key}: lost {ATTEMPTS} races against others; nothing was changed, try again later", key=key)
     return done
-
-
-def _encode(wanted: Registry, *, nonce: str) -> bytes:
-    body = {
-        "format": FORMAT_VERSION,
-        "counter": wanted.counter + 1,
-        "nonce": nonce,
-        "regions": [
-            {"id": each.id, "spec": each.spec_id, "values": None if each.values is None else list(each.values)}
-            for _, each in sorted(wanted.regions.items())
-        ],
-        "closed": {str(spec): successor for spec, successor in sorted(wanted.closed.items())},
-    }
-    return json.dumps({**body, "xxh3": json_digest(body)}, separators=(",", ":")).encode()
-
-
-def _region(body: Mapping[str, Any]) -> Region:
-    values = body["values"]
-    return Region(id=str(body["id"]), spec_id=int(body["spec"]), values=None if values is None else tuple(values))

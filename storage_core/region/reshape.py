@@ -23,9 +23,9 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import close_spec, read_registry
-from storage_core.region.spec import Region, check_spec, closing_region, only_region
+from storage_core.region.spec import check_spec, closing_region, only_region
 from storage_core.region.writer import RegionWriter
-from storage_core.region_fields import RegionField, RegionSpec, specs_to_text
+from storage_core.region_fields import Region, RegionField, RegionSpec, specs_to_text
 
 _ATTEMPTS = 10
 

@@ -1,6 +1,6 @@
 """The data file of a sorted generation: its records in key order, cut into chunks that are read by themselves.
 
-Each chunk is an Arrow IPC stream like a data file of `region.data_file`; the file is one behind the other. Where they
+Each chunk is an Arrow IPC stream like a data file of `formats.data_file`; the file is one behind the other. Where they
 begin, their checksums and the bounds of their keys are in the generation's manifest, so that a lookup finds by binary
 search which chunks may hold a key and reads only these (design page 03, "Raw log"; decision 0054).
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from storage_core.formats import data_file
 from storage_core.formats.generation_manifest import Chunk
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import data_file
 from storage_core.rows import statistics
 
 CHUNK_RECORDS = 8192

@@ -32,7 +32,8 @@ from storage_core.region import generation
 from storage_core.region.generation_write import write_sorted
 from storage_core.region.manifest import advance, read_latest
 from storage_core.region.options import SEGMENT_ROWS
-from storage_core.region.tail import known_regions, side_by_side
+from storage_core.region.registry import known_regions
+from storage_core.region.side_by_side import side_by_side
 from storage_core.rows import fold
 from storage_core.rows.schema import from_schema_string, to_schema_string
 

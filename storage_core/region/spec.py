@@ -20,29 +20,15 @@ from storage_core.errors import InvalidInput
 from storage_core.region import expressions
 from storage_core.region.manifest import region_of
 from storage_core.region.transforms import Transform, apply_transform, parse_transform, result_type, widen
-from storage_core.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, RegionField, RegionSpec
+from storage_core.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, Region, RegionField, RegionSpec, Value
 from storage_core.rows.exact import exact_array
 from storage_core.rows.incoming import table_of
 from storage_core.rows.keys import codes, dense_ranks, pack
 from storage_core.rows.schema import conform, from_schema_string, to_schema_string
 
 Declared: TypeAlias = RegionField | Mapping[str, object]
-Value: TypeAlias = bool | int | str | None
-"""A field's value in the form that a region is named by: see `canonical`."""
 
 _KEYS = {"field", "transform", "expression", "source", "sources", "n", "width"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """A region of a table: its UUID, the spec that it belongs to, and the values of the spec's fields (`canonical`).
-
-    `values` is None where only the id is known.
-    """
-
-    id: str
-    spec_id: int
-    values: tuple[Value, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

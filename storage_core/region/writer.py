@@ -26,7 +26,8 @@ from storage_core.region.memtable import Memtable, matching
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.region_log import RegionLog
-from storage_core.region.spec import Region, only_region
+from storage_core.region.spec import only_region
+from storage_core.region_fields import Region
 from storage_core.rows import fold
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows

@@ -24,7 +24,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.registry import register
-from storage_core.region.spec import Region
+from storage_core.region_fields import Region
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import KeyedTable

@@ -17,13 +17,13 @@ from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import merge, sorting, tail
+from storage_core.region import merge, sorting, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.sorting import SortingTerms
-from storage_core.region.spec import Region
 from storage_core.region.writer import RegionWriter
+from storage_core.region_fields import Region
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.split.context import context_of
@@ -133,7 +133,7 @@ class KeyedTable:
         """Return what a `latest` reader sees, by key (a value, or a tuple for several columns)."""
         snapshot = self.snapshot
         key = snapshot.config.primary_key
-        records = tail.unmerged(self.store, snapshot, include_wal=True)
+        records = unmerged.capture(self.store, snapshot, include_wal=True).above(snapshot)
         rows = fold.apply(self._base(snapshot), fold.fold(records, key), key).to_pylist()
         found: dict[object, Row] = {}
         for row in rows:

@@ -8,37 +8,24 @@ import pyarrow as pa
 
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.as_of import snapshot_at
-from storage_core.read.history_pages import HistoryPage, Views, read_pages
+from storage_core.read.history_pages import HistoryPage, read_pages
+from storage_core.read.view import View
 from storage_core.rows import fold
 
 WHOLE = 2**40
 """Page bytes of a history in one page."""
 
 
-def views(log: TransactionLog) -> Views:
-    """Return what a process sees that opens the table now and refreshes it when it is asked for the newest."""
-    opened: list[Snapshot] = [log.snapshot()]
-
-    def newest() -> Snapshot:
-        opened.append(log.refresh(opened[-1]))
-        return opened[-1]
-
-    def reopened() -> Snapshot:
-        opened.append(log.snapshot())
-        return opened[-1]
-
-    def at(version: int) -> Snapshot:
-        return opened[-1] if opened[-1].version == version else snapshot_at(log, version)
-
-    return Views(store=log.store, current=lambda: opened[-1], newest=newest, reopened=reopened, at=at)
+def view_of(log: TransactionLog) -> View:
+    """Return what a process sees that opens the table now."""
+    return View(log, log.snapshot())
 
 
 def page_of(
     log: TransactionLog, token: str | None = None, *, page_bytes: int = WHOLE, consistency: str | None = None
 ) -> HistoryPage:
     """Return one page."""
-    return next(read_pages(views(log), token=token, page_bytes=page_bytes, consistency=consistency))
+    return next(read_pages(view_of(log), token=token, page_bytes=page_bytes, consistency=consistency))
 
 
 def pages_of(log: TransactionLog, token: str | None = None, *, page_bytes: int = WHOLE) -> Iterator[HistoryPage]:

@@ -1,4 +1,4 @@
-"""A follower of the tail that is slower than merges, sorts and the collector (`read.unmerged.Tail`)."""
+"""A follower of the tail that is slower than merges, sorts and the collector (`read.tail.Tail`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage_core.errors import Corrupt
 from storage_core.formats import keys
 from storage_core.gc.collect import collect
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.unmerged import CollectedEntries, Tail, TailRecord
+from storage_core.read.tail import CollectedEntries, Tail, TailRecord
 from storage_core.region import wal
 from storage_core.region.reshape import change_regions
 from storage_core.region.spec import first_specs

@@ -22,7 +22,7 @@ import pytest
 import xxhash
 
 from storage_core.errors import Corrupt, TidemarkError
-from storage_core.formats import bundle, keys, region_manifest, wal_entry
+from storage_core.formats import bloom, bundle, keys, region_manifest, wal_entry
 from storage_core.formats.bundle import Expected
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.formats.wal_entry import WalEntry
@@ -33,7 +33,7 @@ from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import read_entry
-from storage_core.region import bloom, generation
+from storage_core.region import generation
 from storage_core.split.lineage import read_origin
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write

@@ -12,8 +12,8 @@ from storage_core import Table, col
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
+from storage_core.region.progress import list_regions
 from storage_core.region.router import RoutingWriter, TableWriter
-from storage_core.region.tail import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.keyed_table import KeyedTable
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core import Table, col
+from storage_core.creation import configure
 from storage_core.declaration import load
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable
 from storage_core.ids import SystemIds
@@ -267,9 +268,9 @@ def test_a_declaration_that_loses_a_race_is_compared_again_and_commits_at_most_o
     declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more=""))
     first, second, third = (Table.declare(load(declared)) for _ in range(3))
     settings = {**first.snapshot.metadata.configuration, "tidemark.gcHorizonMs": "7"}
-    assert first._configure(settings).version == 1
-    assert second._configure(settings).version == 1
-    assert third._configure({**settings, "tidemark.gcHorizonMs": "8"}).version == 2
+    assert configure(first.log, first.snapshot, settings).version == 1
+    assert configure(second.log, second.snapshot, settings).version == 1
+    assert configure(third.log, third.snapshot, {**settings, "tidemark.gcHorizonMs": "8"}).version == 2
     assert Table.open(first.uri).config.gc_horizon_ms == 8
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from storage_core.region import sorting, tail
+from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
 from storage_core.region.sorting import SortingTerms
+from storage_core.region.unmerged import Unmerged, capture
 from storage_core.testkit.keyed_table import KeyedTable
 
 EXAMPLES = int(os.environ.get("TIDEMARK_SEARCH_EXAMPLES", "10"))
@@ -87,11 +88,11 @@ class Searched:
 
     def search(self, level: str, query: str, index: str, cache: Path | None = None) -> list[dict[str, Any]]:
         snapshot = self.table.snapshot
-        unmerged = []
+        parts: list[Unmerged] = []
         if level != "snapshot":
-            captured = tail.capture(self.table.store, snapshot, include_wal=level == "latest")
-            unmerged = captured.parts(snapshot)
-        found = search(self.table.store, snapshot, query, index=index, limit=1000, unmerged=unmerged, cache_dir=cache)
+            captured = capture(self.table.store, snapshot, include_wal=level == "latest")
+            parts = captured.parts(snapshot)
+        found = search(self.table.store, snapshot, query, index=index, limit=1000, unmerged=parts, cache_dir=cache)
         rows: list[dict[str, Any]] = found.to_pylist()
         return rows
 

@@ -19,7 +19,7 @@ from storage_core.errors import CommitConflict
 from storage_core.history.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import dealt, merge, sorting, tail
+from storage_core.region import dealt, merge, sorting, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
@@ -194,13 +194,14 @@ class Model:
         self.look_up(snapshot, latest)
 
     def read(self, snapshot: Snapshot, *, include_wal: bool) -> Rows:
-        return self.over(snapshot, tail.unmerged(self.table.store, snapshot, include_wal=include_wal))
+        captured = unmerged.capture(self.table.store, snapshot, include_wal=include_wal)
+        return self.over(snapshot, captured.above(snapshot))
 
     def look_up(self, snapshot: Snapshot, latest: Rows) -> None:
         """The keys that are there, and one that is not, as `get_many` finds them above the base."""
         keys = [*latest, (8, "none")][-2:]
         wanted = pa.table({"b": pa.array([b for b, _ in keys], pa.int64()), "a": [a for _, a in keys]})
-        captured = tail.capture(self.table.store, snapshot, include_wal=True)
+        captured = unmerged.capture(self.table.store, snapshot, include_wal=True)
         found = self.over(snapshot, captured.above(snapshot, keys=wanted))
         assert {key: found[key] for key in keys if key in found} == {key: latest[key] for key in keys if key in latest}
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt, Unsupported
-from storage_core.region import bloom
-from storage_core.region.key_hash import key_hashes
+from storage_core.formats import bloom
+from storage_core.formats.key_hash import Hashes, key_hashes
 
 
-def _hashes(values: pa.Array | pa.ChunkedArray) -> bloom.Hashes:
+def _hashes(values: pa.Array | pa.ChunkedArray) -> Hashes:
     return key_hashes(pa.table({"k": values}), ["k"])
 
 

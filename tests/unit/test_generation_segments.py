@@ -24,9 +24,10 @@ from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from storage_core.region import dealt, generation, sorting, tail
+from storage_core.region import dealt, generation, sorting, unmerged
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import SEGMENT_ROWS, WriterOptions
+from storage_core.region.progress import list_regions
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
@@ -62,15 +63,15 @@ def row(number: int, text: str | None, tag: str | None = None) -> dict[str, obje
 
 def found(table: KeyedTable, query: str, index: str, cache: Path | None = None) -> list[dict[str, Any]]:
     snapshot = table.snapshot
-    unmerged = tail.capture(table.store, snapshot, include_wal=True).parts(snapshot)
+    waiting = unmerged.capture(table.store, snapshot, include_wal=True).parts(snapshot)
     rows: list[dict[str, Any]] = search(
-        table.store, snapshot, query, index=index, limit=100, unmerged=unmerged, cache_dir=cache
+        table.store, snapshot, query, index=index, limit=100, unmerged=waiting, cache_dir=cache
     ).to_pylist()
     return rows
 
 
 def generations(table: KeyedTable) -> list[Generation]:
-    (state,) = tail.list_regions(table.store, table.snapshot)
+    (state,) = list_regions(table.store, table.snapshot)
     manifest = read_latest(table.store, state.region_id)
     assert manifest is not None
     return [generation.read(table.store, state.region_id, each) for each in manifest.flushed_generations]
@@ -157,11 +158,11 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
     snapshot = table.snapshot
     (split,) = snapshot.splits
     (segment,) = [each for each in segment_keys(table) if "_gen_2/" in each]
-    unmerged = tail.capture(table.store, snapshot, include_wal=True).parts(snapshot)
+    waiting = unmerged.capture(table.store, snapshot, include_wal=True).parts(snapshot)
 
     def requests(query: str) -> list[tuple[str, str]]:
         before = len(table.store.trace)  # type: ignore[attr-defined]  # narrowed above
-        search(table.store, snapshot, query, index="words", unmerged=unmerged, cache_dir=tmp_path)
+        search(table.store, snapshot, query, index="words", unmerged=waiting, cache_dir=tmp_path)
         return [(each.request.kind, each.request.key) for each in table.store.trace[before:]]  # type: ignore[attr-defined]
 
     assert requests("neap") == [("get", split), ("get", segment)]

@@ -15,9 +15,10 @@ from storage_core.errors import CommitUnknown, InvalidInput, Overloaded, Tidemar
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import tail, wal
+from storage_core.region import wal
 from storage_core.region.manifest import region_of
 from storage_core.region.options import WriterOptions
+from storage_core.region.progress import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.fault_store import Crash, FaultStore, PutFault
 from storage_core.testkit.keyed_table import KeyedTable
@@ -240,7 +241,7 @@ def test_an_old_memtable_is_flushed_without_a_call(gate: Gate) -> None:
     with table.writer(WriterOptions(flush_age_ms=50)) as writer:
         writer.put(plane("a"))
         table.clock.now += 50
-        until(lambda: [each.current_generation for each in tail.list_regions(table.store, table.snapshot)] == [2])
+        until(lambda: [each.current_generation for each in list_regions(table.store, table.snapshot)] == [2])
         assert writer.unflushed().num_rows == 0
         writer.put(plane("b"))
     with table.writer(WriterOptions(flush_age_ms=50)) as reopened:

@@ -36,7 +36,7 @@ from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 from storage_core.testkit.meanwhile import Meanwhile
 from storage_core.testkit.merge_plan import plan as plan_compaction
-from storage_core.testkit.paged_history import WHOLE, folded, page_of, pages_of, views
+from storage_core.testkit.paged_history import WHOLE, folded, page_of, pages_of, view_of
 
 CONFIG = TableConfig(
     primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=HOUR_MS, gc_horizon_ms=HOUR_MS
@@ -114,7 +114,7 @@ def test_the_pages_of_every_size_are_one_after_the_other_the_one_page_that_holds
         assert all(page.records.num_rows for page in pages)
         assert all(page.records.nbytes <= page_bytes or page.records.num_rows == 1 for page in pages)
         assert not any(page.restarted for page in pages)
-    assert [*read_pages(views(table.log), page_bytes=100)] == [*pages_of(table.log, page_bytes=100)]
+    assert [*read_pages(view_of(table.log), page_bytes=100)] == [*pages_of(table.log, page_bytes=100)]
 
 
 def test_a_record_that_is_larger_than_a_page_is_one_and_the_next_ones_share_the_next() -> None:
@@ -233,7 +233,7 @@ def test_when_what_comes_next_is_collected_the_history_begins_anew_once() -> Non
 
 def test_a_stream_of_pages_goes_on_where_a_collection_begins_it_anew() -> None:
     table = filled()
-    pages = read_pages(views(table.log), page_bytes=100)
+    pages = read_pages(view_of(table.log), page_bytes=100)
     before = [next(pages), next(pages)]
     merge_and_collect(table)
     after = [*pages]
@@ -244,7 +244,7 @@ def test_a_stream_of_pages_goes_on_where_a_collection_begins_it_anew() -> None:
 
 def test_a_table_that_was_opened_long_ago_reads_the_newest_rows_when_its_own_are_collected() -> None:
     table = filled()
-    old = views(table.log)
+    old = view_of(table.log)
     merge_and_collect(table)
     for consistency in ("snapshot", "latest"):
         (page,) = read_pages(old, page_bytes=WHOLE, consistency=consistency)
@@ -381,7 +381,7 @@ def records_from(table: KeyedTable, snapshot: Snapshot, place: InBase, *, ranges
 
 def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> None:
     table = filled()
-    asked = views(table.log)
+    asked = view_of(table.log)
     meter = table.store
     assert isinstance(meter, MeteredStore)
     spent: list[dict[str, int]] = []

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt
-from storage_core.formats import keys
+from storage_core.formats import key_index, keys
 from storage_core.formats.generation_manifest import INDEX_FILE, MANIFEST_FILE, Generation
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import generation, key_index
+from storage_core.region import generation
 from storage_core.region.key_runs import KeyRuns
 from storage_core.region.manifest import read_latest
 from storage_core.region.memtable import Memtable

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("assets",),
     ("jobs",),
     ("storage_core.table", "storage_core"),
+    ("storage_core.creation", "storage_core.append"),
     ("storage_core.raw_declaration",),
     ("storage_core.declaration",),
     ("storage_core.declaration_parts",),

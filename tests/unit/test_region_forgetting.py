@@ -20,7 +20,7 @@ from storage_core.log.actions import MergedGenerations
 from storage_core.log.requirements import MergeProgress
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import merge, sorting, tail
+from storage_core.region import merge, sorting, unmerged
 from storage_core.region.collected import forget_collected
 from storage_core.region.manifest import commit, read_latest, region_of
 from storage_core.region.sorting import SortingWork
@@ -135,7 +135,7 @@ def test_a_snapshot_from_before_is_refused_and_not_answered_with_rows_missing() 
     with pytest.raises(
         SnapshotExpired, match="up to 3 are merged and collected, this snapshot has merged those up to 1"
     ):
-        tail.unmerged(table.store, old, include_wal=True)
+        unmerged.capture(table.store, old, include_wal=True).above(old)
     assert set(table.rows()) == set("abcd")
 
 

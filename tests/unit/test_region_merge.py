@@ -16,12 +16,19 @@ from storage_core.formats import keys
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge, tail
+from storage_core.region import merge, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
+from storage_core.region.progress import list_regions
 from storage_core.split.rewrite import Rewrite
 from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+
+
+def waiting(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> pa.Table:
+    """The records that the snapshot has not merged, as they are durable now."""
+    return unmerged.capture(store, snapshot, include_wal=include_wal).above(snapshot)
 
 
 def _table() -> KeyedTable:
@@ -43,17 +50,17 @@ def test_merged_rows_are_in_the_base_and_a_second_plan_is_empty() -> None:
     _put(table, _plane("b"), _plane("a"))
     result = table.merge()
     assert result is not None
-    assert result.snapshot.merged_generations == {tail.list_regions(table.store, table.snapshot)[0].region_id: 1}
+    assert result.snapshot.merged_generations == {list_regions(table.store, table.snapshot)[0].region_id: 1}
     assert table.base_rows() == [_plane("a"), _plane("b")]
     assert merge.plan(table.store, table.snapshot) == []
-    assert tail.unmerged(table.store, table.snapshot, include_wal=True).num_rows == 0
+    assert waiting(table.store, table.snapshot, include_wal=True).num_rows == 0
     assert table.merge() is None
 
 
 def test_a_table_that_nobody_wrote_to_has_nothing_to_merge() -> None:
     table = _table()
     assert merge.plan(table.store, table.snapshot) == []
-    assert tail.list_regions(table.store, table.snapshot) == []
+    assert list_regions(table.store, table.snapshot) == []
     append = KeyedTable(MemoryStore("append")).create(PLANES, TableConfig())
     assert merge.plan(append.store, append.snapshot) == []
 
@@ -307,20 +314,20 @@ def test_merged_generations_never_outrank_the_base_whatever_was_captured_when() 
     with table.writer() as planes:
         planes.put(_plane("a", 1))
         old = table.snapshot
-        captured = tail.capture(table.store, old, include_wal=True)
+        captured = unmerged.capture(table.store, old, include_wal=True)
         planes.put(_plane("a", 2))
         planes.flush()
     table.merge()
     assert captured.above(table.snapshot).num_rows == 0
     assert captured.above(old).column("seats").to_pylist() == [1]
-    assert tail.unmerged(table.store, old, include_wal=False).column("seats").to_pylist() == [1, 2]
+    assert waiting(table.store, old, include_wal=False).column("seats").to_pylist() == [1, 2]
 
 
 def test_a_flush_between_capture_and_snapshot_neither_hides_nor_doubles_a_row() -> None:
     table = _table()
     with table.writer() as planes:
         planes.put(_plane("a", 1))
-        captured = tail.capture(table.store, table.snapshot, include_wal=True)
+        captured = unmerged.capture(table.store, table.snapshot, include_wal=True)
         planes.flush()
         assert captured.above(table.snapshot).column("seats").to_pylist() == [1]
 
@@ -331,8 +338,8 @@ def test_without_the_wal_only_flushed_records_are_seen() -> None:
         planes.put(_plane("a"))
         planes.flush()
         planes.put(_plane("b"))
-    assert tail.unmerged(table.store, table.snapshot, include_wal=False).column("tailnum").to_pylist() == ["a"]
-    assert tail.unmerged(table.store, table.snapshot, include_wal=True).column("tailnum").to_pylist() == ["a", "b"]
+    assert waiting(table.store, table.snapshot, include_wal=False).column("tailnum").to_pylist() == ["a"]
+    assert waiting(table.store, table.snapshot, include_wal=True).column("tailnum").to_pylist() == ["a", "b"]
 
 
 def test_a_gap_between_progress_and_generations_stops_the_merge() -> None:

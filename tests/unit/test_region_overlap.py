@@ -17,7 +17,7 @@ from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import table_of
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import tail
+from storage_core.region import unmerged
 from storage_core.region.overlap import admitted, may_hold, may_overlap
 from storage_core.rows.statistics import compute, decode
 from storage_core.testkit.keyed_table import KeyedTable
@@ -155,7 +155,7 @@ def test_many_keys_are_asked_of_many_generations_without_a_step_per_key() -> Non
         for number in range(10):
             writer.put([{"tailnum": f"N{number}{row:04}", "seats": number} for row in range(100)])
             writer.flush()
-    captured = tail.capture(table.store, table.snapshot, include_wal=True)
+    captured = unmerged.capture(table.store, table.snapshot, include_wal=True)
 
     def find(count: int) -> pa.Table:
         names = [f"N{row % 10}{row // 10:04}" for row in range(count)]

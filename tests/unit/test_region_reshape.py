@@ -13,7 +13,8 @@ from storage_core.fsck.check import fsck
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import tail
+from storage_core.region import unmerged
+from storage_core.region.progress import list_regions
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import Declared, declared_fields, first_specs
@@ -69,7 +70,7 @@ def test_rows_of_the_old_regions_stay_and_newer_ones_win(before: list[Declared],
     expected |= dict.fromkeys(NAMES[:5], 2)
     del expected[NAMES[5]]
     assert seats(table) == expected
-    assert tail.unmerged(table.store, table.snapshot, include_wal=True).num_rows == 0
+    assert unmerged.capture(table.store, table.snapshot, include_wal=True).above(table.snapshot).num_rows == 0
     with table.routing_writer() as writer:
         writer.put(rows(3, NAMES[4:8]))
         writer.flush()
@@ -168,9 +169,9 @@ def test_a_closed_spec_that_never_had_a_row_stays_closed_when_the_registry_is_lo
     table = make(MemoryStore("planes"), buckets(3))
     old = table.snapshot
     change(table, buckets(2))
-    assert tail.list_regions(table.store, old) == [], "the region that closes a spec is nobody's"
+    assert list_regions(table.store, old) == [], "the region that closes a spec is nobody's"
     table.store.delete([region_registry_key()])
-    assert tail.list_regions(table.store, old) == []
+    assert list_regions(table.store, old) == []
     with RoutingWriter(table.store, old, clock=table.clock, ids=table.ids) as late:
         for name in NAMES:
             with pytest.raises(RegionSealed, match="spec 3 follows"):

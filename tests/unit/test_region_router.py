@@ -17,10 +17,11 @@ from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge, tail
+from storage_core.region import merge, unmerged
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.merge_work import MergeWork
 from storage_core.region.options import WriterOptions
+from storage_core.region.progress import list_regions
 from storage_core.region.registry import read_registry, register
 from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import first_specs, region_of_row, region_of_values
@@ -169,7 +170,7 @@ def test_each_region_is_merged_on_its_own_and_every_row_once() -> None:
     assert merge.plan(table.store, table.snapshot) == []
     assert Counter(str(row["tailnum"]) for row in table.base_rows()) == dict.fromkeys(NAMES, 1)
     assert {row["seats"] for row in table.base_rows()} == {2}
-    assert [each.merged_generation for each in tail.list_regions(table.store, table.snapshot)] == [2, 2, 2]
+    assert [each.merged_generation for each in list_regions(table.store, table.snapshot)] == [2, 2, 2]
 
 
 def test_works_of_one_plan_may_hide_rows_of_the_same_splits_and_one_commit_takes_them_all() -> None:
@@ -256,7 +257,7 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
 
     reader = KeyedTable(FaultStore(memory, watch=Meanwhile(moment, meanwhile)))
     before = table.snapshot
-    captured = tail.capture(reader.store, before, include_wal=True)
+    captured = unmerged.capture(reader.store, before, include_wal=True)
     head = reader.snapshot
     records = captured.above(head)
     base = pa.Table.from_pylist(table.base_rows(head), schema=PLANES)

@@ -15,9 +15,10 @@ from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import claim as claiming
-from storage_core.region import generation, tail, wal
+from storage_core.region import generation, unmerged, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import WriterOptions
+from storage_core.region.progress import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.testkit.fault_store import FaultStore, PutFault
@@ -213,7 +214,7 @@ def test_a_lost_reply_on_a_wal_put_is_acknowledged_exactly_once(fault: PutFault)
         planes.put({"tailnum": "b"})
         planes.put({"tailnum": "c"})
         assert planes.unflushed().column("tailnum").to_pylist() == ["a", "b", "c"]
-    records = tail.unmerged(store, table.snapshot, include_wal=True)
+    records = unmerged.capture(store, table.snapshot, include_wal=True).above(table.snapshot)
     assert records.column("tailnum").to_pylist() == ["a", "b", "c"]
 
 
@@ -398,7 +399,7 @@ def test_a_full_memtable_is_flushed_before_the_next_append() -> None:
         for number in range(8):
             planes.put({"tailnum": f"N{number}"})
         assert planes.unflushed().num_rows == 2
-    assert [each.current_generation for each in tail.list_regions(table.store, table.snapshot)] == [3]
+    assert [each.current_generation for each in list_regions(table.store, table.snapshot)] == [3]
     assert len(table.rows()) == 8
 
 

@@ -10,7 +10,7 @@ import pytest
 from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import generation_manifest, keys, region_manifest
-from storage_core.formats.generation_manifest import Generation
+from storage_core.formats.generation_manifest import RECORDS_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.check import fsck
@@ -21,8 +21,7 @@ from storage_core.history.restore import restore
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import dealt, generation, merge, sorting, tail
-from storage_core.region.data_file import RECORDS_FILE
+from storage_core.region import dealt, generation, merge, sorting, unmerged
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.reshape import seal_spec
@@ -450,7 +449,7 @@ def test_requests_of_a_lookup_above_the_base_when_the_generation_is_sorted() -> 
 
     def look_up(name: str) -> tuple[int, dict[str, int]]:
         store = MeteredStore(table.store)
-        captured = tail.capture(store, snapshot, include_wal=False)
+        captured = unmerged.capture(store, snapshot, include_wal=False)
         before = store.requests
         return captured.above(snapshot, keys=_keys(name)).num_rows, _since(store, before)
 

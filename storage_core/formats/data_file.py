@@ -10,8 +10,6 @@ import xxhash
 
 from storage_core.errors import Corrupt
 
-RECORDS_FILE = "records.arrow"
-
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 

@@ -1,6 +1,6 @@
-"""What of a keyed table is not in its base yet, for a person to look at: its regions, and its newest records.
+"""The tail of a keyed table, for a person to look at: its newest records, and what writers acknowledge after them.
 
-Nothing decides by what is here. Moments are those that the store gives its objects (design page 03, "Regions").
+Nothing decides by what is here (design page 03, "Regions").
 """
 
 from __future__ import annotations
@@ -10,38 +10,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from storage_core.formats import keys
-from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
-from storage_core.region.spec import Region, Value
-from storage_core.region.tail import CapturedRegion, capture, known_regions, side_by_side
+from storage_core.region.registry import known_regions
+from storage_core.region.unmerged import CapturedRegion, capture
 from storage_core.rows.calendar import as_text
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionFigures:
-    """How far one region has come, at one moment of it.
-
-    `values` are those of the region spec's fields, None where they are not known. `generations` wait for the merge and
-    hold `generation_records` records; `wal_entries` behind them hold `wal_records`. `oldest_ms` is when the oldest
-    object of these was written, in milliseconds since the epoch by the store's clock; None when everything is merged.
-    """
-
-    region_id: str
-    values: tuple[Value, ...] | None
-    epoch: int
-    current_generation: int
-    merged_generation: int
-    generations: int
-    generation_records: int
-    wal_entries: int
-    wal_records: int
-    oldest_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +41,6 @@ class CollectedEntries:
     entries: int
 
 
-def region_figures(store: ObjectStore, snapshot: Snapshot) -> list[RegionFigures]:
-    """Return the figures of every claimed region of the current spec, by id; none for an append table.
-
-    Per region three requests, one GET per generation that waits and per WAL entry behind them, one and a HEAD more at
-    the end of the log, and a HEAD for the age. Raises `Corrupt` that names what is damaged.
-    """
-    known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
-    found = side_by_side(lambda each: _figures(store, snapshot, each), known)
-    return [each for each in found if each is not None]
-
-
 class Tail:
     """The newest records at one moment, and what writers acknowledge after it: each record is told once, or counted.
 
@@ -82,7 +48,7 @@ class Tail:
     """
 
     def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
-        """Take the moment. Requests: those of `region.tail.capture`, the registry twice."""
+        """Take the moment. Requests: those of `region.unmerged.capture`, the registry twice."""
         self._store = store
         self._snapshot = snapshot
         self._captured = capture(store, snapshot, include_wal=True).regions
@@ -162,31 +128,6 @@ class Tail:
         for each in reversed(generation.unmerged(self._store, manifest, merged)):
             found = generation.read(self._store, manifest.region_id, each)
             yield from reversed(list(generation.read_records(self._store, found)))
-
-
-def _figures(store: ObjectStore, snapshot: Snapshot, region: Region) -> RegionFigures | None:
-    captured = capture(store, snapshot, include_wal=True, regions=[region]).regions[0]
-    manifest = captured.manifest
-    if manifest is None:
-        return None
-    merged = snapshot.merged_generations.get(region.id, 0)
-    waiting = generation.unmerged(store, manifest, merged)
-    flushed = [generation.read(store, region.id, each) for each in waiting]
-    entries = [each for each in captured.entries if each.entry.generation > merged]
-    oldest = [keys.generation_file_key(region.id, each.path, MANIFEST_FILE) for each in flushed[:1]]
-    oldest += [keys.wal_entry_key(region.id, each.id) for each in entries[:1]]
-    return RegionFigures(
-        region_id=region.id,
-        values=region.values,
-        epoch=manifest.writer_epoch,
-        current_generation=manifest.current_generation,
-        merged_generation=merged,
-        generations=len(flushed),
-        generation_records=sum(each.records for each in flushed),
-        wal_entries=len(entries),
-        wal_records=sum(each.entry.records.num_rows for each in entries),
-        oldest_ms=store.head(oldest[0]).last_modified_ms if oldest else None,
-    )
 
 
 def _listed(region: str, key: Sequence[str], records: pa.Table) -> list[TailRecord]:

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.key_hash import Hashes
 
-Hashes = npt.NDArray[np.uint64]
 Words = npt.NDArray[np.uint32]
 
 BITS_PER_KEY = 16

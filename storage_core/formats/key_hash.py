@@ -1,4 +1,4 @@
-"""64-bit hashes of primary keys, vectorised and stable: they are part of the stored bloom filters.
+"""64-bit hashes of primary keys, vectorised and stable: they are part of the stored bloom filters and key indexes.
 
 Equal keys have equal hashes whatever the width of their integers, the layout of their text or their chunks, so that
 a type promotion keeps every filter usable. Different keys may collide, which a filter tolerates.
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Hashes = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 _PIECE_BYTES = 2**20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -27,6 +28,15 @@ def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
     for name in key:
         hashes = _mix(hashes + _GOLDEN ^ _column_hashes(rows.column(name)))
     return hashes
+
+
+def within(wanted: Hashes, hashes: Hashes) -> Places:
+    """Return where each wanted hash stands in the ascending `hashes`: all of its places, hash by hash."""
+    first = np.searchsorted(hashes, wanted, side="left")
+    lengths = np.searchsorted(hashes, wanted, side="right") - first
+    starts = np.cumsum(lengths) - lengths
+    places: Places = np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))
+    return places
 
 
 def _mix(values: Hashes) -> Hashes:

@@ -1,7 +1,7 @@
 """Where a generation holds which key: so that a lookup reads the entries it needs, not all (design page 03).
 
 `key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`, records of one hash in the order
-of their acknowledgement: `hash` (uint64, `region.key_hash`), `entry` (uint64, the number of the WAL entry) and `row`
+of their acknowledgement: `hash` (uint64, `formats.key_hash`), `entry` (uint64, the number of the WAL entry) and `row`
 (uint32, the record in it, from 0). Like the bloom filter it only saves work: whoever finds a hash compares the keys.
 """
 
@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import Corrupt
-from storage_core.region.key_hash import Hashes
-from storage_core.region.key_runs import within
+from storage_core.formats.key_hash import Hashes, within
 
 Rows = npt.NDArray[np.int64]
 

@@ -1,0 +1,102 @@
+"""How a table comes to be, and how its settings change: by a declaration, or once and for all (design page 00)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from storage_core.config import REGIONS_KEY, TableConfig
+from storage_core.declaration import TableDeclaration
+from storage_core.definition import check_definition, check_unchanged, keeping_order
+from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.formats.keys import probe_key
+from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore import probe
+from storage_core.rows.schema import to_schema_string
+
+LANDING = "tidemark.landing"
+"""The setting that says where files of the table land."""
+
+_ATTEMPTS = 10
+
+
+def create(
+    log: TransactionLog, schema: pa.Schema, config: TableConfig, extra: Mapping[str, str] = MappingProxyType({})
+) -> Snapshot:
+    """Create an empty table and return its version 0; `extra` are settings beside those of the configuration.
+
+    Raises `InvalidInput` when there is a table already or the parts contradict each other, `Unsupported` when the store
+    cannot hold a table. Requests: those of `require_capable` and `TransactionLog.create`.
+    """
+    check_definition(schema, config)
+    metadata = Metadata(
+        id=log.ids.uuid(),
+        schemaString=to_schema_string(schema),
+        configuration={**config.to_configuration(), **extra},
+        createdTime=log.clock.now_ms(),
+    )
+    require_capable(log)
+    return log.create(metadata)
+
+
+def require_capable(log: TransactionLog) -> None:
+    """Return when the store keeps its contract; on S3 that probes it once a process (`objectstore.probe`)."""
+    probe.require_capable(log.store, lambda: probe_key(log.ids.uuid()))
+
+
+def declare(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
+    """Return the newest version of the declared table, created where there is none; see `Table.declare`."""
+    landing = declaration.landing_spec()
+    extra = {} if landing is None else {LANDING: landing.to_json()}
+    if not log.exists():
+        try:
+            return create(log, declaration.schema(), declaration.config(), extra)
+        except InvalidInput:
+            if not log.exists():  # else another process declared it in between
+                raise
+    found = log.snapshot()
+    check_unchanged(declaration.name, (declaration.schema(), declaration.config()), (found.schema, found.config))
+    settings = keeping_order(declaration.config(), found.config).to_configuration()
+    settings.pop(REGIONS_KEY, None)  # the table's own, with its history
+    return configure(log, found, {**settings, **extra})
+
+
+def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, str]) -> Snapshot:
+    """Commit these settings unless they are the table's already, and return what then is newest.
+
+    Settings of other releases stay. Raises `CommitConflict` when others keep changing the table's settings.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        actions = _changing(snapshot, settings)
+        if not actions:
+            break
+        require_capable(log)
+        try:
+            return log.commit(snapshot, actions, operation="CONFIGURE").snapshot
+        except CommitConflict:
+            if attempt == _ATTEMPTS:
+                raise
+            snapshot = log.refresh(snapshot)  # somebody else changed the table: perhaps to just this
+    return snapshot
+
+
+def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
+    """What makes these the table's settings, without the segments of indexes that go; nothing if they are."""
+    current = dict(snapshot.metadata.configuration)
+    ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
+    others = {name: value for name, value in current.items() if name not in ours}
+    wanted = {**others, **settings}
+    if wanted == current:
+        return []
+    kept = {index.name for index in TableConfig.from_configuration(wanted).indexes}
+    dropped = [
+        RemoveIndexSegment(index=segment.index, path=segment.path)
+        for segment in snapshot.segments.values()
+        if segment.index not in kept
+    ]
+    return [replace(snapshot.metadata, configuration=wanted), *dropped]

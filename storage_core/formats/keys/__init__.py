@@ -1,0 +1,87 @@
+"""The closed grammar of object keys (design page 01, "Keys"): one function builds each kind, one function parses any.
+
+Keys are relative to the table's root. `parse(build(x))` gives x back, and a key that parses is exactly the key that
+its builder makes, so two spellings of one object cannot exist. A key that does not parse is not ours: it is never read
+through and never deleted.
+
+Builder and parser of a key live in the module of the key's first folder: `transaction_log`, `splits`, `indices`,
+`regions` (`_mem_wal/`); those of the folders with one or two kinds of objects are together in `upkeep`. All are used
+from here, as `keys.version_key(7)`.
+"""
+
+from __future__ import annotations
+
+from storage_core.formats.keys.grammar import parse
+from storage_core.formats.keys.indices import segment_key
+from storage_core.formats.keys.names import validate_table_name, validate_tag_name
+from storage_core.formats.keys.parsed import KeyKind, ParsedKey
+from storage_core.formats.keys.regions import (
+    GENERATION_FILES,
+    REGIONS_PREFIX,
+    generation_file_key,
+    generation_of,
+    region_hint_key,
+    region_manifest_key,
+    region_registry_key,
+    wal_entry_key,
+)
+from storage_core.formats.keys.splits import split_key, vector_key
+from storage_core.formats.keys.transaction_log import (
+    LOG_PREFIX,
+    STATES_PREFIX,
+    VERSIONS_PREFIX,
+    json_checkpoint_key,
+    json_checkpoint_part_key,
+    last_checkpoint_key,
+    manifest_key,
+    near_prefix,
+    state_key,
+    version_key,
+)
+from storage_core.formats.keys.upkeep import (
+    LOCKS_PREFIX,
+    QUARANTINE_PREFIX,
+    gc_boundary_key,
+    gc_candidates_key,
+    lock_key,
+    probe_key,
+    quarantine_key,
+    tags_key,
+)
+
+__all__ = [
+    "GENERATION_FILES",
+    "LOCKS_PREFIX",
+    "LOG_PREFIX",
+    "QUARANTINE_PREFIX",
+    "REGIONS_PREFIX",
+    "STATES_PREFIX",
+    "VERSIONS_PREFIX",
+    "KeyKind",
+    "ParsedKey",
+    "gc_boundary_key",
+    "gc_candidates_key",
+    "generation_file_key",
+    "generation_of",
+    "json_checkpoint_key",
+    "json_checkpoint_part_key",
+    "last_checkpoint_key",
+    "lock_key",
+    "manifest_key",
+    "near_prefix",
+    "parse",
+    "probe_key",
+    "quarantine_key",
+    "region_hint_key",
+    "region_manifest_key",
+    "region_registry_key",
+    "segment_key",
+    "split_key",
+    "state_key",
+    "tags_key",
+    "validate_table_name",
+    "validate_tag_name",
+    "vector_key",
+    "version_key",
+    "wal_entry_key",
+]

@@ -1,0 +1,22 @@
+"""Keys below `_indices/`: the segments of each index."""
+
+from __future__ import annotations
+
+from storage_core.formats.keys.parsed import KeyKind, ParsedKey, exact
+from storage_core.formats.keys.parts import index_name, uuid
+
+
+def segment_key(index: str, segment_id: str) -> str:
+    """Return the key of one index segment."""
+    return f"_indices/{index_name(index)}/{uuid(segment_id)}.seg"
+
+
+def parse_segment(key: str, parts: list[str]) -> ParsedKey | None:
+    """Return the parsed key, None for no key of this folder; see `grammar.parse`. `parts` are those behind it."""
+    match parts:
+        case [index, name]:
+            segment_id = name.removesuffix(".seg")
+            parsed = ParsedKey(kind=KeyKind.SEGMENT, key=key, index=index, id=segment_id)
+            return exact(key, segment_key(index, segment_id), parsed)
+        case _:
+            return None

@@ -1,0 +1,58 @@
+"""Keys below `splits/`: splits, and beside them their deletion vectors, in a folder per window."""
+
+from __future__ import annotations
+
+import re
+
+from storage_core.errors import InvalidInput
+from storage_core.formats.keys.parsed import KeyKind, ParsedKey, exact
+from storage_core.formats.keys.parts import integer, matching, uuid
+
+_MAX_WINDOW = 2**63
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,99}", re.ASCII)
+
+
+def split_key(window: int | None, windowed: bool, split_id: str) -> str:  # noqa: FBT001 -- one answer in two parts
+    """Return the key of a split, in the folder of its window's start in seconds.
+
+    The folder is `null` for the bucket of null timestamps and `all` in a table without windows.
+    """
+    return f"{_window_folder(window, windowed)}/{matching(_ID, split_id, 'a split id (a-z 0-9 -)')}.parquet"
+
+
+def vector_key(window: int | None, windowed: bool, vector_id: str) -> str:  # noqa: FBT001 -- as for its split
+    """Return the key of a stored deletion vector, in the folder of its split."""
+    return f"{_window_folder(window, windowed)}/{uuid(vector_id)}.dv"
+
+
+def parse_split(key: str, parts: list[str]) -> ParsedKey | None:
+    """Return the parsed key, None for no key of this folder; see `grammar.parse`. `parts` are those behind it."""
+    match parts:
+        case [folder, name]:
+            windowed = folder != "all"
+            window = None if folder in ("all", "null") else integer(folder)
+            if name.endswith(".dv"):
+                vector_id = name.removesuffix(".dv")
+                parsed = ParsedKey(kind=KeyKind.VECTOR, key=key, id=vector_id, window=window, windowed=windowed)
+                return exact(key, vector_key(window, windowed, vector_id), parsed)
+            split_id = name.removesuffix(".parquet")
+            parsed = ParsedKey(kind=KeyKind.SPLIT, key=key, id=split_id, window=window, windowed=windowed)
+            return exact(key, split_key(window, windowed, split_id), parsed)
+        case _:
+            return None
+
+
+def _window_folder(window: int | None, windowed: bool) -> str:  # noqa: FBT001 -- one answer in two parts
+    if windowed:
+        folder = "null" if window is None else str(_bounded_window(window))
+    elif window is None:
+        folder = "all"
+    else:
+        raise InvalidInput(f"a table without windows has no window {window}", window=window)
+    return f"splits/{folder}"
+
+
+def _bounded_window(window: int) -> int:
+    if not -_MAX_WINDOW <= window < _MAX_WINDOW:
+        raise InvalidInput(f"a window start is a 64-bit number of seconds, found {window}", window=window)
+    return window

@@ -1,0 +1,90 @@
+"""The moment at which an open table is read: a snapshot, and what of its regions lies over it (design page 07)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.read.as_of import At, snapshot_at
+from storage_core.read.regions import every_region
+from storage_core.read.scan import Consistency
+from storage_core.region import unmerged
+from storage_core.region_fields import Region
+
+Regions = Callable[[Snapshot], Sequence[Region] | None]
+"""Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
+
+
+class View:
+    """What an open table sees: `snapshot`, moved forward by `refresh` and by the table's commits; pinned, it stays."""
+
+    def __init__(self, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
+        self.log = log
+        self.snapshot = snapshot
+        self.pinned = pinned
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store of the table."""
+        return self.log.store
+
+    def refresh(self) -> Snapshot:
+        """Move to the newest version, found from the one at hand. Requests: those of `TransactionLog.refresh`."""
+        if not self.pinned:
+            self.snapshot = self.log.refresh(self.snapshot)
+        return self.snapshot
+
+    def reopen(self) -> Snapshot:
+        """Move to the newest version, also where those behind the one at hand are collected: it is opened anew."""
+        if not self.pinned:
+            self.snapshot = self.log.snapshot()
+        return self.snapshot
+
+    def at_version(self, version: int) -> Snapshot:
+        """Return the snapshot of a version. No request for the one at hand."""
+        return self.snapshot if version == self.snapshot.version else snapshot_at(self.log, version)
+
+    def records(
+        self, at: At | None, consistency: str, regions: Regions = every_region, keys: pa.Table | None = None
+    ) -> tuple[Snapshot, pa.Table | None]:
+        """Return the snapshot to read, and the records over it that `regions` may hold, of these keys at least.
+
+        None where the base alone is read. Requests and errors: those of `captured`, and of `Captured.above`.
+        """
+        snapshot, captured = self.captured(at, consistency, regions)
+        return snapshot, None if captured is None else captured.above(snapshot, keys=keys)
+
+    def captured(
+        self, at: At | None, consistency: str, regions: Regions = every_region
+    ) -> tuple[Snapshot, unmerged.Captured | None]:
+        """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
+
+        Above `snapshot` the view moves to the newest version. Raises `InvalidInput` for an unknown consistency, and
+        for one that an older version (`at`) does not have. Requests: those of `unmerged.capture` and `refresh`.
+        """
+        if consistency not in [*Consistency]:
+            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
+        if at is not None:
+            if consistency != Consistency.SNAPSHOT:
+                raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
+            return snapshot_at(self.log, at), None
+        if consistency == Consistency.SNAPSHOT or self.pinned:
+            return self.snapshot, None
+        if self.snapshot.config.kind == "append":
+            return self.refresh(), None
+        return self._captured(regions, include_wal=consistency == Consistency.LATEST)
+
+    def _captured(self, regions: Regions, *, include_wal: bool) -> tuple[Snapshot, unmerged.Captured]:
+        while True:
+            # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
+            before = self.snapshot
+            captured = unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before))
+            snapshot = self.refresh()
+            if snapshot.config.region_spec.id == captured.spec_id:
+                return snapshot, captured
+            # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
