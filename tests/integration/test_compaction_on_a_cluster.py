@@ -119,7 +119,7 @@ def compact(request: JobRequest, environment: Mapping[str, str], *program: objec
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,
     )
     assert ended.returncode == 0, ended.stderr[-4_000:]
     report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

@@ -54,7 +54,7 @@ def merged(request: JobRequest, environment: dict[str, str]) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,
     )
     assert ended.returncode == 0, ended.stderr[-4_000:]
     report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
