@@ -6,8 +6,11 @@ A checkout is a copy of the repository's root in which a test may land files, ma
 from __future__ import annotations
 
 import gzip
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
+
+# Below those that systems give to connections: such a one may be given away between its choice and its use.
+PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
 
@@ -50,6 +56,16 @@ def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server
         monkeypatch.setenv(name, value)
     _s3_server.front.forget()
     return _s3_server
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    while True:
+        port = SystemRandom().choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture

@@ -22,19 +22,20 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
-_MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_RECORD_SECONDS = 120.0
+_MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)\s")
 _CONNECT_PORT = re.compile(r"Spark Connect server started at: .*:([1-9]\d*)\s")
-_MASTER_PAGE = re.compile(r"Bound MasterWebUI to .* started at (http://\S+)")
+_MASTER_PAGE = re.compile(r"Bound MasterWebUI to .* started at (http://\S+)\s")
 # Names of one machine: Spark runs no second attempt of a task on the host of the first.
 _HOSTS = ("127.0.0.1", "localhost")
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half the processor time of a JVM that lives for seconds
@@ -63,6 +64,19 @@ class _Started:
                 return found.group(1)
             time.sleep(0.05)
         raise AssertionError(f"no {pattern.pattern!r} in {self.log}:\n{self.log.read_text(encoding='utf-8')[-2_000:]}")
+
+
+@dataclass(slots=True)
+class _Events:
+    """What the event logs tell: how many events of a kind there were, and how tasks ended on which executor."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    endings: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every job that began has ended."""
+        return self.kinds["SparkListenerJobStart"] == self.kinds["SparkListenerJobEnd"]
 
 
 class StandaloneCluster:
@@ -159,6 +173,8 @@ class StandaloneCluster:
             "spark.executor.extraJavaOptions": _QUICK_START,
             "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            # Spark itself waits 30 s, which are few on a busy machine.
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{_START_SECONDS:.0f}s",
         }
 
     @property
@@ -173,18 +189,27 @@ class StandaloneCluster:
     def tasks(self, ending: str = "Success") -> dict[str, int]:
         """Return how many tasks of the jobs so far ended so, by executor (application and number of the executor).
 
-        Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`.
+        Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes that log
+        a little later than it answers: this waits for the end of every job that it tells the start of.
         """
-        found: Counter[str] = Counter()
+        deadline = time.monotonic() + _RECORD_SECONDS
+        while not (events := self._events()).whole:
+            assert time.monotonic() < deadline, f"the record of a job has no end; see events in {self._folder}"
+            time.sleep(0.05)
+        return dict(events.endings[ending])
+
+    def _events(self) -> _Events:
+        found = _Events()
         for file in (self._folder / "events").glob("*/events_*"):
             application = ""
-            for line in filter(None, file.read_text(encoding="utf-8").splitlines()):
-                event = json.loads(line)
+            told, _, _half_written = file.read_text(encoding="utf-8").rpartition("\n")
+            for event in map(json.loads, filter(None, told.splitlines())):
                 application = event.get("App ID", application)
-                ended = event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == ending
-                if ended:
-                    found[f"{application}/{event['Task Info']['Executor ID']}"] += 1
-        return dict(found)
+                found.kinds[event["Event"]] += 1
+                if event["Event"] == "SparkListenerTaskEnd":
+                    executor = f"{application}/{event['Task Info']['Executor ID']}"
+                    found.endings[event["Task End Reason"]["Reason"]][executor] += 1
+        return found
 
     def _start_daemon(self, name: str, role: str, arguments: list[str]) -> _Started:
         return self._start(name, role, ["--webui-port", "0", *arguments])
@@ -208,7 +233,7 @@ class StandaloneCluster:
         deadline = time.monotonic() + _START_SECONDS
         direct = build_opener(ProxyHandler({}))
         while time.monotonic() < deadline:
-            with direct.open(f"{self._page}/json/", timeout=10) as answer:
+            with direct.open(f"{self._page}/json/", timeout=60) as answer:
                 alive = json.load(answer)["aliveworkers"]
             if alive == self._workers:
                 return

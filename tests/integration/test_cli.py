@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -140,7 +139,7 @@ def start(*arguments: str, cwd: Path, stdin: str | None = None) -> Ended:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
@@ -170,7 +169,7 @@ def test_help_loads_none_of_the_libraries_that_make_it_slow() -> None:
     )
     for arguments in (["--help"], ["sql", "--help"], ["backfill", "--help"]):
         ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=400
         )
         assert ended.stdout.splitlines()[-1] == "[]"
 
@@ -678,7 +677,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, o
         assert process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
     assert errors == b""
 
 
@@ -722,10 +721,8 @@ def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> N
 
 
 @pytest.mark.dagster
-def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place: Path, free_port: int) -> None:
+    port = free_port
     (place / "workspace.yaml").write_text("load_from:\n  - python_module: {module_name: pipelines.definitions}\n")
     with subprocess.Popen(
         [*TIDEMARK, "ui", "--port", str(port), "--json"],
@@ -739,10 +736,10 @@ def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place:
             assert process.stdout is not None
             about = json.loads(process.stdout.readline())
             assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
-            assert _answers(port, seconds=90)
+            assert _answers(port, seconds=240)
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) is not None
+        assert process.wait(timeout=240) is not None
     assert not _answers(port, seconds=0)
 
 

@@ -32,7 +32,7 @@ from storage_core.testkit.uneven_windows import WINDOWS, create, live_splits, ro
 pytestmark = pytest.mark.spark
 
 KILLS = int(os.environ.get("TIDEMARK_KILLS", "2"))
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0
 LONGEST_S = 0.2
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 AN_HOUR_MS = 3_600_000

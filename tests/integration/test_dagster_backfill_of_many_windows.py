@@ -31,7 +31,7 @@ PER_RUN = 96
 DAYS = os.environ.get("TIDEMARK_BACKFILL_DAYS")
 WINDOWS = int(DAYS) * PER_RUN if DAYS else PER_RUN + 1
 RUNS = -(-WINDOWS // PER_RUN)
-DEADLINE_SECONDS = 180 + 50 * RUNS
+DEADLINE_SECONDS = 500 + 50 * RUNS
 
 # A code server, two runs and their jobs are one Python each: on a busy machine that takes minutes.
 pytestmark = [

@@ -159,7 +159,7 @@ def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
     for status, moment in enumerate(moments):
         table.append([{"time": moment, "status": status}])
     torn = next(add for add in table.snapshot.splits.values() if add.windowStart == OPEN - 2 * HOUR)
-    until = NOW * 1000 + 3_600_000
+    until = NOW * 1000 + 30 * 24 * 3_600_000
     reason = f"{torn.path}: is torn"
     skip = MergeSkip(path=torn.path, skipTimestamp=1, reason=reason, operation="compact", retryAfter=until, skipCount=3)
     table.log.commit(table.snapshot, [skip], operation="COMPACT")

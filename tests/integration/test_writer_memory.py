@@ -23,6 +23,7 @@ from storage_core.testkit.fault_store import FaultStore
 THREADS = 16
 CALLS = 12
 ROWS = 2_000
+PATIENCE_S = 120.0
 OPTIONS = WriterOptions(
     durable=False,
     entry_bytes=MB,
@@ -35,17 +36,12 @@ BOUND = OPTIONS.refuse_bytes + OPTIONS.flush_bytes + OPTIONS.entry_bytes
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 
 
-def slowly(kind: RequestKind, _key: str) -> None:
-    """Let a put take longer."""
-    if kind == "put":
-        time.sleep(0.005)
-
-
 @dataclass(slots=True)
 class Callers:
     """Threads that each write so many batches of keys of their own, again when one is refused."""
 
     writer: RegionWriter
+    too_fast: threading.Event
     refused: int = 0
     peak: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -69,6 +65,7 @@ class Callers:
         except Overloaded:
             with self.lock:
                 self.refused += 1
+            self.too_fast.set()
             return False
         finally:
             with self.lock:
@@ -83,14 +80,24 @@ def rows_of(batch: int) -> pa.Table:
 
 def test_a_writer_whose_store_is_slower_than_its_callers_holds_no_more_than_its_options_state(tmp_path: Path) -> None:
     snapshot = Table.create(str(tmp_path), SCHEMA, primary_key=["n"]).snapshot
+    too_fast = threading.Event()
+    too_fast.set()
+
+    def slowly(kind: RequestKind, _key: str) -> None:
+        """Let a put take longer, the first until a caller is refused: however slow this machine makes the callers."""
+        if kind == "put":
+            assert too_fast.wait(PATIENCE_S)
+            time.sleep(0.005)
+
     store = FaultStore(LocalStore(tmp_path), watch=slowly)
     before = pa.total_allocated_bytes()
     with RegionWriter.open(store, snapshot, clock=SystemClock(), ids=SystemIds(), options=OPTIONS) as writer:
-        callers = Callers(writer)
+        too_fast.clear()
+        callers = Callers(writer, too_fast)
         callers.run()
     given = THREADS * CALLS * rows_of(0).nbytes
     in_hand = THREADS * rows_of(0).nbytes  # each caller holds a batch of its own while it waits or tries again
-    assert callers.refused  # else the callers were not faster than the store, and nothing is proved
+    assert callers.refused, "the callers were faster than the store"
     assert given > 2 * BOUND
     assert callers.peak - before <= BOUND + in_hand
     assert Table.open(str(tmp_path)).scan(consistency="latest").to_arrow().num_rows == THREADS * CALLS * ROWS

@@ -31,6 +31,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
+from storage_core.table import Table
+from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import KeyedTable, Row
 
 THREADS = 3
@@ -43,6 +45,9 @@ PAUSE_S = 0.01
 """Between two calls of a thread, at most: what counts is where writers are interrupted, not how much they do."""
 
 MAINTAINERS_PAUSE_S = 0.05
+
+READS_OF_LATENESS = 4
+"""A collector is late by so many times what a read takes: on a busy machine everybody works on one thing for longer."""
 
 CERTAIN = ("merged", "compacted", "collected")
 """What there is to do in any case, so that a program which waits for it ends."""
@@ -153,8 +158,13 @@ def compacted(table: KeyedTable) -> bool:
 
 
 def collected(table: KeyedTable) -> bool:
-    """Delete what the horizon of the table lets go."""
-    return bool(collect(table.store, table.log, clock=SystemClock()).deleted)
+    """Delete what the horizon of the table lets go, by a clock that is the later the longer a read takes."""
+    clock = SystemClock()
+    began_ms = clock.now_ms()
+    Table.open(table.store.uri).scan(consistency="latest").to_arrow()
+    took_ms = clock.now_ms() - began_ms
+    late = ManualClock(clock.now_ms() - READS_OF_LATENESS * took_ms)
+    return bool(collect(table.store, table.log, clock=late).deleted)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from jobs import compact, tasks
 from jobs.window_groups import Bounds, compact_groups
 from storage_core.compaction.work import MergeOperation
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
 
-WAIT_MS = 20_000
+WAIT_MS = 120_000
 SETTLED = (
     PutFault.APPLIED_THEN_CONFLICT,
     PutFault.APPLIED_THEN_UNKNOWN,

@@ -66,7 +66,7 @@ def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_whic
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=400,
     )
     assert ended.stdout.startswith("Spark Connect needs packages: pip install 'tidemark[connect]' ("), ended.stderr
     assert "grpcio-status" in ended.stdout
