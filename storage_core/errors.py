@@ -13,7 +13,8 @@
     │   └── Overloaded      write less, or slower: nothing of the call was written
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
-    └── SnapshotExpired     open a newer version
+    ├── SnapshotExpired     open a newer version
+    └── Interrupted         somebody stopped it: run it again, when they want it to
 
 The tree is append-only. `exit_code` is what a job or command ends with (design page 08).
 """
@@ -123,6 +124,13 @@ class SnapshotExpired(TidemarkError):
 
     kind = "snapshot_expired"
     exit_code = 3
+
+
+class Interrupted(TidemarkError):
+    """A signal ended the command before its work was done. What it committed stays; run it again for the rest."""
+
+    kind = "interrupted"
+    exit_code = 130
 
 
 def error_of(kind: str, message: str) -> TidemarkError:
