@@ -129,15 +129,19 @@ def typed_failures() -> Iterator[None]:
 
 @contextmanager
 def _reported_failure(messages: Path) -> Iterator[None]:
-    """Raise what the job reported as its error; the exit code alone says less. Without a report the error stays."""
+    """Raise what the job reported as its error; the exit code alone says less. Without a report the error stays.
+
+    So does the interruption of the step, which is no `Exception`: what a job makes of its end is not why it ended.
+    """
     try:
         yield
-    finally:
+    except Exception as error:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
                 done = report.get("report")
                 failed = Failed(str(report.get("error")), str(report.get("message")))
-                raise _failure(failed, None if done is None else _as_report(done))
+                raise _failure(failed, None if done is None else _as_report(done)) from error
+        raise
 
 
 def _failure(failed: Failed, done: Report | None = None) -> Failure:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, JobDefinition, MetadataValue
+from dagster import AssetKey, DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition, MetadataValue
 
 from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
@@ -44,7 +44,7 @@ class ChunkDone:
     """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None.
 
     `rows` were written by the last step. `failed` names the windows of the chunk that failed, where the error is only
-    theirs; the other windows are done.
+    theirs; the other windows are done. `following` is the first window of the chunk that comes next, if any.
     """
 
     chunk: Chunk
@@ -54,6 +54,7 @@ class ChunkDone:
     rows: int
     failed: tuple[str, ...]
     error: str | None
+    following: str | None
 
 
 def backfill(
@@ -95,28 +96,34 @@ def backfill(
             tags={**range_tags(part.first, part.last), **process_tags()},
             raise_on_error=False,
         )
-        yield _done(part, number, len(parts), result)
+        yield _done(parts, number, result)
 
 
-def _done(part: Chunk, number: int, of: int, result: ExecuteInProcessResult) -> ChunkDone:
-    failures = [event.step_failure_data for event in result.get_step_failure_events()]
-    facts = [each.user_failure_data.metadata for each in failures if each.user_failure_data]
+def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult) -> ChunkDone:
+    failures = result.get_step_failure_events()
+    details = [event.step_failure_data.user_failure_data for event in failures]
+    facts = [each.metadata for each in details if each]
     written = [event.materialization.metadata for event in result.get_asset_materialization_events()]
     failed = [name for each in facts if FAILED_PARTITIONS in each for name in _names(each[FAILED_PARTITIONS])]
-    error = "; ".join(_cause(each.error_display_string) for each in failures) or "the run failed; see its event log"
+    error = "; ".join(_cause(each) for each in failures) or "the run failed; see its event log"
     return ChunkDone(
-        chunk=part,
+        chunk=parts[number - 1],
         number=number,
-        of=of,
+        of=len(parts),
         run_id=result.run_id,
         rows=_rows(facts[-1] if facts else written[-1] if written else {}),
         failed=tuple(failed),
         error=None if result.success else error,
+        following=parts[number].first if number < len(parts) else None,
     )
 
 
-def _cause(shown: str) -> str:
-    return shown.partition("Stack Trace:")[0].strip()
+def _cause(event: DagsterEvent) -> str:
+    """What the step failed of; Dagster words an interruption as an error of its own."""
+    failure = event.step_failure_data
+    if failure.error_source.name == "INTERRUPT":
+        return "interrupted"
+    return failure.error_display_string.partition("Stack Trace:")[0].strip()
 
 
 def _names(value: MetadataValue[Any]) -> list[str]:

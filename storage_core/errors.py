@@ -13,7 +13,8 @@
     │   └── Overloaded      write less, or slower: nothing of the call was written
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
-    └── SnapshotExpired     open a newer version
+    ├── SnapshotExpired     open a newer version
+    └── Interrupted         somebody stopped it: run it again, when they want it to
 
 The tree is append-only. `exit_code` is what a job or command ends with (design page 08).
 """
@@ -128,6 +129,13 @@ class SnapshotExpired(TidemarkError):
 def typed(error: Exception) -> TidemarkError:
     """Return the error itself, or for one that Tidemark has no name for a plain error that says its class and text."""
     return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
+
+
+class Interrupted(TidemarkError):
+    """A signal ended the command before its work was done. What it committed stays; run it again for the rest."""
+
+    kind = "interrupted"
+    exit_code = 130
 
 
 def error_of(kind: str, message: str) -> TidemarkError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -15,7 +15,8 @@ from jobs.report import named
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
-from storage_core.errors import NotFound, TidemarkError
+from pipelines.interruption import noticed
+from storage_core.errors import Interrupted, NotFound, TidemarkError
 
 _LONGEST_CHUNK_SECONDS = 3600.0  # chunks that take longer say nothing about the time that is left
 
@@ -40,26 +41,55 @@ def backfill(
     One run per chunk ingests and compacts its windows; the UI shows each. A window that fails does not stop the others,
     and running a range again changes nothing that is done already. --failed takes only windows whose last run failed,
     was cancelled or was killed, not those that no run has begun; it ends with 3 while a run works on one of the range.
+    Ctrl-C ends the chunk that is under way and all that would follow, and says what is left.
     """
-    with _quiet_previews():
-        from pipelines import backfill as runs
-        from pipelines.instance import open_instance
-
-        known = _declared(table)
-        bad: list[ChunkDone] = []
-        with _progress(f"{table} {start} to {end}") as advance, open_instance() as instance, _own_stdout() as ours:
-            for done in runs.backfill(
-                known.declaration, start, end, chunk, only_failed=failed, instance=instance, file=known.file
-            ):
-                bad += [done] if done.error is not None else []
-                with redirect_stdout(ours):
-                    _show_chunk(done, as_json=as_json)
-                advance(done.number, done.of)
+    ended: list[ChunkDone] = []
+    with noticed() as stopped, _quiet_previews():
+        try:
+            with closing(_chunks(table, start, end, chunk, only_failed=failed, as_json=as_json)) as chunks:
+                for done in chunks:
+                    ended.append(done)
+                    if stopped():
+                        break
+        except KeyboardInterrupt:
+            raise _interrupted(ended, only_failed=failed) from None
+        if stopped():
+            raise _interrupted(ended, only_failed=failed)
+    bad = [each for each in ended if each.error is not None]
     if bad:
         raise TidemarkError(
             f"{len(bad)} of {bad[0].of} chunks failed{_windows_of(bad)}; `tidemark ui` shows their runs; "
             "once the cause is gone, run it again with --failed"
         )
+
+
+def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, as_json: bool) -> Generator[ChunkDone]:
+    """Run and show one chunk after the other."""
+    from pipelines import backfill as runs
+    from pipelines.instance import open_instance
+
+    known = _declared(table)
+    with _progress(f"{table} {start} to {end}") as advance, open_instance() as instance, _own_stdout() as ours:
+        for done in runs.backfill(
+            known.declaration, start, end, chunk, only_failed=only_failed, instance=instance, file=known.file
+        ):
+            with redirect_stdout(ours):
+                _show_chunk(done, as_json=as_json)
+            advance(done.number, done.of)
+            yield done
+
+
+def _interrupted(ended: Sequence[ChunkDone], *, only_failed: bool) -> Interrupted:
+    """What is done, what is left, and how to go on."""
+    if not ended:
+        return Interrupted("stopped by a signal before a chunk ended; run the same command again")
+    last = ended[-1]
+    bad = sum(each.error is not None for each in ended)
+    counts = f"{len(ended) - bad} of {last.of} chunks done, {bad} begun or failed, {last.of - len(ended)} not begun"
+    advice = ["--failed for what was begun"] if bad or only_failed else []
+    advice += [f"--from {last.following} for the rest"] if last.following and not only_failed else []
+    how = f"go on with the same command and {', and with '.join(advice)}" if advice else "nothing is left"
+    return Interrupted(f"stopped by a signal: {counts}; {how}")
 
 
 def _windows_of(bad: Sequence[ChunkDone]) -> str:

@@ -1,0 +1,113 @@
+"""Backfills that somebody ends with Ctrl-C or SIGTERM: all of it ends, at once, and says how to go on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from dagster import DagsterExecutionInterruptedError, raise_execution_interrupts
+from dagster._utils.interrupts import capture_interrupts
+
+from assets.factory import asset_key
+from pipelines.instance import home, open_instance
+from pipelines.interruption import noticed
+from pipelines.unfinished import unfinished
+from storage_core import Table
+from storage_core.declaration import load
+from storage_core.formats.lease import RELEASED_MS
+from storage_core.stored_lease import stored_leases
+
+pytestmark = pytest.mark.dagster
+
+DECLARATION = """
+name: ticks
+uri: warehouse/ticks
+columns: {timestamp: timestamp!, value: int!}
+time_column: timestamp
+window: 1h
+sort_schema: value|timestamp/V2
+partitions: {start: 2015-05-01T00:00, end: 2015-05-02T00:00}
+"""
+RANGE = ("--table", "ticks", "--from", "2015-05-01T02:00", "--to", "2015-05-01T08:00", "--chunk", "2h", "--json")
+HOURS = [f"2015-05-01T{hour:02}:00" for hour in range(8)]
+
+# In the place of Java: says that it was started, which is once the job holds its lease, and never answers.
+SILENT_JAVA = """#!/bin/sh
+touch '{begun}'
+exec sleep 300 > /dev/null 2>&1
+"""
+
+
+def stalled(checkout: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A backfill of which the first window has work, and the file that says that its job has begun it."""
+    (checkout / "tables" / "ticks.yaml").write_text(DECLARATION, encoding="utf-8")
+    table = Table.declare(load(checkout / "tables" / "ticks.yaml"))
+    for value in range(2):
+        moments = pa.array([dt.datetime(2015, 5, 1, 2, value, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
+        table.append(pa.table({"timestamp": moments, "value": pa.array([value], pa.int32())}))
+    begun, java = checkout / "begun", checkout / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(SILENT_JAVA.format(begun=begun), encoding="utf-8")
+    java.chmod(0o755)
+    command = [sys.executable, "-m", "pipelines.cli", "backfill", *RANGE]
+    environment = {**os.environ, "JAVA_HOME": str(checkout / "java")}
+    process = subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    return process, begun
+
+
+@pytest.mark.timeout(300)  # processes that load Dagster or Spark, on a machine that may be busy
+def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(checkout: Path) -> None:
+    process, begun = stalled(checkout)
+    try:
+        while process.poll() is None and not begun.exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        with suppress(ProcessLookupError):  # with what it started: nobody ends that sleep
+            os.killpg(process.pid, signal.SIGKILL)
+
+    assert process.returncode == 130, err
+    cut_short, last = (json.loads(line) for line in out.splitlines())
+    assert (cut_short["first"], cut_short["error"]) == ("2015-05-01T02:00", "interrupted")
+    assert (last["status"], last["error"]) == ("failed", "interrupted")
+    assert err.splitlines()[-1] == f"tidemark: interrupted: {last['message']}"
+    assert last["message"] == (
+        "stopped by a signal: 0 of 3 chunks done, 1 begun or failed, 2 not begun; go on with the same command and "
+        "--failed for what was begun, and with --from 2015-05-01T04:00 for the rest"
+    )
+    with open_instance(home(checkout, {})) as instance:
+        assert unfinished(instance, [asset_key("ticks", "compacted")], HOURS) == set(HOURS[2:4])
+    (lease,) = stored_leases(Table.open("warehouse/ticks").store)
+    assert lease.record is not None
+    assert lease.record.expires_at_ms == RELEASED_MS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_step_and_is_noticed_also_where_dagster_forgets_it(number: signal.Signals) -> None:
+    with noticed() as stopped:
+        with capture_interrupts(), pytest.raises(DagsterExecutionInterruptedError), raise_execution_interrupts():
+            signal.raise_signal(number)
+        assert stopped()
+    with noticed() as stopped:
+        with capture_interrupts():
+            assert not stopped()
+            signal.raise_signal(number)
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    before = signal.getsignal(number)
+    with noticed() as stopped:
+        assert not stopped()
+    assert signal.getsignal(number) == before
