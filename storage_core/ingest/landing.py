@@ -84,7 +84,7 @@ class LandedFile:
 def captured_columns(pattern: str) -> tuple[str, ...]:
     """Return the names of the pattern's groups in order. Raises `InvalidInput` when it is no such pattern."""
     try:
-        captured = pc.extract_regex(pa.array([], pa.string()), pattern=pattern).type
+        captured = pc.extract_regex(pa.nulls(0, pa.string()), pattern=pattern).type
     except pa.ArrowInvalid as error:
         raise InvalidInput(f"the pattern is not an RE2 expression with named groups (?P<column>…): {error}") from error
     names = tuple(captured.field(index).name for index in range(captured.num_fields))
