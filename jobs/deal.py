@@ -26,7 +26,7 @@ from storage_core.dealing.outcome import Dealt
 from storage_core.dealing.plan import HeldChunks, Terms, by_gap, left
 from storage_core.dealing.remaining import DealPlan
 from storage_core.dealing.rounds import Dealer
-from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
+from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source
 from storage_core.declaration import TableDeclaration, load
 from storage_core.declaration_parts import below
 from storage_core.errors import InvalidInput, TidemarkError
@@ -146,10 +146,10 @@ class _OnSpark:
     spark: Spark
     requests: list[Mapping[str, int]] = field(default_factory=list)
 
-    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
-        """Run `tasks.deal_sort` for each."""
-        answers = self.spark.map(tasks.deal_sort, [{"work": each.to_json()} for each in works])
-        return [SortResult.from_json(each["result"]) for each in self._counted(answers)]
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        """Run `tasks.deal_divide` for each."""
+        answers = self.spark.map(tasks.deal_divide, [{"work": each.to_json()} for each in works])
+        return [DivideResult.from_json(each["result"]) for each in self._counted(answers)]
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         """Run `tasks.deal_fill` for each."""

@@ -18,7 +18,7 @@ from storage_core.compaction import execute as compaction
 from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import MergeOperation
 from storage_core.dealing import execute as dealing
-from storage_core.dealing.work import FillWork, SortWork
+from storage_core.dealing.work import DivideWork, FillWork
 from storage_core.errors import TidemarkError
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
@@ -101,12 +101,12 @@ def sort(item: Item) -> Answer:
     return {"result": result.to_json(), "requests": store.requests}
 
 
-def deal_sort(item: Item) -> Answer:
+def deal_divide(item: Item) -> Answer:
     """Divide the records of some chunks of a raw log among its tables."""
-    work = SortWork.from_json(item["work"])
+    work = DivideWork.from_json(item["work"])
     stores = _Stores()
     raw = [stores.open(uri) for uri in work.source.stores]
-    result = dealing.sort(work, raw, stores.open, clock=SystemClock(), ids=SystemIds())
+    result = dealing.divide(work, raw, stores.open, clock=SystemClock(), ids=SystemIds())
     return {"result": result.to_json(), "requests": stores.requests}
 
 

@@ -20,7 +20,7 @@ from storage_core.clock import Clock
 from storage_core.dealing import rejects
 from storage_core.dealing.fitting import by_region, fit
 from storage_core.dealing.parts import Part, read_part, write_part
-from storage_core.dealing.work import FillResult, FillWork, Sorted, SortResult, SortWork, Target
+from storage_core.dealing.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Source, Target
 from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 Opener = Callable[[str], ObjectStore]
 
 
-def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> SortResult:
+def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> DivideResult:
     """Write the rows of append tables as sorted splits, those of keyed ones as a part for each region.
 
     `raw` are the stores of the raw log, `opened` gives the store of a table. A chunk without a sound copy ends its
@@ -61,13 +61,13 @@ def sort(work: SortWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: C
             continue
         records = found.records
         total += records.num_rows
-        unknown += _set_unknown_aside(raw, work, ref, records)
+        unknown += _set_unknown_aside(raw, work.source, ref, records)
         for name in pc.unique(records.column("table")).to_pylist():
             share = taken.get(name)
             if share is not None and share.target.takes(ref):
                 share.take(ref, _of_table(records, name), opened)
     tables = {name: share.finish(opened, clock=clock, ids=ids) for name, share in taken.items()}
-    return SortResult(tables=tables, unknown=unknown, damaged=tuple(damaged.values()), records=total)
+    return DivideResult(tables=tables, unknown=unknown, damaged=tuple(damaged.values()), records=total)
 
 
 def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
@@ -102,7 +102,7 @@ class _Taken:
             except TidemarkError as error:
                 self._failure = error
 
-    def finish(self, opened: Opener, *, clock: Clock, ids: Ids) -> Sorted:
+    def finish(self, opened: Opener, *, clock: Clock, ids: Ids) -> Divided:
         """Write the rows and return what became of them."""
         rows = sum(part.num_rows for part in self._parts)
         try:
@@ -112,8 +112,8 @@ class _Taken:
             parts = tuple(self._kept(opened, clock=clock, ids=ids))
         except TidemarkError as error:
             _logger.warning("table %s: its rows were not written: %s", self.target.name, error)
-            return Sorted(failure=(error.kind, str(error)))
-        return Sorted(rows=rows, adds=tuple(adds), parts=parts, rejected=self._rejected, late=self._late)
+            return Divided(failure=(error.kind, str(error)))
+        return Divided(rows=rows, adds=tuple(adds), parts=parts, rejected=self._rejected, late=self._late)
 
     def _written(self, opened: Opener, *, clock: Clock, ids: Ids) -> list[Add]:
         context = self.target.context
@@ -165,9 +165,9 @@ def _no_put(record: dict[str, Any]) -> RejectedRecord:
     return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
 
 
-def _set_unknown_aside(raw: Sequence[ObjectStore], work: SortWork, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
-    known = pc.is_in(records.column("table"), pa.array(work.source.tables, pa.string()))
+def _set_unknown_aside(raw: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
+    known = pc.is_in(records.column("table"), pa.array(source.tables, pa.string()))
     strangers = records.filter(pc.invert(known)).to_pylist()
     rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]
-    rejects.keep_in_any(raw, work.source.name, ref, rejected)
+    rejects.keep_in_any(raw, source.name, ref, rejected)
     return Counter(each["table"] for each in strangers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from storage_core.dealing.parts import Part
 from storage_core.dealing.plan import HeldChunks
-from storage_core.dealing.work import SortResult
+from storage_core.dealing.work import DivideResult
 from storage_core.errors import TidemarkError, error_of
 from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
@@ -72,7 +72,7 @@ class Dealt:
     failures: dict[str, TidemarkError] = field(default_factory=dict)
 
 
-def share_of(name: str, results: Iterable[SortResult]) -> Share:
+def share_of(name: str, results: Iterable[DivideResult]) -> Share:
     """Return what all tasks did for one table. Raises what kept one of them from it."""
     found = [result.tables[name] for result in results if name in result.tables]
     for each in found:

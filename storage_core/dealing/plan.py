@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from storage_core.dealing.marks import Marks, read_marks
 from storage_core.dealing.remaining import DealPlan, deal_plan
-from storage_core.dealing.work import SortWork, Source, Target
+from storage_core.dealing.work import DivideWork, Source, Target
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
@@ -75,7 +75,7 @@ class RoundPlan:
     """One round: the work, the tables whose marks move, and what is in the way."""
 
     source: Source
-    works: tuple[SortWork, ...]
+    works: tuple[DivideWork, ...]
     targets: Mapping[str, Target]
     held: tuple[HeldChunks, ...]
     given_up: tuple[HeldChunks, ...]
@@ -96,7 +96,7 @@ def plan_round(
     return RoundPlan(
         source=source,
         works=tuple(
-            SortWork(source=source, chunks=part, targets=tuple(targets.values()))
+            DivideWork(source=source, chunks=part, targets=tuple(targets.values()))
             for part in cut_into_works(chosen, history.segments(), terms)
         ),
         targets=targets,

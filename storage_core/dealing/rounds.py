@@ -19,7 +19,7 @@ from storage_core.clock import Clock
 from storage_core.dealing.marks import starts, txns
 from storage_core.dealing.outcome import Dealt, Share, Tally, share_of
 from storage_core.dealing.plan import DealtTable, RoundPlan, Terms, plan_round
-from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source, Target
+from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.log import TransactionLog
@@ -40,8 +40,8 @@ _PAUSE_MS = 100
 class Tasks(Protocol):
     """Runs work items, wherever; `dealing.execute` says what each does. Results are in the order of the items."""
 
-    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
-        """Run `execute.sort` for each."""
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        """Run `execute.divide` for each."""
         ...
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
@@ -93,7 +93,7 @@ class Dealer:
         return found
 
     def _round(self, plan: RoundPlan, tables: Mapping[str, DealtTable], done: Dealt) -> dict[tuple[str, int], Damage]:
-        results = self.tasks.sort(plan.works)
+        results = self.tasks.divide(plan.works)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
         if _was_passed(plan.works, damaged):
             return damaged  # rows from behind a damaged chunk are among what was written: the next plan leaves them out
@@ -218,7 +218,7 @@ class _Fillings:
     regions: Sequence[_Filling]
 
 
-def _was_passed(works: Sequence[SortWork], damaged: Iterable[tuple[str, int]]) -> bool:
+def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
     """Whether a work that did not see the damage read what its writer wrote behind it."""
     return any(
         each.writer == writer and each.number > number

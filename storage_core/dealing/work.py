@@ -1,8 +1,8 @@
 """Work items of dealing and what comes back; both travel as JSON (design page 08, "Spark").
 
-Two kinds. A `SortWork` reads some chunks for all tables at once: rows of append tables become splits at once, in
-whatever order; of keyed tables a part for each region, in the order of the history, because of two records of a key
-the later one must win. A `FillWork` makes one generation of the parts of a region.
+Two kinds. A `DivideWork` divides some chunks among all tables: rows of append tables become splits at once, in whatever
+order; of keyed tables a part for each region, in the order of the history, because of two records of a key the later
+one must win. A `FillWork` makes one generation of the parts of a region.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortWork:
+class DivideWork:
     """Chunks to read for all targets."""
 
     source: Source
@@ -94,9 +94,9 @@ class SortWork:
         return {"source": asdict(self.source), "chunks": _refs(self.chunks), "targets": targets}
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> SortWork:
+    def from_json(found: Mapping[str, Any]) -> DivideWork:
         """Return the work that `to_json` gave."""
-        return SortWork(
+        return DivideWork(
             source=Source.from_json(found["source"]),
             chunks=_read_refs(found["chunks"]),
             targets=tuple(map(Target.from_json, found["targets"])),
@@ -133,7 +133,7 @@ class FillWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sorted:
+class Divided:
     """What became of the records of some chunks for one table.
 
     `adds` are the splits of an append table; `parts` the rows of a keyed one by region. `rejected` counts records by
@@ -160,9 +160,9 @@ class Sorted:
         }
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Sorted:
+    def from_json(found: Mapping[str, Any]) -> Divided:
         """Return what `to_json` gave."""
-        return Sorted(
+        return Divided(
             rows=found["rows"],
             adds=read_actions(found["adds"], Add, "dealt rows"),
             parts=tuple((_region(region), Part.from_json(part)) for region, part in found["parts"]),
@@ -173,13 +173,13 @@ class Sorted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortResult:
-    """What a `SortWork` did, by table. `unknown` counts records of tables that are none; they are in quarantine.
+class DivideResult:
+    """What a `DivideWork` did, by table. `unknown` counts records of tables that are none; they are in quarantine.
 
     `damaged` are chunks without a sound copy. What lies behind one of the same writer was left alone.
     """
 
-    tables: Mapping[str, Sorted]
+    tables: Mapping[str, Divided]
     unknown: Mapping[str, int]
     damaged: tuple[Damage, ...]
     records: int
@@ -194,10 +194,10 @@ class SortResult:
         }
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> SortResult:
+    def from_json(found: Mapping[str, Any]) -> DivideResult:
         """Return the result that `to_json` gave."""
-        return SortResult(
-            tables={name: Sorted.from_json(each) for name, each in found["tables"].items()},
+        return DivideResult(
+            tables={name: Divided.from_json(each) for name, each in found["tables"].items()},
             unknown=found["unknown"],
             damaged=tuple(
                 Damage(chunk=RawChunkRef.from_json(each["chunk"]), reasons=tuple(each["reasons"]))

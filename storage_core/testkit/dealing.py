@@ -14,7 +14,7 @@ from storage_core.dealing import execute
 from storage_core.dealing.outcome import Dealt
 from storage_core.dealing.plan import Terms
 from storage_core.dealing.rounds import Dealer
-from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork, Source
+from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source
 from storage_core.ids import Ids
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
@@ -39,15 +39,15 @@ class InlineTasks:
     clock: ManualClock
     ids: Ids
 
-    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
-        """Run `execute.sort` for each."""
-        travelled = [SortWork.from_json(_travelled(each.to_json())) for each in works]
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        """Run `execute.divide` for each."""
+        travelled = [DivideWork.from_json(_travelled(each.to_json())) for each in works]
         assert travelled == list(works)
         results = [
-            execute.sort(each, self.stores, self.tables.__getitem__, clock=self.clock, ids=self.ids)
+            execute.divide(each, self.stores, self.tables.__getitem__, clock=self.clock, ids=self.ids)
             for each in travelled
         ]
-        return [SortResult.from_json(_travelled(each.to_json())) for each in results]
+        return [DivideResult.from_json(_travelled(each.to_json())) for each in results]
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         """Run `execute.fill` for each."""

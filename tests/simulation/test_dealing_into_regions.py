@@ -10,7 +10,7 @@ import pytest
 from storage_core.config import TableConfig
 from storage_core.dealing.plan import Terms
 from storage_core.dealing.rounds import Tasks
-from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork
+from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
 from storage_core.errors import RegionSealed
 from storage_core.formats.keys import region_registry_key
 from storage_core.fsck.check import fsck
@@ -156,7 +156,7 @@ def test_a_lost_reply_to_any_put_is_dealt_with(fault: PutFault) -> None:
             judge(stores)
 
 
-@pytest.mark.parametrize("step", ["sort", "fill"])
+@pytest.mark.parametrize("step", ["divide", "fill"])
 def test_a_region_that_appears_meanwhile_keeps_its_order(step: str) -> None:
     stores = copies(given())
     table = KeyedTable(stores["users"], ids=SeededIds(7))
@@ -173,7 +173,7 @@ def test_a_region_that_appears_meanwhile_keeps_its_order(step: str) -> None:
     assert texts(stores) == EXPECTED | {1: "newest"}
 
 
-@pytest.mark.parametrize("step", ["sort", "fill"])
+@pytest.mark.parametrize("step", ["divide", "fill"])
 def test_of_two_dealers_that_planned_alike_each_region_takes_one(step: str) -> None:
     stores = copies(given())
     late = board(stores, 2).dealer()
@@ -246,9 +246,9 @@ class _Once:
     before: str
     happens: Callable[[], object]
 
-    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
-        self._once("sort")
-        return self.tasks.sort(works)
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        self._once("divide")
+        return self.tasks.divide(works)
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         self._once("fill")
@@ -262,14 +262,14 @@ class _Once:
 
 @dataclass
 class _Watching:
-    """Tasks that look before they sort."""
+    """Tasks that look before they divide."""
 
     tasks: Tasks
     look: Callable[[], object]
 
-    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
         self.look()
-        return self.tasks.sort(works)
+        return self.tasks.divide(works)
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         return self.tasks.fill(works)

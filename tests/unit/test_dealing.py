@@ -11,7 +11,7 @@ import pytest
 from storage_core.dealing.marks import read_marks
 from storage_core.dealing.plan import HeldChunks, Terms, cut_into_works
 from storage_core.dealing.rounds import Tasks
-from storage_core.dealing.work import FillResult, FillWork, SortResult, SortWork
+from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
 from storage_core.errors import CommitConflict, Fenced, Unavailable
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.lease import acquire, break_lease
@@ -326,7 +326,7 @@ def test_of_two_dealers_that_planned_alike_one_deals() -> None:
     assert _records_in_generations(given.tables["users"]) == 1
 
 
-@pytest.mark.parametrize("step", ["sort", "fill"])
+@pytest.mark.parametrize("step", ["divide", "fill"])
 def test_a_dealer_that_is_overtaken_by_one_that_sees_more_deals_nothing_twice(step: str) -> None:
     given, _ = racing()
     late = given.dealer()
@@ -359,11 +359,11 @@ class _Meanwhile:
 
     tasks: Tasks
     happens: Callable[[], object]
-    before: str = "sort"
+    before: str = "divide"
 
-    def sort(self, works: Sequence[SortWork]) -> list[SortResult]:
-        self._once("sort")
-        return self.tasks.sort(works)
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        self._once("divide")
+        return self.tasks.divide(works)
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
         self._once("fill")
