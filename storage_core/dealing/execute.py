@@ -20,7 +20,7 @@ from storage_core.clock import Clock
 from storage_core.dealing import rejects
 from storage_core.dealing.fitting import by_region, fit
 from storage_core.dealing.parts import Part, read_part, write_part
-from storage_core.dealing.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Target
+from storage_core.dealing.work import Divided, DivideResult, DivideWork, FillResult, FillWork, Source, Target
 from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
@@ -165,9 +165,7 @@ def _no_put(record: dict[str, Any]) -> RejectedRecord:
     return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
 
 
-def _set_unknown_aside(
-    raw: Sequence[ObjectStore], work: DivideWork, ref: RawChunkRef, records: pa.Table
-) -> Counter[str]:
+def _set_unknown_aside(raw: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
     known = pc.is_in(records.column("table"), pa.array(source.tables, pa.string()))
     strangers = records.filter(pc.invert(known)).to_pylist()
     rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]
