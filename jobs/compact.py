@@ -63,9 +63,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
     windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
-    named = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
+    by_name = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
     chosen = planner.choose(
-        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named
+        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=by_name
     )
     return chosen.first(MOST_INPUTS)
 
