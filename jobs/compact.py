@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport, named, with_report
 from jobs.request import JobRequest
@@ -125,7 +125,7 @@ def _planned(operations: Sequence[MergeOperation]) -> Figures:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("compact", SUMMARY, run, argv)
+    return table_command("compact", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":
