@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from jobs import tasks
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
@@ -69,7 +69,7 @@ def _actions(plans: Sequence[CatchUpPlan], built: Sequence[IndexSegment]) -> lis
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("catch_up", SUMMARY, run, argv)
+    return table_command("catch_up", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
@@ -41,7 +41,7 @@ def _due(snapshot: Snapshot) -> Sequence[Snapshot]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("checkpoint", SUMMARY, run, argv)
+    return table_command("checkpoint", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
@@ -65,7 +65,7 @@ def _candidate(candidate: Candidate) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("collect", SUMMARY, run, argv)
+    return table_command("collect", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

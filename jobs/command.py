@@ -23,8 +23,8 @@ from storage_core.errors import TidemarkError, typed
 Run = Callable[[JobRequest, Spark], JobReport]
 
 
-def main(job: str, summary: str, run: Run, argv: Sequence[str] | None = None) -> int:
-    """Run the job of one table for these arguments, print its report, and return the exit code."""
+def table_command(job: str, summary: str, run: Run, argv: Sequence[str] | None = None) -> int:
+    """Run a job on one table with the arguments that all of them share; the rest as `command`."""
     return command(job, parser(job, summary), on_spark(parse, run), argv)
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport, named, with_report
 from jobs.request import JobRequest
@@ -63,9 +63,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
     windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
-    named = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
+    by_name = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
     chosen = planner.choose(
-        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named
+        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=by_name
     )
     return chosen.first(MOST_INPUTS)
 
@@ -125,7 +125,7 @@ def _planned(operations: Sequence[MergeOperation]) -> Figures:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("compact", SUMMARY, run, argv)
+    return table_command("compact", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

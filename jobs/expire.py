@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
@@ -78,7 +78,7 @@ def _details(found: Expiry) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("expire", SUMMARY, run, argv)
+    return table_command("expire", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

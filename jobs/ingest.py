@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs import tasks
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
@@ -110,7 +110,7 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("ingest", SUMMARY, run, argv)
+    return table_command("ingest", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

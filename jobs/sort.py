@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from jobs import tasks
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport, Status
 from jobs.request import JobRequest
@@ -64,7 +64,7 @@ def _details(work: Sequence[SortingWork]) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code."""
-    return command("sort", SUMMARY, run, argv)
+    return table_command("sort", SUMMARY, run, argv)
 
 
 if __name__ == "__main__":

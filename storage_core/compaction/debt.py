@@ -127,22 +127,16 @@ def window_debts(chosen: Chosen) -> list[WindowDebt]:
     of_splits = (found.splits.rows[merges.rows], size)
     rows, bytes_ = (np.add.reduceat(each, merges.first[first]).tolist() for each in of_splits)
     reasons = np.bitwise_or.reduceat(1 << merges.reason, first).tolist()
-    named = {mask: tuple(sorted(each for place, each in enumerate(REASONS) if mask >> place & 1)) for mask in reasons}
-    return [
-        WindowDebt(
-            window_start=found.window(int(merges.group[at])),
-            splits=splits[place],
-            rows=rows[place],
-            bytes=bytes_[place],
-            live_bytes=live_bytes[place],
-            merges=count,
-            outputs=outputs[place],
-            reasons=named[reasons[place]],
-        )
-        for place, (at, count) in enumerate(
-            zip(first.tolist(), np.diff(first, append=len(merges)).tolist(), strict=True)
-        )
-    ]
+    named = {mask: _reasons(mask) for mask in set(reasons)}
+    counts = np.diff(first, append=len(merges)).tolist()
+    windows = [found.window(group) for group in merges.group[first].tolist()]
+    why = [named[mask] for mask in reasons]
+    columns = (windows, splits, rows, bytes_, live_bytes, counts, outputs, why)
+    return [WindowDebt(*each) for each in zip(*columns, strict=True)]
+
+
+def _reasons(mask: int) -> tuple[Reason, ...]:
+    return tuple(sorted(reason for place, reason in enumerate(REASONS) if mask >> place & 1))
 
 
 _Found = Sequence[tuple[Add, Skipped]]

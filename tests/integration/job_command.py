@@ -11,7 +11,7 @@ from typing import Any
 from jobs.code_archive import ROOT
 from jobs.request import JobRequest, to_argv
 
-PATIENCE_S = 200
+PATIENCE_S = 400
 
 
 def run_command(request: JobRequest, environment: Mapping[str, str], *program: object) -> dict[str, Any]:

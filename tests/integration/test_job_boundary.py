@@ -16,7 +16,7 @@ from dagster_pipes import (
 )
 
 from jobs import catch_up, ingest
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
@@ -114,7 +114,7 @@ def test_a_bug_is_reported_as_every_other_failure(
     monkeypatch.setenv(DAGSTER_PIPES_CONTEXT_ENV_VAR, encode_param({"path": str(tmp_path / "context")}))
     monkeypatch.setenv(DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param({"path": str(messages)}))
 
-    assert command("compact", "A broken job.", broken, ["--table-uri", "nowhere", "--json"]) == 1
+    assert table_command("compact", "A broken job.", broken, ["--table-uri", "nowhere", "--json"]) == 1
 
     written = capsys.readouterr()
     failure = {"job": "compact", "status": "failed", "error": "error", "message": "ValueError: a bug\nin two lines"}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from jobs import checkpoint, collect, compact
-from jobs.command import main as command
+from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
 from jobs.request import JobRequest, parse, parser, to_argv
@@ -218,13 +218,13 @@ def test_a_job_under_a_held_lease_ends_with_three_and_another_kind_of_job_goes_o
     table = Table.open(uri)
     lease = acquire(table.log, table.snapshot, "checkpoint", "somebody")
     argv = ["--table-uri", uri, "--json"]
-    assert command("checkpoint", checkpoint.SUMMARY, checkpoint.run, argv) == 3
+    assert table_command("checkpoint", checkpoint.SUMMARY, checkpoint.run, argv) == 3
     failed = json.loads(capsys.readouterr().out)
     assert (failed["status"], failed["error"]) == ("failed", "held")
     assert Table.open(uri).snapshot.checkpoint_version is None
-    assert command("collect", collect.SUMMARY, collect.run, argv) == 0
+    assert table_command("collect", collect.SUMMARY, collect.run, argv) == 0
     lease.release()
-    assert command("checkpoint", checkpoint.SUMMARY, checkpoint.run, argv) == 0
+    assert table_command("checkpoint", checkpoint.SUMMARY, checkpoint.run, argv) == 0
     held = {each.resource: each.record and each.record.fencing_token for each in stored_leases(table.store)}
     assert held == {"checkpoint": 2, "collect": 1}
 
