@@ -13,8 +13,8 @@ from jobs import ingest
 from jobs.request import JobRequest, window_range
 from jobs.spark import Spark
 from storage_core import Table
-from storage_core.config import LatePolicy
 from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.late_data import LatePolicy
 from storage_core.quarantine import read_entries
 
 pytestmark = pytest.mark.spark
