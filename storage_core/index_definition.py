@@ -14,7 +14,7 @@ INDEX_PREFIX = "tidemark.index."
 
 IndexKind = Literal["fulltext", "bitmap"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
+INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class IndexDefinition:
         kinds = get_args(IndexKind)
         if self.kind not in kinds:
             raise InvalidInput(f"index {self.name!r}: kind {self.kind!r} is not one of {', '.join(kinds)}")
-        if not _NAME.fullmatch(self.name):
+        if not INDEX_NAME.fullmatch(self.name):
             raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
         if not self.columns:
             raise InvalidInput(f"index {self.name!r} covers no column; name at least one")
