@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage_core.config import IndexDefinition
     from storage_core.errors import TidemarkError
+    from storage_core.index_definition import IndexDefinition
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
     from storage_core.read.predicate import col
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from storage_core.table import Table
 
 _HOMES = {
-    "IndexDefinition": "storage_core.config",
+    "IndexDefinition": "storage_core.index_definition",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
     "Table": "storage_core.table",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+HOUR_MS = 3_600_000
+
 
 class Clock(Protocol):
     """Milliseconds since the epoch, and sleeping; injected so that tests and simulations own time."""

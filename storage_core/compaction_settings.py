@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
+from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
 
 COMPACTION_KEY = "tidemark.compaction"
@@ -14,8 +15,6 @@ MOST_GENERATIONS = 999_999
 
 MOST_RUN_INPUTS = 256
 """The most splits that one merge reads, whatever it is for: each is an open file and a batch of rows in memory."""
-
-_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,8 @@ class CompactionSettings:
     most_inputs: int = 12
     generations: int = 4
     most_files: int = 24
-    cold_after_ms: int = _HOUR_MS
-    mature_after_ms: int = 48 * _HOUR_MS
+    cold_after_ms: int = HOUR_MS
+    mature_after_ms: int = 48 * HOUR_MS
     run_rows: int = 2**25
     start: int | None = None
 

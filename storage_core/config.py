@@ -7,33 +7,27 @@ a sort schema parses is decided where they are bound (`rows.sort_order`, `rows.w
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
+from storage_core.clock import HOUR_MS
 from storage_core.compaction_settings import COMPACTION_KEY, CompactionSettings
 from storage_core.errors import InvalidInput
+from storage_core.index_definition import INDEX_PREFIX, IndexDefinition
+from storage_core.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
 from storage_core.region_fields import WHOLE_TABLE, RegionSpec, check_specs, specs_from_text, specs_to_text
+from storage_core.settings_text import column_names, compact, json_object, json_value, whole_number
 
 PREFIX = "tidemark."
-INDEX_PREFIX = "tidemark.index."
 REGIONS_KEY = "tidemark.regions"
-HOUR_MS = 3_600_000
-LONGEST_ACCEPTANCE_MS = 999_999_999 * HOUR_MS
-"""The longest that a text says; no row is ever late by it. Microseconds since the epoch overflow at more than twice."""
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
 
-IndexKind = Literal["fulltext", "bitmap"]
 TableKind = Literal["append", "keyed"]
 MapMode = Literal["replace", "merge"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
-LatePolicy = Literal["accept", "quarantine", "drop"]
 
-_INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
-_INDEX_KINDS: tuple[IndexKind, ...] = ("fulltext", "bitmap")
 _TEXT_KEYS = {
     "time_column": "timeColumn",
     "sort_schema": "sortSchema",
@@ -54,49 +48,11 @@ _NUMBER_KEYS = {
 }
 _PRIMARY_KEY = PREFIX + "primaryKey"
 _COARSE_WINDOW = PREFIX + "coarseWindow"
-_LATE_DATA = PREFIX + "lateData"
 _MAP_COLUMNS = PREFIX + "mapColumns"
 _BLOOM_FILTERS = PREFIX + "bloomFilters"
 _OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
-_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, _LATE_DATA, _MAP_COLUMNS, _BLOOM_FILTERS}
+_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, LATE_DATA_KEY, _MAP_COLUMNS, _BLOOM_FILTERS}
 _OWN_KEYS |= {REGIONS_KEY, COMPACTION_KEY}
-
-
-@dataclass(frozen=True, slots=True)
-class IndexDefinition:
-    """One index of a table: what it is called, what kind it is, and the columns it covers, in order."""
-
-    name: str
-    kind: IndexKind
-    columns: tuple[str, ...]
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown kind, an unusable name and an index over no column."""
-        if self.kind not in _INDEX_KINDS:
-            raise InvalidInput(f"index {self.name!r}: kind {self.kind!r} is not one of {', '.join(_INDEX_KINDS)}")
-        if not _INDEX_NAME.fullmatch(self.name):
-            raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
-        if not self.columns:
-            raise InvalidInput(f"index {self.name!r} covers no column; name at least one")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateData:
-    """What becomes of rows that arrive later than `acceptance_ms` after their event time (decision 0051)."""
-
-    policy: LatePolicy = "quarantine"
-    acceptance_ms: int = HOUR_MS
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown policy and a window that no time lies in."""
-        if self.policy not in get_args(LatePolicy):
-            raise InvalidInput(f"late_data policy {self.policy!r} is not one of {', '.join(get_args(LatePolicy))}")
-        _at_least("acceptance_ms", self.acceptance_ms, 0)
-        if self.acceptance_ms > LONGEST_ACCEPTANCE_MS:
-            raise InvalidInput(
-                f"acceptance_ms is {self.acceptance_ms}; it must be at most {LONGEST_ACCEPTANCE_MS} (999999999h)"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,22 +138,18 @@ class TableConfig:
         if self.coarse_window:
             found[_COARSE_WINDOW] = "true"
         if self.primary_key:
-            found[_PRIMARY_KEY] = _compact(list(self.primary_key))
+            found[_PRIMARY_KEY] = compact(list(self.primary_key))
         if self.bloom_filters:
-            found[_BLOOM_FILTERS] = _compact(list(self.bloom_filters))
+            found[_BLOOM_FILTERS] = compact(list(self.bloom_filters))
         if self.late_data is not None:
-            late = {"policy": self.late_data.policy, "acceptanceWindowMs": self.late_data.acceptance_ms}
-            found[_LATE_DATA] = _compact(late)
+            found[LATE_DATA_KEY] = self.late_data.to_text()
         if self.compaction != CompactionSettings():
             found[COMPACTION_KEY] = self.compaction.to_text()
         if self.region_specs != (WHOLE_TABLE,):
             found[REGIONS_KEY] = specs_to_text(self.region_specs)
         if self.map_columns:
-            found[_MAP_COLUMNS] = _compact(dict(sorted(self.map_columns.items())))
-        for index in self.indexes:
-            found[INDEX_PREFIX + index.name] = _compact(
-                {"kind": index.kind, "columns": list(index.columns), "options": dict(index.options)}
-            )
+            found[_MAP_COLUMNS] = compact(dict(sorted(self.map_columns.items())))
+        found |= {index.key: index.to_text() for index in self.indexes}
         return found
 
     @staticmethod
@@ -215,18 +167,22 @@ class TableConfig:
             name: configuration[PREFIX + key] for name, key in _TEXT_KEYS.items() if PREFIX + key in configuration
         }
         numbers: dict[str, Any] = {
-            name: _integer(PREFIX + key, configuration[PREFIX + key])
+            name: whole_number(PREFIX + key, configuration[PREFIX + key])
             for name, key in _NUMBER_KEYS.items()
             if PREFIX + key in configuration
         }
-        indexes = tuple(_index(key, value) for key, value in configuration.items() if key.startswith(INDEX_PREFIX))
-        primary_key = _names(_PRIMARY_KEY, json_value(_PRIMARY_KEY, configuration.get(_PRIMARY_KEY, "[]")))
+        indexes = tuple(
+            IndexDefinition.from_text(key, value)
+            for key, value in configuration.items()
+            if key.startswith(INDEX_PREFIX)
+        )
+        late = configuration.get(LATE_DATA_KEY)
         return TableConfig(
             coarse_window=configuration.get(_COARSE_WINDOW) == "true",
-            primary_key=primary_key,
-            bloom_filters=_names(_BLOOM_FILTERS, json_value(_BLOOM_FILTERS, configuration.get(_BLOOM_FILTERS, "[]"))),
+            primary_key=_names(configuration, _PRIMARY_KEY),
+            bloom_filters=_names(configuration, _BLOOM_FILTERS),
             indexes=indexes,
-            late_data=_late_data(configuration.get(_LATE_DATA)),
+            late_data=None if late is None else LateData.from_text(late),
             compaction=CompactionSettings.from_text(configuration.get(COMPACTION_KEY, "{}")),
             region_specs=_region_specs(configuration),
             map_columns=_map_modes(configuration.get(_MAP_COLUMNS, "{}")),
@@ -235,12 +191,8 @@ class TableConfig:
         )
 
 
-def json_value(key: str, text: str) -> object:
-    """Return the parsed JSON value of a configuration entry; `InvalidInput` names the key when it does not parse."""
-    try:
-        return cast("object", json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {text[:80]!r}", key=key) from error
+def _names(configuration: Mapping[str, str], key: str) -> tuple[str, ...]:
+    return column_names(key, json_value(key, configuration.get(key, "[]")))
 
 
 def _region_specs(configuration: Mapping[str, str]) -> tuple[RegionSpec, ...]:
@@ -253,54 +205,8 @@ def _region_specs(configuration: Mapping[str, str]) -> tuple[RegionSpec, ...]:
         raise InvalidInput(f"table configuration {REGIONS_KEY!r}: {error}", key=REGIONS_KEY) from error
 
 
-def _index(key: str, text: str) -> IndexDefinition:
-    value = json_value(key, text)
-    if not isinstance(value, dict):
-        raise InvalidInput(f"table configuration {key!r}: expected a JSON object, found {text[:80]!r}", key=key)
-    options = value.get("options", {})
-    if not isinstance(options, dict):
-        raise InvalidInput(f"table configuration {key!r}: `options` is not an object", key=key)
-    return IndexDefinition(
-        name=key.removeprefix(INDEX_PREFIX),
-        kind=cast("IndexKind", value.get("kind")),
-        columns=_names(key, value.get("columns")),
-        options={str(name): str(option) for name, option in options.items()},
-    )
-
-
-def _late_data(text: str | None) -> LateData | None:
-    if text is None:
-        return None
-    value = json_value(_LATE_DATA, text)
-    window = value.get("acceptanceWindowMs") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or type(window) is not int:
-        raise InvalidInput(
-            f"table configuration {_LATE_DATA!r}: expected policy and acceptanceWindowMs, found {text[:80]!r}",
-            key=_LATE_DATA,
-        )
-    return LateData(policy=cast("LatePolicy", value.get("policy")), acceptance_ms=window)
-
-
 def _map_modes(text: str) -> Mapping[str, MapMode]:
-    value = json_value(_MAP_COLUMNS, text)
-    if not isinstance(value, dict):
-        raise InvalidInput(
-            f"table configuration {_MAP_COLUMNS!r}: expected a JSON object, found {text[:80]!r}", key=_MAP_COLUMNS
-        )
-    return cast("Mapping[str, MapMode]", value)
-
-
-def _names(key: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise InvalidInput(f"table configuration {key!r}: expected a list of column names, found {value!r}", key=key)
-    return tuple(value)
-
-
-def _integer(key: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise InvalidInput(f"table configuration {key!r}: expected a whole number, found {text!r}", key=key) from error
+    return cast("Mapping[str, MapMode]", json_object(_MAP_COLUMNS, text))
 
 
 def _at_least(name: str, value: int, least: int) -> None:
@@ -323,7 +229,3 @@ def _distinct(what: str, names: tuple[str, ...]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise InvalidInput(f"{what} named twice: {', '.join(doubled)}")
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import TableConfig
 from storage_core.dealing.parts import Part
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage, RawChunkRef

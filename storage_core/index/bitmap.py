@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import InvalidInput
+from storage_core.index_definition import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
-from storage_core.config import IndexDefinition
 from storage_core.formats.bundle import checksum
 from storage_core.index import segments
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
 

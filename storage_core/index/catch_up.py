@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from storage_core.config import IndexDefinition, IndexKind
 from storage_core.ids import Ids
 from storage_core.index import segments
+from storage_core.index_definition import IndexDefinition, IndexKind
 from storage_core.log.action_json import read_action
 from storage_core.log.actions import Action, Add, IndexSegment, RemoveIndexSegment, to_json_object
 from storage_core.log.snapshot import Snapshot

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import tantivy
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import InvalidInput
 from storage_core.index import text_syntax
+from storage_core.index_definition import IndexDefinition
 
 ROW_FIELD = "_row"
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")

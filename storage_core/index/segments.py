@@ -14,11 +14,11 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

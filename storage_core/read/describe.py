@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from storage_core.config import IndexDefinition
 from storage_core.index.catch_up import watermark
 from storage_core.index.segments import coverage
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

@@ -115,16 +115,12 @@ def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Tab
 
 
 def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
-    """Capture this moment. Volatile sources first, then the head: what a merge moves meanwhile is read once, by it."""
+    """Capture this moment. What a merge moves meanwhile is read once: from the base, whose head comes last."""
     snapshot = view.reopen() if restarts else view.snapshot
     marks: list[RegionMark] = []
-    while consistency != Consistency.SNAPSHOT:
-        spec = snapshot.config.region_spec.id
-        marks = mark_regions(view.store, snapshot, include_wal=consistency == Consistency.LATEST)
-        snapshot = view.refresh()
-        if snapshot.config.region_spec.id == spec:
-            break
-        # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.
+    if consistency != Consistency.SNAPSHOT:
+        include_wal = consistency == Consistency.LATEST
+        snapshot, marks = view.after(lambda before: mark_regions(view.store, before, include_wal=include_wal))
     merged = snapshot.merged_generations
     return HistoryToken(
         table_id=snapshot.table_id,

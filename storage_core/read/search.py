@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import InvalidInput
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import open_cache
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart

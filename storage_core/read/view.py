@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +16,8 @@ from storage_core.read.regions import every_region
 from storage_core.read.scan import Consistency
 from storage_core.region import unmerged
 from storage_core.region_fields import Region
+
+_Captured = TypeVar("_Captured")
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
 """Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
@@ -77,14 +80,21 @@ class View:
             return self.snapshot, None
         if self.snapshot.config.kind == "append":
             return self.refresh(), None
-        return self._captured(regions, include_wal=consistency == Consistency.LATEST)
+        include_wal = consistency == Consistency.LATEST
+        return self.after(
+            lambda before: unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before))
+        )
 
-    def _captured(self, regions: Regions, *, include_wal: bool) -> tuple[Snapshot, unmerged.Captured]:
+    def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:
+        """Return the newest snapshot, and what was captured of the regions before it; the view moves to it.
+
+        Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps. Captured
+        again when the region spec was changed meanwhile. Requests: those of `capture` and of `refresh`.
+        """
         while True:
-            # Volatile first, then the head: a merge in between yields duplicates, which folding removes, never gaps.
             before = self.snapshot
-            captured = unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before))
+            captured = capture(before)
             snapshot = self.refresh()
-            if snapshot.config.region_spec.id == captured.spec_id:
+            if snapshot.config.region_spec.id == before.config.region_spec.id:
                 return snapshot, captured
             # The region spec was changed: what was captured is merged, and new rows are in regions not looked at yet.

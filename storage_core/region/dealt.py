@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.config import IndexDefinition
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.generation_write import write_records

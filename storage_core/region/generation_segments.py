@@ -15,12 +15,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle
 from storage_core.formats.bundle import Bundle
 from storage_core.formats.generation_manifest import Generation, GenerationSegment, file_key, segment_file
 from storage_core.index import segments
+from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
 from storage_core.rows.keys import Mask

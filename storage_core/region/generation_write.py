@@ -9,7 +9,6 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.clock import Clock
-from storage_core.config import IndexDefinition
 from storage_core.errors import CommitConflict
 from storage_core.formats import bloom, data_file, key_index
 from storage_core.formats.generation_manifest import (
@@ -23,6 +22,7 @@ from storage_core.formats.generation_manifest import (
 )
 from storage_core.formats.key_hash import key_hashes
 from storage_core.ids import Ids
+from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import sorted_file

@@ -78,17 +78,16 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
 def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
     """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
 
-    Commits nothing: that is `commit`. No split is rewritten; one whose last live row
-    is gone is removed. Memory holds the records, the keys of one split, a row group and the rows that patches hit. A
-    delete of what does not exist writes nothing (lesson 28). Requests: those of the generations, of `superseded.find`
+    Commits nothing: that is `commit`. No split is rewritten; one whose last live row is gone is removed. Memory holds
+    the records, the keys of one split, a row group and the rows that patches hit. A delete of what does not exist
+    writes nothing (lesson 28). Requests: those of the generations, of `superseded.find`
     per split of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged
     generation or split; what was written until then are orphans.
     """
-    key, schema = work.primary_key, work.context.schema
+    schema = work.context.schema
     records = pa.concat_tables(list(_records(store, work)))
-    folded = fold.fold(records, key)
-    looked = [find(store, split, folded, key=key, schema=schema) for split in work.base]
-    found = [each for each in looked if each is not None]
+    folded = fold.fold(records, work.primary_key)
+    found = _superseded(store, work, folded)
     read = pa.concat_tables([schema.empty_table(), *(each.read for each in found)])
     entries = [each.entry(store, ids=ids, now_ms=now_ms) for each in found]
     marks = tuple(each for each in entries if isinstance(each, Add))
@@ -107,18 +106,42 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         marks=marks,
         merged=merged,
     )
+    rows = fold.apply(read, folded, work.primary_key)
+    lineage = _lineage(work, found, ids)
+    adds = sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage)
+    result = _result(work, entries, adds, rows_in=records.num_rows + read.num_rows)
     _logger.info(
         "region %s: merged generations %d to %d: %d rows in, %d superseded in %d splits, %d splits written, not "
         "committed yet",
         work.region,
         work.after + 1,
-        merged.generation,
+        result.merged.generation,
         result.rewrite.rows_in,
         sum(each.hit for each in found),
         len(found),
         len(adds),
     )
     return result
+
+
+def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[Superseded]:
+    key, schema = work.primary_key, work.context.schema
+    looked = [find(store, split, folded, key=key, schema=schema) for split in work.base]
+    return [each for each in looked if each is not None]
+
+
+def _result(work: MergeWork, entries: Sequence[Add | Remove], adds: Sequence[Add], *, rows_in: int) -> MergeResult:
+    removes = tuple(each for each in entries if isinstance(each, Remove))
+    return MergeResult(
+        adds=tuple(adds),
+        marks=tuple(each for each in entries if isinstance(each, Add)),
+        removes=removes,
+        merged=MergedGenerations(region=work.region, generation=work.generations[-1].generation),
+        rows_in=rows_in,
+        rows_out=sum(add.numRecords or 0 for add in adds),
+        bytes_in=sum(each.size or 0 for each in removes),
+        bytes_out=sum(add.size for add in adds),
+    )
 
 
 def commit(

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import CommitUnknown, TidemarkError, WriterFenced
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
+from storage_core.index_definition import IndexDefinition
 from storage_core.region import generation_write
 from storage_core.region.claim import Claim
 from storage_core.region.manifest import check_epoch, commit

@@ -21,11 +21,12 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation

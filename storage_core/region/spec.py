@@ -22,9 +22,8 @@ from storage_core.region.manifest import region_of
 from storage_core.region.transforms import Transform, apply_transform, parse_transform, result_type, widen
 from storage_core.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, Region, RegionField, RegionSpec, Value
 from storage_core.rows.exact import exact_array
-from storage_core.rows.incoming import table_of
 from storage_core.rows.keys import codes, dense_ranks, pack
-from storage_core.rows.schema import conform, from_schema_string, to_schema_string
+from storage_core.rows.schema import from_schema_string, to_schema_string
 
 Declared: TypeAlias = RegionField | Mapping[str, object]
 
@@ -83,14 +82,6 @@ def route(table_id: str, spec: RegionSpec, rows: pa.Table) -> Routed:
     return Routed(regions=tuple(region_for(table_id, spec, each) for each in distinct), positions=ranks)
 
 
-def region_of_row(table_id: str, spec: RegionSpec, row: Mapping[str, object], schema: pa.Schema) -> Region:
-    """Return the region of one row, which gives the source columns of the spec; other columns are left alone."""
-    sources = [schema.field(name) for name in sources_of(spec)]
-    given = {each.name: row.get(each.name) for each in sources}
-    rows = conform(table_of(given, schema), pa.schema([each.with_nullable(nullable=True) for each in sources]))
-    return route(table_id, spec, rows).regions[0]
-
-
 def region_of_values(table_id: str, spec: RegionSpec, values: Mapping[str, object]) -> Region:
     """Return the region with these values of the spec's fields, by field id. Raises `InvalidInput` naming the field."""
     names = [each.field_id for each in spec.fields]
@@ -117,11 +108,6 @@ def field_values(field: RegionField, rows: pa.Table) -> pa.Array:
     if field.transform is not None:
         return apply_transform(parse_transform(field.transform), columns)
     return expressions.evaluate(field.expression or "", columns)
-
-
-def field_value(field: RegionField, row: Mapping[str, object], schema: pa.Schema) -> object:
-    """Return the value of a field for one Python row: a batch of one, so it cannot differ."""
-    return field_values(field, table_of({name: row.get(name) for name in field.source_ids}, schema))[0].as_py()
 
 
 def canonical(values: pa.Array) -> list[Value]:

@@ -66,10 +66,9 @@ class Captured:
     """A moment of the regions of a table, one after the other: each is a prefix of what was acknowledged in it.
 
     It can be combined with any snapshot of the same region spec, older or newer: `above` leaves out what that has
-    merged. `spec_id` is the spec whose regions were captured.
+    merged.
     """
 
-    spec_id: int
     regions: tuple[CapturedRegion, ...]
 
     def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
@@ -104,7 +103,7 @@ def capture(
     """
     chosen = known_regions(store, snapshot) if regions is None else regions
     parts = side_by_side(lambda each: _capture(store, each.id, include_wal=include_wal), chosen)
-    return Captured(spec_id=snapshot.config.region_spec.id, regions=tuple(parts))
+    return Captured(regions=tuple(parts))
 
 
 def _capture(store: ObjectStore, region: str, *, include_wal: bool) -> CapturedRegion:

@@ -14,9 +14,9 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.config import IndexDefinition
 from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, TidemarkError
 from storage_core.ids import Ids
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin

@@ -91,7 +91,7 @@ def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
     """Return the action that `describe` made this metadata of, without what only the whole file tells.
 
-    That is its checksum and the place of its footer: `split.write.with_file_figures` adds them. `path` is where the
+    That is its checksum and the place of its footer: `split.writer.with_file_figures` adds them. `path` is where the
     file was found. Raises `Corrupt` naming it when the metadata is not that of a split there.
     """
     if metadata.get(PREFIX + "format") != FORMAT or metadata.get(PREFIX + "path") != path:

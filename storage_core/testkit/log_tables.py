@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import TableConfig
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add, IndexSegment, Metadata, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.formats import keys
 from storage_core.log.actions import Action, Add, IndexSegment, Remove, RemoveIndexSegment
 from storage_core.log.log import TransactionLog

@@ -18,12 +18,13 @@ import pytest
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import keys
 from storage_core.index import catch_up, segments
 from storage_core.index.cache import SegmentCache
 from storage_core.index.catch_up import CatchUpWork
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Action, IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot

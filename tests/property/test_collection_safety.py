@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import NotFound, SnapshotExpired, Unavailable
 from storage_core.formats import keys
 from storage_core.gc.collect import collect

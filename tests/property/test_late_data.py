@@ -18,10 +18,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import LateData, LatePolicy, TableConfig
+from storage_core.config import TableConfig
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.late_data import LateData, LatePolicy
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot

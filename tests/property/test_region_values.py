@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.region.spec import canonical, declared_fields, field_value, field_values, region_of_row, route
+from storage_core.region.spec import canonical, declared_fields, field_values, route
 from storage_core.region_fields import RegionField, RegionSpec
+from storage_core.testkit.region_rows import field_value, region_of_row
 
 TABLE = "00000000-0000-4000-8000-000000000001"
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import IndexDefinition, TableConfig
+from storage_core.config import TableConfig
+from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
 from storage_core.region import sorting

@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import IndexDefinition
 from storage_core.index import fulltext
+from storage_core.index_definition import IndexDefinition
 
 WORDS = ("alpha", "beta", "gamma")
 ROWS = [" ".join(chosen) for size in range(len(WORDS) + 1) for chosen in combinations(WORDS, size)]

@@ -25,13 +25,14 @@ from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import read_registry
 from storage_core.region.reshape import change_regions, seal_spec
-from storage_core.region.spec import declared_fields, first_specs, region_of_row
+from storage_core.region.spec import declared_fields, first_specs
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.dealing import EVENTS, Board
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.region_rows import region_of_row
 
 THREE = ({"transform": "bucket", "source": "n", "n": 3},)
 CONFIG = TableConfig(primary_key=("n",), region_specs=first_specs(THREE, EVENTS))

@@ -18,8 +18,9 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
+from storage_core.clock import HOUR_MS
 from storage_core.compaction.execute import execute
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, TidemarkError
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind

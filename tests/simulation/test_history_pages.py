@@ -15,8 +15,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from storage_core.clock import HOUR_MS
 from storage_core.compaction import execute as compaction
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.config import TableConfig
 from storage_core.errors import SnapshotExpired
 from storage_core.formats.history_token import decode
 from storage_core.gc.collect import collect

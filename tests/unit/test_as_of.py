@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats.keys import state_key, version_key
 from storage_core.gc.collect import collect

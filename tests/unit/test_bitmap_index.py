@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.config import IndexDefinition
 from storage_core.errors import InvalidInput
 from storage_core.index import bitmap
+from storage_core.index_definition import IndexDefinition
 
 SCHEMA = pa.schema([
     ("status", pa.int32()),

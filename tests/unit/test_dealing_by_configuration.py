@@ -5,8 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.config import LateData, LatePolicy, TableConfig
+from storage_core.config import TableConfig
 from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.late_data import LateData, LatePolicy
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import entry_keys, read_entries

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from storage_core.clock import HOUR_MS
 from storage_core.compaction.debt import Debt, NextRun, Skipped, Task, debt
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.policy import Mode
-from storage_core.config import HOUR_MS
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot

@@ -18,11 +18,13 @@ from jobs.request import parse, parser
 from pipelines.cli import build
 from storage_core.compaction.audit import INVARIANTS
 from storage_core.compaction_settings import CompactionSettings
-from storage_core.config import PREFIX, IndexDefinition, LateData, TableConfig
+from storage_core.config import PREFIX, TableConfig
 from storage_core.creation import LANDING
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
+from storage_core.index_definition import IndexDefinition
+from storage_core.late_data import LateData
 from storage_core.log.renumbered import RENUMBERED_UP_TO
 from storage_core.region_fields import RegionSpec
 

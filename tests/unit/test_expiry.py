@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from storage_core import Table
+from storage_core.clock import HOUR_MS
 from storage_core.compaction.expiry import ExpiredWindow, plan
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.config import TableConfig
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add, Remove

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.formats import keys
 from storage_core.gc.boundary import first_version

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.config import HOUR_MS, IndexDefinition, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.keys import KeyKind
@@ -20,6 +21,7 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.index import fulltext
+from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from storage_core import Table
+from storage_core.clock import HOUR_MS
 from storage_core.compaction import execute as compaction
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.formats import keys, wal_entry
 from storage_core.formats.history_token import InBase, InGenerations, InTail, decode

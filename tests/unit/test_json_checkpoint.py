@@ -10,7 +10,8 @@ from typing import Literal
 
 import pytest
 
-from storage_core.config import HOUR_MS, CheckpointFormat, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, state_key, version_key
 from storage_core.gc.collect import collect

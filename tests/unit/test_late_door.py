@@ -12,11 +12,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.config import HOUR_MS, LateData, LatePolicy, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import quarantine_key
 from storage_core.formats.quarantine_entry import RejectedLines, SetAsideRows
+from storage_core.late_data import LateData, LatePolicy
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite

@@ -48,6 +48,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "storage_core.ids",
         "storage_core.region_fields",
         "storage_core.compaction_settings",
+        "storage_core.index_definition",
+        "storage_core.late_data",
+        "storage_core.settings_text",
     ),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}

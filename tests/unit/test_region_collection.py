@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unavailable, WriterFenced
 from storage_core.formats import keys
 from storage_core.formats.keys import KeyKind, ParsedKey

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import SnapshotExpired
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import MANIFEST_FILE

@@ -24,7 +24,7 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.progress import list_regions
 from storage_core.region.registry import read_registry, register
 from storage_core.region.router import RoutingWriter
-from storage_core.region.spec import first_specs, region_of_row, region_of_values
+from storage_core.region.spec import first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.testkit.clock import ManualClock
@@ -32,6 +32,7 @@ from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 from storage_core.testkit.meanwhile import Meanwhile
+from storage_core.testkit.region_rows import region_of_row
 
 NAMES = [f"N{number}" for number in range(40)]
 

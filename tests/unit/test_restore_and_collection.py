@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, SnapshotExpired
 from storage_core.formats.keys import gc_candidates_key, state_key, version_key
 from storage_core.gc.collect import collect

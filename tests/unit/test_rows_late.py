@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from storage_core.config import HOUR_MS, LONGEST_ACCEPTANCE_MS, LateData, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
+from storage_core.late_data import LONGEST_ACCEPTANCE_MS, LateData
 from storage_core.rows.late import Arrival, LateFigures, LateRule
 from storage_core.rows.windows import parse_duration
 

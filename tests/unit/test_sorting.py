@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pytest
 
-from storage_core.config import HOUR_MS, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import generation_manifest, keys, region_manifest
 from storage_core.formats.generation_manifest import RECORDS_FILE, Generation

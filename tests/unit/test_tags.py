@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from storage_core.config import HOUR_MS, CheckpointFormat, TableConfig
+from storage_core.clock import HOUR_MS
+from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import (
     CommitConflict,
     CommitUnknown,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from storage_core.errors import InvalidInput
+from storage_core.index_definition import INDEX_NAME
 
-INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 

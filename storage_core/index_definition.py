@@ -1,0 +1,60 @@
+"""The definition of an index, and its form in `metaData.configuration` (design page 05)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+from storage_core.errors import InvalidInput
+from storage_core.settings_text import column_names, compact, json_object
+
+INDEX_PREFIX = "tidemark.index."
+
+IndexKind = Literal["fulltext", "bitmap"]
+
+INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDefinition:
+    """One index of a table: what it is called, what kind it is, and the columns it covers, in order."""
+
+    name: str
+    kind: IndexKind
+    columns: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown kind, an unusable name and an index over no column."""
+        kinds = get_args(IndexKind)
+        if self.kind not in kinds:
+            raise InvalidInput(f"index {self.name!r}: kind {self.kind!r} is not one of {', '.join(kinds)}")
+        if not INDEX_NAME.fullmatch(self.name):
+            raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
+        if not self.columns:
+            raise InvalidInput(f"index {self.name!r} covers no column; name at least one")
+
+    @property
+    def key(self) -> str:
+        """The configuration entry that holds the definition."""
+        return INDEX_PREFIX + self.name
+
+    def to_text(self) -> str:
+        """Return the value of that entry."""
+        return compact({"kind": self.kind, "columns": list(self.columns), "options": dict(self.options)})
+
+    @staticmethod
+    def from_text(key: str, text: str) -> IndexDefinition:
+        """Return the definition that the entry `key` holds. Raises `InvalidInput` naming it."""
+        value = json_object(key, text)
+        options = value.get("options", {})
+        if not isinstance(options, dict):
+            raise InvalidInput(f"table configuration {key!r}: `options` is not an object", key=key)
+        return IndexDefinition(
+            name=key.removeprefix(INDEX_PREFIX),
+            kind=cast("IndexKind", value.get("kind")),
+            columns=column_names(key, value.get("columns")),
+            options={str(name): str(option) for name, option in options.items()},
+        )

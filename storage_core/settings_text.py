@@ -1,0 +1,44 @@
+"""Values of `metaData.configuration`, which are texts: to them and back. Errors name the key (design page 02)."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+from storage_core.errors import InvalidInput
+
+
+def compact(value: object) -> str:
+    """Return the value as JSON without blanks, not escaped to ASCII."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def json_value(key: str, text: str) -> object:
+    """Return the parsed JSON value of a configuration entry; `InvalidInput` names the key when it does not parse."""
+    try:
+        return cast("object", json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {text[:80]!r}", key=key) from error
+
+
+def json_object(key: str, text: str) -> dict[str, object]:
+    """Return the parsed JSON object of a configuration entry. Raises `InvalidInput` naming the key for all else."""
+    value = json_value(key, text)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"table configuration {key!r}: expected a JSON object, found {text[:80]!r}", key=key)
+    return value
+
+
+def column_names(key: str, value: object) -> tuple[str, ...]:
+    """Return the names in a parsed list of them. Raises `InvalidInput` naming the key."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise InvalidInput(f"table configuration {key!r}: expected a list of column names, found {value!r}", key=key)
+    return tuple(value)
+
+
+def whole_number(key: str, text: str) -> int:
+    """Return the number in a configuration entry. Raises `InvalidInput` naming the key."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidInput(f"table configuration {key!r}: expected a whole number, found {text!r}", key=key) from error

@@ -1,0 +1,25 @@
+"""Regions and their fields asked for one Python row at a time: what the vectorised answers are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from storage_core.region.spec import field_values, route, sources_of
+from storage_core.region_fields import Region, RegionField, RegionSpec
+from storage_core.rows.incoming import table_of
+from storage_core.rows.schema import conform
+
+
+def region_of_row(table_id: str, spec: RegionSpec, row: Mapping[str, object], schema: pa.Schema) -> Region:
+    """Return the region of one row, which gives the source columns of the spec; other columns are left alone."""
+    sources = [schema.field(name) for name in sources_of(spec)]
+    given = {each.name: row.get(each.name) for each in sources}
+    rows = conform(table_of(given, schema), pa.schema([each.with_nullable(nullable=True) for each in sources]))
+    return route(table_id, spec, rows).regions[0]
+
+
+def field_value(field: RegionField, row: Mapping[str, object], schema: pa.Schema) -> object:
+    """Return the value of a field for one Python row: a batch of one, so it cannot differ."""
+    return field_values(field, table_of({name: row.get(name) for name in field.source_ids}, schema))[0].as_py()
