@@ -27,7 +27,7 @@ from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.emission import Emission, Expected
-from storage_core.split.encode import decoded
+from storage_core.split.encode import plain_schema
 from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.lineage import Lineage
 from storage_core.split.read import OpenSplit, open_split
@@ -115,7 +115,7 @@ def require_merged(
     MC-2 are checked where the rows are moved (`streaming.pieces`).
     """
     inputs = operation.inputs
-    invariants.require_columns(decoded(merged.slice(0, 0)).schema, schema, inputs)
+    invariants.require_columns(plain_schema(merged.schema), schema, inputs)
     whole = merged if after is None else pa.concat_tables([after, merged])
     invariants.require_sorted(whole, operation.context.order, inputs)
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from storage_core.compaction import strategies
 from storage_core.compaction.strategies import Strategy
-from storage_core.rows.keys import Codes, Mask, Positions, pack, rises, without_last
-from storage_core.rows.order import key_codes
+from storage_core.rows.keys import Coding, Mask, Positions, cached, pack, rises, rises_but_for_last
+from storage_core.rows.order import key_coding
 from storage_core.rows.sort_order import SortOrder
 
 
@@ -97,8 +97,8 @@ def order_of(
     """
     rows = sum(input_rows)
     sizes: list[int] = []
-    coded: Iterable[Codes] = _coded(columns, input_rows, order, sizes)
-    kept = list(coded) if strategy is Strategy.BY_COLUMN else []
+    coded: Iterable[Coding] = _coded(columns, input_rows, order, sizes)
+    kept = [each.whole() for each in coded] if strategy is Strategy.BY_COLUMN else []
     packed = pack(kept or coded, rows)
     if not sizes:
         in_file_order = np.arange(rows, dtype=np.int64)
@@ -106,7 +106,7 @@ def order_of(
         return MergeOrder(_runs(in_file_order, input_rows, np.zeros(rows, np.bool_)), begins)
     positions = strategies.positions(packed, kept, input_rows, strategy)
     begins = rises(packed, positions)
-    series = rises(without_last(packed, sizes), positions)
+    series = rises_but_for_last(packed, sizes, positions)
     return MergeOrder(_runs(positions, input_rows, series), begins)
 
 
@@ -115,12 +115,12 @@ def _coded(
     input_rows: Sequence[int],
     order: SortOrder,
     sizes: list[int],
-) -> Iterator[Codes]:
+) -> Iterator[Coding]:
     """The codes of each sort column that any input has, and their number of values to `sizes`."""
     for each in order.columns:
         found = columns(each.name)
         if any(column is not None for column in found):
-            codes = key_codes(concatenated(found, input_rows, common_type(found)), each)
+            codes = key_coding(concatenated(found, input_rows, common_type(found)), each)
             del found
             sizes.append(codes.null_code + 1)
             yield codes
@@ -159,13 +159,15 @@ def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs
     if len(positions) == 0:
         empty = np.empty(0, dtype=np.int64)
         return Runs(empty, empty, empty)
-    breaks = positions[1:] != positions[:-1] + 1
-    breaks |= series[1:]
     # the next row in the concatenation may be the first of the next input; inputs without rows begin at the rows' end
     begins_input = np.zeros(len(positions) + 1, np.bool_)
     begins_input[_offsets(input_rows)] = True
-    breaks |= begins_input[positions[1:]]
-    firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1)).astype(np.int64)
+    breaks = series.copy()
+    for rows in cached(len(positions)):
+        breaks[rows] |= np.diff(positions[rows.start - 1 : rows.stop]) != 1
+        breaks[rows] |= begins_input[positions[rows]]
+    breaks[0] = True
+    firsts = np.flatnonzero(breaks)
     counts = np.diff(np.append(firsts, len(positions)))
     # `right`: an input without rows has the same end as the one before it and must never be chosen
     ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))

@@ -8,7 +8,7 @@ dictionaries alone, so the rows themselves are only ever touched as integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ KEY_BITS = 64
 _SIGN = np.uint64(1 << 63)
 _WORD = (1 << 64) - 1
 _DENSE_FACTOR = 4
+_CACHED_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +40,55 @@ class Codes:
     null_code: int
 
 
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """The codes of a column that are not made yet: `make` makes those of some rows after the other, as often as asked.
+
+    So all of them need not be in memory at once, which is new each time and costs more than making them.
+    """
+
+    rows: int
+    null_code: int
+    make: Callable[[], Iterator[Unsigned]]
+
+    def whole(self) -> Codes:
+        """Return the codes of all rows."""
+        values, start = np.empty(self.rows, np.uint64), 0
+        for part in self.make():
+            values[start : start + len(part)] = part
+            start += len(part)
+        return Codes(values, self.null_code)
+
+
 def codes(column: pa.ChunkedArray, *, descending: bool = False) -> Codes:
+    """Return the codes of `coding`."""
+    return coding(column, descending=descending).whole()
+
+
+def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
     """Return the codes of a column in the total order, reversed except for nulls when `descending`.
 
     Dictionary columns are not decoded; unused, repeated and null dictionary values, and a dictionary per chunk, give
     what the plain column gives. Raises `InvalidInput` for lists, structs and maps, which have no order.
     """
     if pa.types.is_dictionary(column.type):
-        return _dictionary_codes(column, descending=descending)
+        return _dictionary_coding(column, descending=descending)
     if _is_ranked(column.type):
-        return _dictionary_codes(column.dictionary_encode(), descending=descending)
-    return _fixed_codes(column, descending=descending)
+        return _dictionary_coding(column.dictionary_encode(), descending=descending)
+    return _fixed_coding(column, descending=descending)
 
 
-def nulls_before(column: Codes) -> Codes:
+def nulls_before(column: Coding) -> Coding:
     """Return codes that compare alike but for null, which has the smallest; `null_code` is then that of a value."""
-    is_null = column.values == np.uint64(column.null_code)
-    return Codes(np.where(is_null, np.uint64(0), column.values + np.uint64(1)), column.null_code)
+
+    def make() -> Iterator[Unsigned]:
+        for part in column.make():
+            yield np.where(part == np.uint64(column.null_code), np.uint64(0), part + np.uint64(1))
+
+    return Coding(column.rows, column.null_code, make)
 
 
-def pack(columns: Iterable[Codes], rows: int) -> list[Unsigned]:
+def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
     """Return 64-bit keys, most significant first, whose lexicographic order is that of the columns.
 
     Neighbouring columns share a key as long as their ranges fit; usually one key is all there is. Of columns that are
@@ -68,24 +98,30 @@ def pack(columns: Iterable[Codes], rows: int) -> list[Unsigned]:
     capacity = 0
     for column in columns:
         size = column.null_code + 1
+        parts = [column.values] if isinstance(column, Codes) else column.make()
         if capacity * size > 1 << KEY_BITS or not keys:
-            keys.append(column.values)
-            capacity = size
-        else:
-            packed = keys[-1] * np.uint64(size)
-            packed += column.values
-            keys[-1] = packed
-            capacity *= size
+            keys.append(np.zeros(rows, np.uint64))
+            capacity = 1
+        start = 0
+        for part in parts:
+            packed = keys[-1][start : start + len(part)]
+            packed *= np.uint64(size)
+            packed += part
+            start += len(part)
+        capacity *= size
     return keys or [np.zeros(rows, np.uint64)]
 
 
-def without_last(keys: Sequence[Unsigned], sizes: Sequence[int]) -> list[Unsigned]:
-    """Return the keys that `pack` would make without the last column; `sizes` are `null_code + 1` of each."""
+def rises_but_for_last(keys: Sequence[Unsigned], sizes: Sequence[int], order: Positions) -> Mask:
+    """Return the `rises` of the keys that `pack` makes, were it not for the last column.
+
+    `sizes` are `null_code + 1` of each column.
+    """
     capacity, alone = 0, True
     for size in sizes:
         alone = not capacity or capacity * size > 1 << KEY_BITS
         capacity = size if alone else capacity * size
-    return list(keys[:-1]) if alone else [*keys[:-1], keys[-1] // np.uint64(sizes[-1])]
+    return rises(keys[:-1], order) if alone else rises(keys, order, last_unit=sizes[-1])
 
 
 def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Positions]:
@@ -138,7 +174,8 @@ def ordered_bits(column: pa.ChunkedArray) -> Unsigned:
         # One NaN, positive, so above infinity; adding zero turns -0.0 into 0.0.
         bits = (np.where(np.isnan(numbers), np.nan, numbers) + 0.0).view(np.uint64)
         return np.where(bits & _SIGN, ~bits, bits | _SIGN)
-    return _filled(_as_integers(column)).view(np.uint64) ^ _sign_flip(column.type)
+    bits = _filled(_as_integers(column)).view(np.uint64)
+    return np.bitwise_xor(bits, _sign_flip(column.type), out=bits if bits.flags.writeable else None)
 
 
 def null_mask(column: pa.ChunkedArray) -> Mask | None:
@@ -158,13 +195,22 @@ def _packed_key(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Unsigned
     return pack([_key_column(tables, name) for name in key], sum(table.num_rows for table in tables))
 
 
-def rises(keys: Sequence[Unsigned], order: Positions) -> Mask:
-    """Return which rows in this order differ from the row before; the first does not."""
+def rises(keys: Sequence[Unsigned], order: Positions, *, last_unit: int = 1) -> Mask:
+    """Return which rows in this order differ from the row before, by a unit in the last key; the first does not."""
     rises = np.zeros(len(order), np.bool_)
-    for key in keys:
-        ordered = key[order]
-        rises[1:] |= ordered[1:] != ordered[:-1]
+    for number, key in enumerate(keys, start=1):
+        for rows in cached(len(order)):
+            ordered = key[order[rows.start - 1 : rows.stop]]
+            if number == len(keys) and last_unit > 1:
+                ordered //= np.uint64(last_unit)
+            rises[rows] |= ordered[1:] != ordered[:-1]
     return rises
+
+
+def cached(rows: int) -> Iterator[slice]:
+    """Yield all rows but the first, so few at a time that what is made of them stays in the caches."""
+    for start in range(1, rows, _CACHED_ROWS):
+        yield slice(start, min(start + _CACHED_ROWS, rows))
 
 
 def _ranks_by_counting(key: Unsigned) -> Positions:
@@ -215,18 +261,31 @@ def _is_ranked(type_: pa.DataType) -> bool:
     return is_blob_or_text(type_) or bool(pa.types.is_decimal(type_))
 
 
-def _fixed_codes(column: pa.ChunkedArray, *, descending: bool) -> Codes:
-    bits, nulls = ordered_bits(column), null_mask(column)
-    present = bits if nulls is None else bits[~nulls]
-    if not len(present):
-        return Codes(np.zeros(len(bits), np.uint64), 0)
-    low, high = int(present.min()), int(present.max())
+def _fixed_coding(column: pa.ChunkedArray, *, descending: bool) -> Coding:
+    chunks = [pa.chunked_array([chunk]) for chunk in column.chunks if len(chunk)]
+    ends = [end for chunk in chunks for end in _ends(chunk)]
+    if not ends:
+        return Coding(len(column), 0, lambda: (np.zeros(len(chunk), np.uint64) for chunk in chunks))
+    low, high = min(ends), max(ends)
     if high - low >= _WORD:
         # Both ends of the range are taken, so there is no code left for null: rank instead.
-        return _dense_codes(bits, nulls, descending=descending)
-    # in place: the bits are a copy, and there may be hundreds of megabytes of them
-    values = np.subtract(np.uint64(high), bits, out=bits) if descending else np.subtract(bits, np.uint64(low), out=bits)
-    return Codes(_with_nulls(values, nulls, high - low + 1), high - low + 1)
+        ranked = _dense_codes(ordered_bits(column), null_mask(column), descending=descending)
+        return Coding(len(column), ranked.null_code, lambda: iter([ranked.values]))
+
+    def make() -> Iterator[Unsigned]:
+        for chunk in chunks:
+            bits = ordered_bits(chunk)
+            values = np.uint64(high) - bits if descending else bits - np.uint64(low)
+            yield _with_nulls(values, null_mask(chunk), high - low + 1)
+
+    return Coding(len(column), high - low + 1, make)
+
+
+def _ends(chunk: pa.ChunkedArray) -> list[int]:
+    """The least and the greatest of the ordered bits of values; none where all are null."""
+    bits, nulls = ordered_bits(chunk), null_mask(chunk)
+    present = bits if nulls is None else bits[~nulls]
+    return [int(present.min()), int(present.max())] if len(present) else []
 
 
 def _dense_codes(bits: Unsigned, nulls: Mask | None, *, descending: bool) -> Codes:
@@ -243,19 +302,20 @@ def _with_nulls(values: Unsigned, nulls: Mask | None, null_code: int) -> Unsigne
     return values
 
 
-def _dictionary_codes(column: pa.ChunkedArray, *, descending: bool) -> Codes:
+def _dictionary_coding(column: pa.ChunkedArray, *, descending: bool) -> Coding:
     """Rank the distinct values of all chunks once, then look every row's index up in the ranks."""
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     dictionaries, offsets = _stacked([chunk.dictionary for chunk in chunks])
     if dictionaries is None:
-        return Codes(np.zeros(0, np.uint64), 0)
+        return Coding(0, 0, lambda: iter(()))
     ranked = _rank_values(dictionaries, descending=descending)
     lookup = np.append(ranked.values, np.uint64(ranked.null_code))
-    values, start = np.empty(sum(map(len, chunks)), np.uint64), 0
-    for chunk, offset in zip(chunks, offsets, strict=True):
-        values[start : start + len(chunk)] = lookup.take(_indices(chunk.indices, offset, len(lookup) - 1))
-        start += len(chunk)
-    return Codes(values, ranked.null_code)
+
+    def make() -> Iterator[Unsigned]:
+        for chunk, offset in zip(chunks, offsets, strict=True):
+            yield lookup.take(_indices(chunk.indices, offset, len(lookup) - 1))
+
+    return Coding(len(column), ranked.null_code, make)
 
 
 def _stacked(dictionaries: Iterable[pa.Array]) -> tuple[pa.Array | None, list[int]]:
@@ -274,7 +334,8 @@ def _stacked(dictionaries: Iterable[pa.Array]) -> tuple[pa.Array | None, list[in
 
 
 def _indices(indices: pa.Array, offset: int, null_position: int) -> npt.NDArray[np.int64]:
-    positions: npt.NDArray[np.int64] = indices.fill_null(0).to_numpy().astype(np.int64) + offset
+    present = indices.fill_null(0) if indices.null_count else indices
+    positions: npt.NDArray[np.int64] = np.add(present.to_numpy(), offset, dtype=np.int64)
     if indices.null_count:
         positions[indices.is_null().to_numpy(zero_copy_only=False)] = null_position
     return positions
@@ -282,7 +343,7 @@ def _indices(indices: pa.Array, offset: int, null_position: int) -> npt.NDArray[
 
 def _rank_values(values: pa.Array, *, descending: bool) -> Codes:
     if not _is_ranked(values.type):
-        return _fixed_codes(pa.chunked_array([values]), descending=descending)
+        return _fixed_coding(pa.chunked_array([values]), descending=descending).whole()
     encoded = values.dictionary_encode()
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     ranks = np.empty(len(order) + 1, np.uint64)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.keys import Codes, Unsigned, codes, dense_ranks, nulls_before, pack, sorted_order
+from storage_core.rows.keys import Coding, Unsigned, codes, coding, dense_ranks, nulls_before, pack, sorted_order
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 
 
@@ -43,10 +43,10 @@ def ranks(column: pa.ChunkedArray, descending: bool = False) -> npt.NDArray[np.i
 
 
 def _keys(table: pa.Table, order: SortOrder) -> list[Unsigned]:
-    return pack([key_codes(table.column(each.name), each) for each in order.columns], table.num_rows)
+    return pack([key_coding(table.column(each.name), each) for each in order.columns], table.num_rows)
 
 
-def key_codes(column: pa.ChunkedArray, each: OrderColumn) -> Codes:
+def key_coding(column: pa.ChunkedArray, each: OrderColumn) -> Coding:
     """Return codes that order the rows as this column of a sort schema does: its direction and its place of nulls."""
-    found = codes(column, descending=each.descending)
+    found = coding(column, descending=each.descending)
     return nulls_before(found) if each.nulls_first else found

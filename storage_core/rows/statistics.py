@@ -192,8 +192,21 @@ def values_and_nulls(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, int]:
         nulls += chunk.null_count
         if chunk.dictionary.null_count:
             nulls += chunk.dictionary_decode().null_count - chunk.null_count
-        used.append(chunk.dictionary.take(pc.unique(chunk.indices)))
+        used.append(_used(chunk))
     return pa.chunked_array(used, column.type.value_type), nulls
+
+
+def _used(column: pa.DictionaryArray) -> pa.Array:
+    """The values of the dictionary that rows have, each at most once, and null where a row is."""
+    indices = column.indices
+    if indices.null_count or len(column.dictionary) > len(indices):
+        return column.dictionary.take(pc.unique(indices))
+    rows = indices.to_numpy()
+    changes = np.flatnonzero(rows[1:] != rows[:-1])  # few where the column is one of the sort order
+    used = np.zeros(len(column.dictionary), np.bool_)  # to mark is several times as fast as to hash
+    used[rows[:1]] = True
+    used[rows[1:][changes]] = True
+    return column.dictionary if used.all() else column.dictionary.filter(pa.array(used))
 
 
 def _has_bounds(type_: pa.DataType) -> bool:

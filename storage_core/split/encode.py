@@ -67,7 +67,7 @@ class FileWriter:
         self._schema = schema.remove_metadata()
         self._sink = Sink(on_disk=on_disk)
         self._without_statistics = frozenset(may_hold_nan)
-        plain = pa.schema([_plain(field) for field in schema])
+        plain = plain_schema(schema)
         others = {name: each.value for name, each in encodings.items() if not by_dictionary(encodings, name)}
         self._writer = pq.ParquetWriter(
             self._sink.stream,
@@ -120,7 +120,12 @@ def decoded(rows: pa.Table) -> pa.Table:
     """Return the same rows with dictionary columns as plain columns."""
     if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
         return rows
-    return rows.cast(pa.schema([_plain(field) for field in rows.schema]))
+    return rows.cast(plain_schema(rows.schema))
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema that `decoded` rows of this one have."""
+    return pa.schema([_plain(field) for field in schema])
 
 
 def has_float(type_: pa.DataType) -> bool:

@@ -96,6 +96,8 @@ class OpenSplit:
         Reads the row group of the place from its start, and no other before it; of a row group only the encoded columns
         and one table are in memory.
         """
+        # what `read` has set stays set: Arrow's `use_threads=False` below would not take it back
+        self._file.reader.set_use_threads(False)
         first_rows = self._first_rows()
         group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
         first = int(first_rows[group]) if self.row_groups else 0

@@ -27,7 +27,7 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
 from storage_core.split import row_groups
 from storage_core.split.context import SplitContext
-from storage_core.split.encode import BloomFilters, FileWriter, decoded
+from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_schema
 from storage_core.split.encodings import Encodings, record
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe, sealed
@@ -128,7 +128,7 @@ class SplitWriter:
         if self._waiting:
             self._encode(sum(rows.num_rows for rows in self._waiting))
         add = self._described(split_key(head.window, context.window_seconds is not None, self._id), *self._ends)
-        schema_string = to_schema_string(decoded(self._schema.empty_table()).schema)
+        schema_string = to_schema_string(plain_schema(self._schema))
         metadata = describe(add, table_id=context.table_id, schema_string=schema_string)
         own = write_origin(_origin(context, head.lineage)) | record(self._encodings) | self._bounds.metadata()
         data = self._file.finish(sealed(metadata | own))
