@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from jobs import code_archive
+from jobs import code_archive, reach
 from jobs.code_archive import ROOT
 from jobs.master import CONNECT, LOCAL_SPARK, named
 from jobs.stopwatch import Stopwatch
@@ -91,8 +91,8 @@ class Spark:
     def session(self) -> SparkSession:
         """Return the session, starting it where needed.
 
-        Raises `Unavailable` without Java, or without the packages that a Connect server asks for, and `InvalidInput`
-        when both a master and `SPARK_REMOTE` are named.
+        Raises `Unavailable` without Java, without the packages that a Connect server asks for, or where nobody answers
+        at the address, and `InvalidInput` when both a master and `SPARK_REMOTE` are named.
         """
         if self._session is None:
             started = time.perf_counter()
@@ -175,13 +175,14 @@ def start(master: str) -> SparkSession:
     `storage_core` as a zip.
     """
     local = master.startswith("local")
-    session = _connect(master) if master.startswith(CONNECT) else _start_driver(master, local=local)
+    session = reach.connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
     if not local:
         _ship_code(session)
     return session
 
 
 def _start_driver(master: str, *, local: bool) -> SparkSession:
+    reach.require_master(master)
     _settle_environment(local=local)
     from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
@@ -189,15 +190,6 @@ def _start_driver(master: str, *, local: bool) -> SparkSession:
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
-
-
-def _connect(server: str) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    try:
-        return SparkSession.builder.remote(server).config(map={**_SESSION}).getOrCreate()
-    except ImportError as error:
-        raise Unavailable(f"Spark Connect needs packages: pip install 'tidemark[connect]' ({_cause(error)})") from error
 
 
 def _ship_code(session: SparkSession) -> None:
