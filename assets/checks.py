@@ -26,7 +26,7 @@ from assets.factory import asset_key, index_asset
 from assets.figures import json_value, mapping
 from assets.launcher import Launcher, Report, typed_failures
 from assets.names import identifier
-from jobs.request import JobRequest
+from jobs.audit_request import AuditRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
 from storage_core.index import catch_up
@@ -76,7 +76,7 @@ def _audit_check(declaration: TableDeclaration) -> AssetChecksDefinition:
             yield from _verdicts(key, {})
             return
         only_last = context.run.tags.get(AUDIT_TAG) != AUDIT_ALL
-        request = JobRequest(table_uri=declaration.uri, last_run=only_last, run_id=context.run.run_id)
+        request = AuditRequest(table_uri=declaration.uri, last_run=only_last)
         report = launcher.submit(context.op_execution_context, "audit", request)
         yield from _verdicts(key, mapping(report["details"]))
 

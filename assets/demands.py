@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
-from jobs.request import WindowRange
+from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
 from storage_core.compaction.debt import Task
@@ -37,7 +37,6 @@ from storage_core.region import sorting
 from storage_core.table import Table, exists
 
 MOST_PER_LOOK = 10
-EVERY_WINDOW = WindowRange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,36 +118,12 @@ def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Ste
         name="compacted",
         job="compact",
         description="The splits of each window as one sorted run: the rows of all of them, none lost, none twice.",
-        after=tuple(step.name for step in (*sources, *expired)),
+        after=_names([*sources, *expired]),
         windowed=declaration.window is not None,
         request=base,
     )
-    checkpointed = Step(
-        name="checkpointed",
-        job="checkpoint",
-        description="The state of the newest version as Avro, so that opening the table stays fast.",
-        after=("compacted",),
-        request=base,
-    )
-    indexes = [
-        Step(
-            name=index_asset(index.name),
-            job="catch_up",
-            description=f"One segment of the {index.kind} index on {', '.join(index.columns)} per live split.",
-            after=("compacted",),
-            request=replace(base, index=index.name),
-        )
-        for index in declaration.indexes
-    ]
-    collected = Step(
-        name="collected",
-        job="collect",
-        description="Objects that no retained version needs, deleted once they are older than the horizon.",
-        after=("checkpointed", *(step.name for step in indexes)),
-        request=base,
-    )
     tidied = [_sorted(base)] if declaration.primary_key else []
-    return [*sources, *tidied, *expired, compacted, checkpointed, *indexes, collected]
+    return [*sources, *tidied, *expired, compacted, *_after_compaction(declaration, base)]
 
 
 def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
@@ -168,6 +144,38 @@ def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
     return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
 
 
+def _after_compaction(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
+    checkpointed = Step(
+        name="checkpointed",
+        job="checkpoint",
+        description="The state of the newest version as Avro, so that opening the table stays fast.",
+        after=("compacted",),
+        request=request,
+    )
+    indexes = [
+        Step(
+            name=index_asset(index.name),
+            job="catch_up",
+            description=f"One segment of the {index.kind} index on {', '.join(index.columns)} per live split.",
+            after=("compacted",),
+            request=replace(request, index=index.name),
+        )
+        for index in declaration.indexes
+    ]
+    collected = Step(
+        name="collected",
+        job="collect",
+        description="Objects that no retained version needs, deleted once they are older than the horizon.",
+        after=_names([checkpointed, *indexes]),
+        request=request,
+    )
+    return [checkpointed, *indexes, collected]
+
+
+def _names(steps: Sequence[Step]) -> tuple[str, ...]:
+    return tuple(step.name for step in steps)
+
+
 def _sorted(request: JobRequest) -> Step:
     # After the merge: what that is about to take is not worth sorting.
     return Step(
@@ -185,7 +193,7 @@ def _expired(request: JobRequest, sources: Sequence[Step]) -> Step:
         name="expired",
         job="expire",
         description="Windows older than the retention have left the table, each as a whole.",
-        after=tuple(step.name for step in sources),
+        after=_names(sources),
         request=request,
     )
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol, assert_never
+from typing import Any, Literal, Protocol, assert_never
 
 from dagster import (
     AssetExecutionContext,
@@ -23,15 +23,17 @@ from dagster import (
     PipesSubprocessClient,
 )
 
-from jobs import deal_request
+from jobs import audit_request, deal_request
+from jobs.audit_request import AuditRequest
 from jobs.deal_request import DealRequest
+from jobs.failure import Failed
 from jobs.report import report_of
 from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 
 JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
-Request = JobRequest | DealRequest
+Request = JobRequest | AuditRequest | DealRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""
@@ -57,9 +59,9 @@ class Launcher(Protocol):
 class PartlyDone(Failure):
     """The failure of a job that has done a part of its work: `report` says which."""
 
-    def __init__(self, kind: str, message: str, report: Report) -> None:
+    def __init__(self, failed: Failed, report: Report) -> None:
         """Hold the kind and message of the job's error, and its report."""
-        super().__init__(f"{kind}: {message}", _facts(kind, message), allow_retries=kind in _WORTH_A_RETRY)
+        super().__init__(**_shown(failed))
         self.report = report
 
 
@@ -106,6 +108,8 @@ def _argv(request: Request) -> Sequence[str]:
     match request:
         case JobRequest():
             return to_argv(request)
+        case AuditRequest():
+            return audit_request.to_argv(request)
         case DealRequest():
             return deal_request.to_argv(request)
         case _:
@@ -120,7 +124,7 @@ def typed_failures() -> Iterator[None]:
     except TidemarkError as error:
         report = report_of(error)
         done = None if report is None else _as_report(json.loads(report.to_json()))
-        raise _failure(error.kind, str(error), done) from error
+        raise _failure(Failed.of(error), done) from error
 
 
 @contextmanager
@@ -135,20 +139,22 @@ def _reported_failure(messages: Path) -> Iterator[None]:
         for report in _custom_messages(messages):
             if report.get("status") == "failed":
                 done = report.get("report")
-                raise _failure(
-                    str(report.get("error")), str(report.get("message")), None if done is None else _as_report(done)
-                ) from error
+                failed = Failed(str(report.get("error")), str(report.get("message")))
+                raise _failure(failed, None if done is None else _as_report(done)) from error
         raise
 
 
-def _failure(kind: str, message: str, done: Report | None = None) -> Failure:
-    if done is not None:
-        return PartlyDone(kind, message, done)
-    return Failure(f"{kind}: {message}", _facts(kind, message), allow_retries=kind in _WORTH_A_RETRY)
+def _failure(failed: Failed, done: Report | None = None) -> Failure:
+    return Failure(**_shown(failed)) if done is None else PartlyDone(failed, done)
 
 
-def _facts(kind: str, message: str) -> dict[str, str]:
-    return {"kind": kind, "message": message}
+def _shown(failed: Failed) -> dict[str, Any]:
+    """What the event log says of it."""
+    return {
+        "description": f"{failed.kind}: {failed.message}",
+        "metadata": {"kind": failed.kind, "message": failed.message},
+        "allow_retries": failed.kind in _WORTH_A_RETRY,
+    }
 
 
 def _custom_messages(messages: Path) -> Iterator[Report]:
@@ -165,7 +171,8 @@ def _only_report(job: str, messages: object) -> Report:
         case [dict() as report]:
             return _as_report(report)
         case _:
-            raise _failure("error", f"jobs.{job} ended well but sent {messages!r:.200} instead of one report")
+            sent = f"jobs.{job} ended well but sent {messages!r:.200} instead of one report"
+            raise _failure(Failed(TidemarkError.kind, sent))
 
 
 def _as_report(body: object) -> Report:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dagster import AssetExecutionContext, TimeWindowPartitionsDefinition
 
-from jobs.request import WindowRange
+from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import MOST_PARTITIONS, TableDeclaration
 from storage_core.declaration_parts import PARTITION_FORMAT
@@ -93,7 +93,7 @@ def partition_key(window: int) -> str:
 def windows_of(context: AssetExecutionContext) -> WindowRange:
     """Return the windows that a run of one partition, or of a range, is about; all of them without partitions."""
     if not context.has_partition_key and not context.has_partition_key_range:
-        return WindowRange()
+        return EVERY_WINDOW
     window = context.partition_time_window
     return WindowRange(int(window.start.timestamp()), int(window.end.timestamp()))
 

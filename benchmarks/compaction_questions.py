@@ -29,11 +29,12 @@ from benchmarks.points import KEY, NAMES, Given
 from storage_core.compaction.execute import execute
 from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.strategies import Strategy
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
 from storage_core.split.encodings import choose
 from storage_core.split.read import read_split
+from storage_core.split.rewrite import Rewrite
 
 SPLITS = 64
 WIDTH = 8
@@ -139,7 +140,7 @@ def _null_order(root: Path, rows: int, repeats: int) -> Iterator[Figure]:
         )
 
 
-def _merge(root: Path, operation: MergeOperation) -> CompactionResult:
+def _merge(root: Path, operation: MergeOperation) -> Rewrite:
     return execute(LocalStore(root), operation, ids=SystemIds(), now_ms=1)
 
 

@@ -12,10 +12,12 @@ from dataclasses import asdict
 from functools import partial
 
 from jobs import tasks
-from jobs.command import main as command
+from jobs.audit_request import AuditRequest, parse
+from jobs.command import command, on_spark
+from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.run import LOG, Figures, JobRun
+from jobs.request import JobRequest, parser
+from jobs.run import LOG, JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
 from storage_core.compaction.retained import Selection
@@ -29,13 +31,13 @@ DRIVER_BYTES = 64 * 2**20
 """Reading less than this here is faster than starting Spark for it."""
 
 
-def run(request: JobRequest, spark: Spark) -> JobReport:
+def run(request: AuditRequest, spark: Spark) -> JobReport:
     """Audit what is requested and return what was found; a violation is a finding, not an error.
 
     One Spark task per split and merge, of many several; what is small is read by this process. Takes no lease and
     writes nothing. Raises `Unsupported` for a table whose log others keep.
     """
-    job = JobRun("audit", request, spark)
+    job = JobRun("audit", JobRequest(table_uri=request.table_uri), spark)
     require_ours(job.before)
     wanted = request.windows.of_table(job.before.config.window_seconds)
     which = Selection(holds=wanted.holds, since=request.since, commits=request.commits, last_run=request.last_run)
@@ -65,7 +67,7 @@ def _details(found: AuditReport) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code, which is 0 for findings too: they are in the report."""
-    return command("audit", SUMMARY, run, argv)
+    return command("audit", parser("audit", SUMMARY), on_spark(parse, run), argv)
 
 
 if __name__ == "__main__":

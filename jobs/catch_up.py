@@ -11,9 +11,10 @@ from functools import partial
 
 from jobs import tasks
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, plan
 from storage_core.log.action_json import read_action

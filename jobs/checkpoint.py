@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.log.snapshot import Snapshot
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.clock import SystemClock
 from storage_core.gc.collect import CollectionReport, collect

@@ -18,7 +18,7 @@ from jobs.pipes import report_to_dagster
 from jobs.report import JobReport, report_of
 from jobs.request import JobRequest, parse, parser
 from jobs.spark import Spark
-from storage_core.errors import TidemarkError
+from storage_core.errors import TidemarkError, typed
 
 Run = Callable[[JobRequest, Spark], JobReport]
 
@@ -68,7 +68,7 @@ def command(
         return _failed(job, error, as_json=parsed.json)
     except Exception as error:  # noqa: BLE001  # the end of the process: whoever started it is told, whatever it was
         sys.stderr.write(traceback.format_exc())
-        return _failed(job, TidemarkError(f"{type(error).__name__}: {error}"), as_json=parsed.json)
+        return _failed(job, typed(error), as_json=parsed.json)
     sys.stdout.write((report.to_json() if parsed.json else report.to_text()) + "\n")
     report_to_dagster(json.loads(report.to_json()))
     return 0

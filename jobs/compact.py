@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport, named, with_report
-from jobs.request import JobRequest, WindowRange
-from jobs.run import Figures, JobRun
+from jobs.request import JobRequest
+from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Outcome, compact_groups
+from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock
 from storage_core.compaction import planner
 from storage_core.compaction.merges import MOST_INPUTS
@@ -61,9 +63,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
 
 def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> Chosen:
     windows = snapshot.splits.table().column("windowStart").unique().to_pylist()
-    named = wanted != WindowRange() and mode is Mode.FINALIZE
+    by_name = wanted != EVERY_WINDOW and mode is Mode.FINALIZE
     chosen = planner.choose(
-        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=named
+        snapshot, windows=wanted.select(windows), now_ms=clock.now_ms(), mode=mode, retry_skipped=by_name
     )
     return chosen.first(MOST_INPUTS)
 
@@ -71,7 +73,6 @@ def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> 
 def _report(job: JobRun, outcome: Outcome) -> JobReport:
     last = outcome.commits[-1] if outcome.commits else None
     done = [window for each in outcome.commits for window in each.windows]
-    failed = sorted(outcome.failed.values(), key=lambda each: by_start(each.window))
     return job.report(
         "committed" if last else "nothing_to_do",
         last.version if last else None,
@@ -79,7 +80,10 @@ def _report(job: JobRun, outcome: Outcome) -> JobReport:
         commit_id=last.commit_id if last else None,
         details={
             "windows": sorted(done, key=by_start),
-            "windows_failed": [each.as_mapping() for each in failed],
+            "windows_failed": [
+                {"window": window, "error": failed.kind, "reason": failed.message}
+                for window, failed in outcome.failed_by_start()
+            ],
             "commits": [each.as_mapping() for each in outcome.commits],
         },
     )
@@ -87,12 +91,13 @@ def _report(job: JobRun, outcome: Outcome) -> JobReport:
 
 def _failure(outcome: Outcome) -> TidemarkError:
     """The first error by window, with the windows that failed and what was done beside them."""
-    failed = sorted(outcome.failed.values(), key=lambda each: by_start(each.window))
-    skipped = ", the inputs are skipped for a day" if any(each.lasting for each in failed) else ""
+    failed = outcome.failed_by_start()
+    skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
     versions = named([each.version for each in outcome.commits if each.windows])  # not of the skips alone
     others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
-    which = named([each.window for each in failed])
-    return error_of(failed[0].kind, f"{failed[0].reason}; the windows {which} were not compacted{skipped}; {others}")
+    which = named([window for window, _ in failed])
+    first = failed[0][1]
+    return error_of(first.kind, f"{first.message}; the windows {which} were not compacted{skipped}; {others}")
 
 
 def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:

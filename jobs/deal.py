@@ -16,6 +16,7 @@ from pathlib import Path
 from jobs import tasks
 from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
+from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.run import require_shared
@@ -64,19 +65,12 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
     if done.failures:
         LOG.warning("dealt before it failed: %s", details)
         raise _failure(done.failures)
-    late = sum((each.late for each in done.tables.values()), LateFigures())
     status: Status = "committed" if done.chunks else "nothing_to_do"
     return JobReport(
         job="deal",
         status=status,
         version=0,
-        rows_in=done.records,
-        rows_out=sum(each.rows for each in done.tables.values()),
-        bytes_out=sum(each.bytes for each in done.tables.values()),
-        splits_out=sum(each.splits for each in done.tables.values()),
-        rows_late_accepted=late.accepted,
-        rows_late_quarantined=late.quarantined,
-        rows_late_dropped=late.dropped,
+        figures=_figures(done),
         requests=add_requests(*(each.requests for each in job.stores), *work.requests),
         seconds=round(time.perf_counter() - started, 3),
         spark_seconds=round(spark.seconds - spark_before, 3),
@@ -225,6 +219,17 @@ def _planned(job: _Job, terms: Terms) -> JobReport:
         **_gaps(job, held, given_up),
     }
     return JobReport(job="deal", status="planned", version=0, details=details)
+
+
+def _figures(done: Dealt) -> Figures:
+    tables = done.tables.values()
+    return Figures(
+        rows_in=done.records,
+        rows_out=sum(each.rows for each in tables),
+        bytes_out=sum(each.bytes for each in tables),
+        splits_out=sum(each.splits for each in tables),
+        **sum((each.late for each in tables), LateFigures()).as_mapping(),
+    )
 
 
 def _details(job: _Job, done: Dealt) -> dict[str, object]:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.compaction.expiry import Expiry, plan
 from storage_core.errors import CommitConflict

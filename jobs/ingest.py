@@ -11,10 +11,12 @@ from dataclasses import replace
 
 from jobs import tasks
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.request import JobRequest, WindowRange
-from jobs.run import Figures, JobRun
+from jobs.request import JobRequest
+from jobs.run import JobRun
 from jobs.spark import Spark
+from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
@@ -67,9 +69,8 @@ def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> Jo
     spec = declaration.landing_spec()
     files = discover(spec) if spec else []
     details = {"files": len(files), "creates_table": True}
-    return JobReport(
-        job="ingest", status="planned", version=0, bytes_in=sum(file.size for file in files), details=details
-    )
+    planned = Figures(bytes_in=sum(file.size for file in files))
+    return JobReport(job="ingest", status="planned", version=0, figures=planned, details=details)
 
 
 def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
@@ -84,7 +85,7 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
     wanted.of_table(window_seconds)
-    if wanted == WindowRange():
+    if wanted == EVERY_WINDOW:
         return None
     if wanted.null_only:
         return {None}

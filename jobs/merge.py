@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from jobs import tasks
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.region.merge import actions_of, plan
 from storage_core.region.merge_work import MergeResult, MergeWork
@@ -39,7 +40,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.commit(
             actions_of(store, results, ids=job.table.log.ids, now_ms=job.table.log.clock.now_ms()),
             operation="MERGE",
-            figures=Figures.of(results),
+            figures=Figures.of([each.rewrite for each in results]),
             requirements=[each for item in work for each in item.requirements],
             details=_details(work),
         )

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from jobs.spark_errors import cause
 from storage_core.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
@@ -33,10 +34,7 @@ def connect(server: str, settings: Mapping[str, str], wait_seconds: float = WAIT
     try:
         _require_server(server, wait_seconds)
     except ImportError as error:
-        lines = str(error).strip().splitlines()
-        raise Unavailable(
-            f"Spark Connect needs packages: pip install 'tidemark[connect]' ({lines[0] if lines else error!r})"
-        ) from error
+        raise Unavailable(f"Spark Connect needs packages: pip install 'tidemark[connect]' ({cause(error)})") from error
     return _session(server, settings)
 
 

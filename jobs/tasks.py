@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.failure import Failed
 from jobs.report import add_requests
 from storage_core.clock import SystemClock
 from storage_core.compaction import audit as auditing
@@ -19,7 +20,7 @@ from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import MergeOperation
 from storage_core.dealing import execute as dealing
 from storage_core.dealing.work import FillWork, SortWork
-from storage_core.errors import TidemarkError
+from storage_core.errors import TidemarkError, typed
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.ingest import batch
@@ -47,14 +48,13 @@ def compact(item: Item) -> Answer:
     operation = MergeOperation.from_json(item["operation"])
     try:
         result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
-    except TidemarkError as error:
-        failed = {"kind": error.kind, "message": str(error), "lasting": isinstance(error, LASTING)}
-    except Exception as error:  # a defect: raised, it would end the tasks of all other windows
-        LOG.exception("compaction of window %s", operation.window)
-        failed = {"kind": TidemarkError.kind, "message": f"{type(error).__name__}: {error}", "lasting": False}
+    except Exception as error:  # also a defect: raised, it would end the tasks of all other windows
+        if not isinstance(error, TidemarkError):
+            LOG.exception("compaction of window %s", operation.window)
+        failed = Failed.of(typed(error), lasting=isinstance(error, LASTING))
     else:
         return {"result": result.to_json(), "requests": store.requests}
-    return {"failed": failed, "requests": store.requests}
+    return {"failed": failed.to_object(), "requests": store.requests}
 
 
 def audit(item: Item) -> Answer:

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import tasks
-from jobs.run import Figures, JobRun
+from jobs.failure import Failed
+from jobs.figures import Figures
+from jobs.run import JobRun
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.skips import skips_of
-from storage_core.compaction.work import OPERATION, CompactionResult, MergeOperation
+from storage_core.compaction.work import OPERATION, MergeOperation
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
 from storage_core.rows.windows import by_start
+from storage_core.split.rewrite import Rewrite
 
 LOG = logging.getLogger(__name__)
 
@@ -59,25 +62,11 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A window that was not compacted, with the kind and message of the first error; `lasting`: inputs are skipped."""
-
-    window: Window
-    kind: str
-    reason: str
-    lasting: bool = False
-
-    def as_mapping(self) -> dict[str, object]:
-        """Return it as job reports carry it."""
-        return {"window": self.window, "error": self.kind, "reason": self.reason}
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the windows of a run: its commits in their order, what they did, and who failed, by window."""
+    """What became of the windows of a run: its commits in their order, what they did, and why windows failed."""
 
     commits: list[Committed] = field(default_factory=list)
-    results: list[CompactionResult] = field(default_factory=list)
+    results: list[Rewrite] = field(default_factory=list)
     failed: dict[Window, Failed] = field(default_factory=dict)
 
     def take(self, later: Outcome) -> None:
@@ -86,10 +75,14 @@ class Outcome:
         self.results.extend(later.results)
         self.failed.update({window: self.failed.get(window, failed) for window, failed in later.failed.items()})
 
+    def failed_by_start(self) -> list[tuple[Window, Failed]]:
+        """Return the windows that failed, ascending, the null window last, each with the first error."""
+        return sorted(self.failed.items(), key=lambda each: by_start(each[0]))
+
     def fail(self, windows: Sequence[Window], error: TidemarkError) -> None:
         """Record that the windows failed; what a window failed of first stays."""
         for window in windows:
-            self.failed.setdefault(window, Failed(window, error.kind, str(error)))
+            self.failed.setdefault(window, Failed.of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +98,14 @@ class Executed:
         return self.operation.window
 
     @property
-    def result(self) -> CompactionResult | None:
+    def result(self) -> Rewrite | None:
         """What it made, None when it failed."""
-        return CompactionResult.from_json(self.answer["result"]) if "result" in self.answer else None
+        return Rewrite.from_json(self.answer["result"]) if "result" in self.answer else None
+
+    @property
+    def failed(self) -> Failed | None:
+        """Why it failed, None when it did not."""
+        return Failed.from_object(self.answer["failed"]) if "failed" in self.answer else None
 
 
 def grouped(operations: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> list[list[MergeOperation]]:
@@ -167,8 +165,8 @@ def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bo
                 single = [each for answer in answers for each in answer["answers"]]
                 merges = [Executed(operation, answer) for operation, answer in zip(group, single, strict=True)]
                 settle(job, merges, outcome)
-    for each in outcome.failed.values():
-        LOG.warning("window %s was not compacted: %s: %s", each.window, each.kind, each.reason)
+    for window, failed in outcome.failed.items():
+        LOG.warning("window %s was not compacted: %s: %s", window, failed.kind, failed.message)
     return outcome
 
 
@@ -190,9 +188,8 @@ def settle(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
 
 def _note_failures(merges: Sequence[Executed], outcome: Outcome) -> None:
     for each in merges:
-        if failed := each.answer.get("failed"):
-            error = Failed(each.window, failed["kind"], failed["message"], failed["lasting"])
-            outcome.failed.setdefault(each.window, error)
+        if each.failed is not None:
+            outcome.failed.setdefault(each.window, each.failed)
 
 
 def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
@@ -217,7 +214,6 @@ def _commit(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
 
 
 def _skips(job: JobRun, merge: Executed) -> Sequence[Action]:
-    failed = merge.answer.get("failed")
-    if failed is None or not failed["lasting"]:
+    if merge.failed is None or not merge.failed.lasting:
         return []
-    return skips_of(job.before, merge.operation, failed["message"], job.table.log.clock.now_ms())
+    return skips_of(job.before, merge.operation, merge.failed.message, job.table.log.clock.now_ms())

@@ -34,7 +34,7 @@ from pipelines.commands import (
     versions,
     writing,
 )
-from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.errors import InvalidInput, TidemarkError, typed
 
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Tables": {
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # noqa: BLE001  # the edge of the process: programs get their contract, people a traceback
         traceback.print_exception(error)
-        return _failed(TidemarkError(f"{type(error).__name__}: {error}"), as_json=as_json)
+        return _failed(typed(error), as_json=as_json)
     return code if isinstance(code, int) else 0
 
 

@@ -133,6 +133,11 @@ class Interrupted(TidemarkError):
     exit_code = 130
 
 
+def typed(error: Exception) -> TidemarkError:
+    """Return the error itself, or for one that Tidemark has no name for a plain error that says its class and text."""
+    return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
+
+
 def error_of(kind: str, message: str) -> TidemarkError:
     """Return the error of this kind, as it was raised in another process; an unknown kind is a plain error."""
     classes = [TidemarkError]

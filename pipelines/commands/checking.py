@@ -62,11 +62,11 @@ def audit(
     Ends with 0 when nothing is violated, else with 4.
     """
     from jobs.audit import run
-    from jobs.request import JobRequest
+    from jobs.audit_request import AuditRequest
     from jobs.spark import Spark
 
     chosen = windows(window, start, end, everything=False)
-    request = JobRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)
+    request = AuditRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)
     with Spark(master) as spark:
         done = run(request, spark)
     _show_audit(done, as_json=as_json)

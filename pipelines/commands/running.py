@@ -11,8 +11,9 @@ from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from jobs.report import JobReport
-    from jobs.request import JobRequest, WindowRange
+    from jobs.request import JobRequest
     from jobs.spark import Spark
+    from jobs.window_range import WindowRange
 
 
 def run_job(run: Callable[[JobRequest, Spark], JobReport], request: JobRequest, *, as_json: bool) -> None:
@@ -31,7 +32,7 @@ def waiting_ms(wait: str | None) -> int:
 
 def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:
     """Return the windows that the options choose, all without any. Raises `InvalidInput` when they contradict."""
-    from jobs.request import window_range
+    from jobs.window_range import window_range
 
     if everything and (window, start, end) != (None, None, None):
         raise InvalidInput("give either --all or windows (--window, --from, --to), not both")

@@ -192,5 +192,10 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
     for each in candidates:
         output.json_line(each if each["key"] not in gone else {**each, "deleted": True})
     figures = {"requests": dict(done.requests), "seconds": done.seconds}
-    summary = {"status": done.status, "version": done.version, "candidates": len(candidates), "bytes": done.bytes_in}
+    summary = {
+        "status": done.status,
+        "version": done.version,
+        "candidates": len(candidates),
+        "bytes": done.figures.bytes_in,
+    }
     output.json_line({"summary": {**summary, **details, **figures}})

@@ -20,7 +20,7 @@ from storage_core.compaction.invariants import (
     scope_faults,
     union_schema,
 )
-from storage_core.compaction.retained import RetainedMerge
+from storage_core.compaction.retained_merges import RetainedMerge
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.compaction.kernel import Runs, merge_order
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
@@ -28,6 +28,7 @@ from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
 from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.rewrite import Rewrite
 from storage_core.split.vectors import positions, rows_gone_of_each, vector_for
 
 _logger = logging.getLogger(__name__)
@@ -50,9 +51,7 @@ class CarryOver:
     the checks of the commit.
     """
 
-    def __init__(
-        self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, CompactionResult]], *, ids: Ids
-    ) -> None:
+    def __init__(self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, Rewrite]], *, ids: Ids) -> None:
         self._store = store
         self._merges = [_Carried(store, ids, operation, result.adds) for operation, result in merges]
         self._last: tuple[int, Sequence[Action]] | None = None

@@ -19,7 +19,7 @@ import pyarrow as pa
 from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, order_of
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
@@ -31,6 +31,7 @@ from storage_core.split.encode import decoded
 from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.lineage import Lineage
 from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.rewrite import Rewrite
 from storage_core.split.writer import SplitHead
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _logger = logging.getLogger(__name__)
 _IN_MEMORY_BYTES = 64 * 2**20
 
 
-def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: int) -> CompactionResult:
+def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: int) -> Rewrite:
     """Merge the inputs into as few sorted splits as the target size allows and return the actions that swap them.
 
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
@@ -139,10 +140,7 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
         yield [open_split(store, add, as_dictionary=True, spool=Path(folder)) for add in adds]
 
 
-def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> CompactionResult:
-    rows_out = sum(add.numRecords or 0 for add in outputs)
-    if rows_in != rows_out:
-        raise Corrupt(f"MC-1: {rows_in} rows were read and {rows_out} written; do not commit the outputs")
+def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:
     removes = (
         Remove(
             path=add.path,
@@ -153,11 +151,8 @@ def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, 
         )
         for add in operation.inputs
     )
-    return CompactionResult(
-        adds=tuple(replace(add, dataChange=False) for add in outputs),
-        removes=tuple(removes),
-        rows_in=rows_in,
-        rows_out=rows_out,
-        bytes_in=sum(add.size for add in operation.inputs),
-        bytes_out=sum(add.size for add in outputs),
-    )
+    adds = (replace(add, dataChange=False) for add in outputs)
+    result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in)
+    if rows_in != result.rows_out:
+        raise Corrupt(f"MC-1: {rows_in} rows were read and {result.rows_out} written; do not commit the outputs")
+    return result

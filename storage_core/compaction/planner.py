@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage_core.compaction import policy
 from storage_core.compaction.groups import Grouped, group
-from storage_core.compaction.merges import MOST_INPUTS, Merges, bounded
+from storage_core.compaction.merges import Merges, bounded
 from storage_core.compaction.policy import Mode, Rules
 from storage_core.compaction.scope import Scope
 from storage_core.compaction.skips import active_skips
@@ -27,29 +27,6 @@ from storage_core.split.context import SplitContext, context_of
 
 PART_INPUTS = 5_000
 """How many splits of a plan are records at a time: with bounds of one column 17 MB, of ten 45."""
-
-
-def plan(
-    snapshot: Snapshot,
-    *,
-    windows: Collection[int | None] | None = None,
-    now_ms: int | None = None,
-    mode: Mode = Mode.FINALIZE,
-    most_inputs: int = MOST_INPUTS,
-    retry_skipped: bool = False,
-) -> list[MergeOperation]:
-    """Return the merges worth doing, ordered by window with the null window last; the same snapshot, the same plan.
-
-    `windows` limits the plan to those window starts (None: the bucket of null timestamps, and tables without windows).
-    Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
-    commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. A plan ends
-    with the merge by which it has `most_inputs`; every window has its first merge before one has its second, and the
-    rest is the next plan's.
-    Deletion vectors are applied. Rows that are deleted from then on never come back (lesson 26): `carry_over` hides
-    them in the outputs, and without it the commit fails.
-    """
-    chosen = choose(snapshot, windows=windows, now_ms=now_ms, mode=mode, retry_skipped=retry_skipped)
-    return chosen.first(most_inputs).operations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +83,15 @@ def choose(
     mode: Mode = Mode.FINALIZE,
     retry_skipped: bool = False,
 ) -> Chosen:
-    """Return all merges worth doing, of which `plan` makes operations; it says what the arguments mean."""
+    """Return all merges worth doing, ordered by window with the null window last; the same snapshot, the same merges.
+
+    `windows` limits them to those window starts (None: the bucket of null timestamps, and tables without windows).
+    Splits with a mergeskip of this operation that has not run out at `now_ms` (default: the time of the snapshot's
+    commit) are left out unless `retry_skipped`, as are those whose sort schema does not fit the table now. Of very many
+    merges one run does those of `Chosen.first`; the rest is the next run's.
+    Deletion vectors are applied. Rows that are deleted from then on never come back (lesson 26): `carry_over` hides
+    them in the outputs, and without it the commit fails.
+    """
     at_ms = snapshot.timestamp if now_ms is None else now_ms
     skipped = frozenset[str]() if retry_skipped else active_skips(snapshot.mergeskips.values(), at_ms)
     found = group(snapshot, windows=windows, skipped=skipped, now_ms=at_ms)

@@ -1,4 +1,4 @@
-"""One piece of compaction as it is handed out, and its answer, both as JSON (design page 04).
+"""One piece of compaction as it is handed out, as JSON (design page 04); its answer is a `split.rewrite.Rewrite`.
 
 Tasks of Spark import this and what `execute` needs; how the work was chosen (`planner`) stays on the driver.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from storage_core.log.action_json import read_actions, write_actions
-from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.actions import Add
 from storage_core.split.context import SplitContext
 
 OPERATION = "COMPACT"
@@ -48,36 +47,3 @@ class MergeOperation:
         body = json.loads(text)
         inputs = read_actions(body["inputs"], Add, "merge operation")
         return MergeOperation(body["window"], inputs, SplitContext.from_json(body["context"]), body["mergeOps"])
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
-    """What to commit, and what it cost. Bytes are encoded file sizes. Travels as JSON."""
-
-    adds: tuple[Add, ...]
-    removes: tuple[Remove, ...]
-    rows_in: int
-    rows_out: int
-    bytes_in: int
-    bytes_out: int
-
-    @property
-    def actions(self) -> list[Action]:
-        """The actions that must go into one commit."""
-        return [*self.removes, *self.adds]
-
-    def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal result."""
-        body = {
-            "adds": write_actions(self.adds),
-            "removes": write_actions(self.removes),
-            "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
-        }
-        return json.dumps(body, sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> CompactionResult:
-        """Return the result that `to_json` wrote."""
-        body: dict[str, Any] = json.loads(text)
-        adds = read_actions(body["adds"], Add, "compaction result")
-        return CompactionResult(adds, read_actions(body["removes"], Remove, "compaction result"), *body["figures"])

@@ -34,6 +34,7 @@ from storage_core.region.tail import known_regions
 from storage_core.rows import fold
 from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange
+from storage_core.split.rewrite import Rewrite
 from storage_core.split.vectors import rows_gone, vector_for
 from storage_core.split.write import sort_and_write
 
@@ -102,14 +103,9 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         lineage=_lineage(work, found, ids),
     )
     result = MergeResult(
-        adds=tuple(adds),
+        rewrite=Rewrite(adds=tuple(adds), removes=removes, rows_in=records.num_rows + read.num_rows),
         marks=marks,
-        removes=removes,
         merged=merged,
-        rows_in=records.num_rows + read.num_rows,
-        rows_out=sum(add.numRecords or 0 for add in adds),
-        bytes_in=sum(each.size or 0 for each in removes),
-        bytes_out=sum(add.size for add in adds),
     )
     _logger.info(
         "region %s: merged generations %d to %d: %d rows in, %d superseded in %d splits, %d splits written, not "
@@ -117,7 +113,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         work.region,
         work.after + 1,
         merged.generation,
-        result.rows_in,
+        result.rewrite.rows_in,
         sum(each.hit for each in found),
         len(found),
         len(adds),
@@ -149,9 +145,9 @@ def actions_of(store: ObjectStore, results: Sequence[MergeResult], *, ids: Ids, 
         for add in each.marks:
             marks.setdefault(add.path, []).append(add)
     return [
-        *(removed for each in results for removed in each.removes),
+        *(removed for each in results for removed in each.rewrite.removes),
         *(_united(store, adds, ids=ids, now_ms=now_ms) for adds in marks.values()),
-        *(add for each in results for add in each.adds),
+        *(add for each in results for add in each.rewrite.adds),
         *(each.merged for each in results),
     ]
 

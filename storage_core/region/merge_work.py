@@ -9,9 +9,10 @@ from typing import Any
 
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.log.action_json import read_action, read_actions, write_actions
-from storage_core.log.actions import Action, Add, MergedGenerations, Remove, to_json_object
+from storage_core.log.actions import Action, Add, MergedGenerations, to_json_object
 from storage_core.log.requirements import MergeProgress
 from storage_core.split.context import SplitContext
+from storage_core.split.rewrite import Rewrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +69,13 @@ class MergeWork:
 class MergeResult:
     """What a merge wrote and has to commit. Travels as JSON.
 
-    `adds` are new splits, `marks` live ones with a longer deletion vector, `removes` those of which no row is left.
-    Rows in are records and the base rows that patches took values from; bytes are of splits.
+    `rewrite` has new splits, and removes those of which no row is left; `marks` are live ones with a longer deletion
+    vector. Rows in are records and the base rows that patches took values from.
     """
 
-    adds: tuple[Add, ...]
+    rewrite: Rewrite
     marks: tuple[Add, ...]
-    removes: tuple[Remove, ...]
     merged: MergedGenerations
-    rows_in: int
-    rows_out: int
-    bytes_in: int
-    bytes_out: int
 
     @property
     def actions(self) -> list[Action]:
@@ -87,16 +83,14 @@ class MergeResult:
 
         Those of several regions: `merge.actions_of`.
         """
-        return [*self.removes, *self.marks, *self.adds, self.merged]
+        return [*self.rewrite.removes, *self.marks, *self.rewrite.adds, self.merged]
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal result."""
         body = {
-            "adds": write_actions(self.adds),
+            "rewrite": self.rewrite.to_object(),
             "marks": write_actions(self.marks),
-            "removes": write_actions(self.removes),
             "merged": to_json_object(self.merged),
-            "figures": [self.rows_in, self.rows_out, self.bytes_in, self.bytes_out],
         }
         return json.dumps(body, sort_keys=True)
 
@@ -104,14 +98,8 @@ class MergeResult:
     def from_json(text: str) -> MergeResult:
         """Return the result that `to_json` wrote."""
         body: Mapping[str, Any] = json.loads(text)
-        rows_in, rows_out, bytes_in, bytes_out = body["figures"]
         return MergeResult(
-            adds=read_actions(body["adds"], Add, "merge result"),
+            rewrite=Rewrite.from_object(body["rewrite"]),
             marks=read_actions(body["marks"], Add, "merge result"),
-            removes=read_actions(body["removes"], Remove, "merge result"),
             merged=read_action(body["merged"], MergedGenerations, "merge result"),
-            rows_in=rows_in,
-            rows_out=rows_out,
-            bytes_in=bytes_in,
-            bytes_out=bytes_out,
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.planner import plan as plan_compaction
 from storage_core.compaction.work import OPERATION
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import TidemarkError
@@ -29,6 +28,7 @@ from storage_core.region.spec import Region
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.merge_plan import plan as plan_compaction
 
 SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), ("status", pa.int32()), ("text", pa.string())])
 INDEX = IndexDefinition("by_status", "bitmap", ("status",))

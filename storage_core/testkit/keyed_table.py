@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from storage_core.compaction import planner
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import OPERATION
@@ -30,6 +29,7 @@ from storage_core.rows.schema import conform, to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import sort_and_write
+from storage_core.testkit import merge_plan
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 
@@ -107,7 +107,7 @@ class KeyedTable:
         `meanwhile` acts when everything is written and nothing committed.
         """
         snapshot = self.snapshot
-        operations = planner.plan(snapshot)
+        operations = merge_plan.plan(snapshot)
         results = [execute(self.store, each, ids=self.ids, now_ms=self.clock.now_ms()) for each in operations]
         if not results:
             return None

@@ -13,14 +13,14 @@ import pytest
 from examples.datasets import access_log_lines
 from jobs import catch_up, compact, ingest
 from jobs.report import JobReport
-from jobs.request import JobRequest, WindowRange, window_range
+from jobs.request import JobRequest
 from jobs.spark import Spark
+from jobs.window_range import EVERY_WINDOW, WindowRange, window_range
 from storage_core import Table
 from tests.e2e.raw_access_log import Line, Log, read
 
 REPOSITORY = Path(__file__).parents[2]
 LATE_FILE = "4-late.log"
-EVERY_WINDOW = WindowRange()
 
 
 @dataclass(frozen=True, slots=True)

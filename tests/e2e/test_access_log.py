@@ -110,13 +110,14 @@ def test_a_report_counts_every_put_and_every_byte_of_all_tasks(story: Story) -> 
     leases = {"landed": 0, "compacted": 1, "late": 0, "whole": 1, "caught_up": 2}  # one per compaction and per index
     for name, prefix in kept.items():
         report, files = story.steps[name].report, story.steps[name].new_files
+        figures = report.figures
         results = {key: size for key, size in files.items() if key.startswith(prefix)}
         made = [key for key in files if not key.startswith("_locks/")]
         assert report.status == "committed"
         # But for leases nothing is replaced, so each PUT made one file: the results, one version, the quarantine.
         assert report.requests["put"] == len(made) + leases[name], name
-        assert (report.splits_out, report.bytes_out) == (len(results), sum(results.values())), name
-        assert report.requests["get"] >= report.splits_in, name
+        assert (figures.splits_out, figures.bytes_out) == (len(results), sum(results.values())), name
+        assert report.requests["get"] >= figures.splits_in, name
         assert 0 < report.spark_seconds <= report.seconds, name
 
 
@@ -125,11 +126,11 @@ def test_a_report_and_the_history_of_the_table_give_the_same_figures(story: Stor
     for step in story.steps.values():
         entry, report = history[step.report.version], step.report
         assert entry.commit_id == report.commit_id
-        assert dict(entry.metrics) == {name: getattr(report, name) for name in entry.metrics}
-    whole = story.steps["whole"].report
+        assert dict(entry.metrics) == report.figures.as_mapping()
+    whole = story.steps["whole"].report.figures
     assert whole.rows_in == whole.rows_out
     assert whole.splits_in - whole.splits_out == len(live_files(story, "half")) - len(live_files(story, "whole"))
-    landed = story.steps["landed"].report
+    landed = story.steps["landed"].report.figures
     assert (landed.rows_in, landed.rows_out) == (9_565, 9_564)
 
 

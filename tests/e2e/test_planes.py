@@ -119,7 +119,7 @@ def test_the_planes_after_updates_and_deletes_are_those_of_the_csv_file_treated_
     assert fleet.rows("snapshot") == {}
 
     report = fleet.run(merge.run, spark)
-    assert (report.status, report.rows_out) == ("committed", len(flushed))
+    assert (report.status, report.figures.rows_out) == ("committed", len(flushed))
     assert fleet.rows("snapshot") == flushed
     assert fleet.rows("latest") == fleet.expected
     assert fleet.run(merge.run, Spark()).status == "nothing_to_do"

@@ -16,10 +16,10 @@ from pipelines.catalog import build_definitions
 from pipelines.tables import read_tables
 from storage_core import Table
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.declaration import load
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Remove
+from storage_core.testkit.merge_plan import plan
 
 pytestmark = pytest.mark.dagster
 

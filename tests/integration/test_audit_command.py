@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import jobs.audit
-from jobs.request import JobRequest, WindowRange, parse, parser, to_argv
+from jobs.audit_request import AuditRequest, parse, to_argv
+from jobs.request import parser
 from jobs.spark import Spark
+from jobs.window_range import WindowRange
 from pipelines.cli import main
 from storage_core import Table
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Remove
 from storage_core.split.context import context_of
@@ -24,6 +25,7 @@ from storage_core.split.lineage import Lineage
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import SCHEMA
+from storage_core.testkit.merge_plan import plan
 
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
 WINDOW = int(START.timestamp())
@@ -144,7 +146,7 @@ def test_the_job_reports_findings_and_succeeds(table: Table, capsys: pytest.Capt
 
 @pytest.mark.parametrize("limit", [{"since": 0}, {"commits": 3}, {"last_run": True}])
 def test_a_request_travels_as_arguments(limit: dict[str, Any]) -> None:
-    request = replace(JobRequest(table_uri="t", windows=WindowRange(1, 2)), **limit)
+    request = replace(AuditRequest(table_uri="t", windows=WindowRange(1, 2)), **limit)
     assert parse(parser("audit", "").parse_args(to_argv(request))) == request
 
 
@@ -152,7 +154,7 @@ def test_a_request_travels_as_arguments(limit: dict[str, Any]) -> None:
 def test_spark_finds_what_this_process_finds(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     lose_a_row(table)
-    request = JobRequest(table_uri=table.uri)
+    request = AuditRequest(table_uri=table.uri)
     with Spark("local[2]") as spark:
         here = jobs.audit.run(request, spark)
         monkeypatch.setattr(jobs.audit, "DRIVER_BYTES", 0)

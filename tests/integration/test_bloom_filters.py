@@ -11,8 +11,8 @@ import pytest
 
 from storage_core import Table
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.errors import InvalidInput
+from storage_core.testkit.merge_plan import plan
 
 SCHEMA = pa.schema(
     [

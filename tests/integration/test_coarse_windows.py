@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from storage_core import Table
-from storage_core.compaction import planner
 from storage_core.compaction.execute import execute
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.read.predicate import col
+from storage_core.testkit import merge_plan
 
 HOUR = 3600
 HOURS = (2, 3, 4, 6, 8, 12, 24)
@@ -62,7 +62,7 @@ def test_rows_lie_in_windows_aligned_to_the_epoch_and_a_compaction_leaves_one_sp
     windows = sorted({second // seconds * seconds for second in edges})
     assert [each["window_start"] for each in table.files()] == sorted(windows * 2)
 
-    operations = planner.plan(table.snapshot)
+    operations = merge_plan.plan(table.snapshot)
     assert [each.window for each in operations] == windows
     results = [execute(table.store, each, ids=table.log.ids, now_ms=1) for each in operations]
     actions: list[Action] = [action for each in results for action in each.actions]

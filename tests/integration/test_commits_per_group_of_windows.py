@@ -16,19 +16,20 @@ import pytest
 
 from jobs import compact, tasks
 from jobs.report import report_of
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Bounds, Executed, Outcome, compact_groups, grouped, settle
+from jobs.window_range import WindowRange
 from storage_core import Table
 from storage_core.compaction import planner
-from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt, Fenced
 from storage_core.lease import break_lease
 from storage_core.log.actions import Remove
 from storage_core.log.snapshot import Snapshot
+from storage_core.testkit.merge_plan import plan
 from tests.integration.halved_split import halve_split, repair
 
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
@@ -113,8 +114,8 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
         gone = merges[1].operation.inputs[0].path
         table.log.commit(table.snapshot, [Remove(path=gone, deletionTimestamp=1)], operation="DELETE")
         settle(job, merges, outcome)
-    assert [(each.window, each.kind) for each in outcome.failed.values()] == [(WINDOWS[1], "conflict")]
-    assert gone in outcome.failed[WINDOWS[1]].reason
+    assert {window: each.kind for window, each in outcome.failed.items()} == {WINDOWS[1]: "conflict"}
+    assert gone in outcome.failed[WINDOWS[1]].message
     assert [each.windows for each in outcome.commits] == [tuple(each for each in WINDOWS if each != WINDOWS[1])]
     assert splits_by_window(table.uri) == [1] * 5
     assert gone not in Table.open(table.uri).snapshot.splits
@@ -145,7 +146,7 @@ def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table
         outcome = compact_groups(job, operations, IN_PAIRS)
     assert outcome.failed.keys() == {WINDOWS[1]}
     assert outcome.failed[WINDOWS[1]].kind == "corrupt"
-    assert file.name in outcome.failed[WINDOWS[1]].reason
+    assert file.name in outcome.failed[WINDOWS[1]].message
     done = [window for each in outcome.commits for window in each.windows]
     assert sorted(str(each) for each in done) == [str(each) for each in WINDOWS if each != WINDOWS[1]]
     assert sorted(each.version for each in outcome.commits) == [3, 4, 5]

@@ -15,8 +15,9 @@ import pytest
 
 from jobs import compact, merge
 from jobs.report import JobReport
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
+from jobs.window_range import WindowRange
 from storage_core.compaction.audit import audit
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict

@@ -12,10 +12,7 @@ Then a second attempt of a task runs beside the first, and an executor is killed
 from __future__ import annotations
 
 import io
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import collect
-from jobs.code_archive import ROOT
-from jobs.request import JobRequest, to_argv
+from jobs.request import JobRequest
 from jobs.spark import Spark
 from storage_core import Table
 from storage_core.log.actions import Add
@@ -38,6 +34,7 @@ from storage_core.testkit.copies import copy_into
 from storage_core.testkit.s3_server import S3Server
 from storage_core.testkit.standalone_cluster import StandaloneCluster
 from storage_core.testkit.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
+from tests.integration.job_command import run_command
 from tests.integration.troubled_compaction import lose_the_executor, straggle, undisturbed
 
 pytestmark = pytest.mark.spark
@@ -95,7 +92,7 @@ def on_cluster(cluster: StandaloneCluster, original: MemoryStore, s3: S3Server) 
     """Compacted by a driver of its own. It ends before the Connect server takes the cores of the cluster."""
     uri = copied(original, s3.uri(f"tables/{uuid4()}"))
     request = JobRequest(table_uri=uri, master=cluster.master)
-    return Compacted(uri, compact(request, cluster.driver_environment, *ALONE), cluster.tasks())
+    return Compacted(uri, run_command(request, cluster.driver_environment, *ALONE), cluster.tasks())
 
 
 @pytest.fixture(scope="module")
@@ -107,24 +104,6 @@ def server(cluster: StandaloneCluster, on_cluster: Compacted) -> str:
 def copied(original: MemoryStore, uri: str) -> str:
     copy_into(open_store(uri), original)
     return uri
-
-
-def compact(request: JobRequest, environment: Mapping[str, str], *program: object) -> dict[str, Any]:
-    """Run the job as a command, or another program that takes its arguments, and return the report."""
-    command = [str(each) for each in program or ("jobs.compact",)]
-    ended = subprocess.run(
-        [sys.executable, "-m", *command, *to_argv(request), "--json"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stderr[-4_000:]
-    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    assert report["status"] == "committed"
-    return report
 
 
 def through_connect(server: str) -> dict[str, str]:
@@ -158,8 +137,8 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     expected = rows_of(Table.open(here))
     reports = [
         on_cluster.report,
-        compact(JobRequest(table_uri=uri), through_connect(server), *ALONE),
-        compact(JobRequest(table_uri=here, master="local[2]"), os.environ),
+        run_command(JobRequest(table_uri=uri), through_connect(server), *ALONE),
+        run_command(JobRequest(table_uri=here, master="local[2]"), os.environ, "jobs.compact"),
     ]
     results = [outputs(each) for each in (on_cluster.uri, uri, here)]
     assert len(results[0]) == WINDOWS
@@ -174,7 +153,7 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
 def test_of_two_attempts_at_a_task_that_both_end_one_is_committed(server: str, uri: str, tmp_path: Path) -> None:
     expected, inputs = rows_of(Table.open(uri)), stored_splits(uri)
     trouble = ("tests.integration.troubled_compaction", straggle.__name__, tmp_path, LARGE)
-    report = compact(JobRequest(table_uri=uri), through_connect(server), *trouble)
+    report = run_command(JobRequest(table_uri=uri), through_connect(server), *trouble)
     second = (tmp_path / "attempt 2").read_text(encoding="utf-8").splitlines()
     assert (tmp_path / "attempt 1").exists(), "both wrote their files"
     assert len(second) == WINDOWS, "the small windows did not wait for the large one"
@@ -187,7 +166,7 @@ def test_a_task_whose_executor_is_lost_is_done_again(
     expected, inputs = rows_of(Table.open(uri)), stored_splits(uri)
     lost = sum(cluster.tasks("ExecutorLostFailure").values())
     trouble = ("tests.integration.troubled_compaction", lose_the_executor.__name__, tmp_path, LARGE)
-    report = compact(JobRequest(table_uri=uri), through_connect(server), *trouble)
+    report = run_command(JobRequest(table_uri=uri), through_connect(server), *trouble)
     assert sum(cluster.tasks("ExecutorLostFailure").values()) > lost, "an executor was lost with a task"
     assert_one_commit_and_orphans_for_the_collector(uri, expected, inputs, report)
 

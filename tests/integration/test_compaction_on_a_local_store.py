@@ -10,8 +10,8 @@ import pytest
 from storage_core.compaction.audit import audit
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import choose, plan
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.planner import choose
+from storage_core.compaction.work import MergeOperation
 from storage_core.errors import CommitConflict
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Action, Metadata, Remove
@@ -22,9 +22,11 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.split.rewrite import Rewrite
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 BATCHES = 5
 
@@ -71,7 +73,7 @@ def _compact(store: ObjectStore, log: TransactionLog, snapshot: Snapshot) -> Sna
     return _commit(log, snapshot, results)
 
 
-def _commit(log: TransactionLog, snapshot: Snapshot, results: list[CompactionResult]) -> Snapshot:
+def _commit(log: TransactionLog, snapshot: Snapshot, results: list[Rewrite]) -> Snapshot:
     actions: list[Action] = []
     for result in results:
         actions += [*result.removes, *result.adds]

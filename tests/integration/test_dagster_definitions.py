@@ -14,7 +14,7 @@ from dagster import AssetKey, Definitions, build_schedule_context, build_sensor_
 from assets.demands import MOST_PER_LOOK, demands
 from assets.launcher import PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
-from jobs.request import WindowRange
+from jobs.window_range import WindowRange
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
 from pipelines.instance import home

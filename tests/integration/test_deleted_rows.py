@@ -12,7 +12,6 @@ import pytest
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.keys import KeyKind, parse
@@ -21,6 +20,7 @@ from storage_core.index import catch_up
 from storage_core.log.deletion_vector import VectorStorage
 from storage_core.objectstore.contract import Overwrite
 from storage_core.table import Table
+from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_places, delete_where
 
 SCHEMA = pa.schema(
@@ -155,7 +155,7 @@ def test_a_restore_brings_them_back_and_changes_say_so(marked: Table) -> None:
 
 def test_a_compaction_leaves_them_out_for_good(marked: Table) -> None:
     marked.append([_row(n) for n in range(0, 6_500, 100)])
-    operations = planner.plan(marked.snapshot)
+    operations = merge_plan.plan(marked.snapshot)
     inputs = {add.path for operation in operations for add in operation.inputs}
     assert any(add.rows_gone for add in marked.snapshot.splits.values() if add.path in inputs)
     expected = _numbers(marked.scan().to_arrow())

@@ -18,7 +18,6 @@ import pytest
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.config import IndexDefinition, TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import keys
@@ -35,6 +34,7 @@ from storage_core.read.search import explain_search, search
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
+from storage_core.testkit import merge_plan
 from storage_core.testkit.ids import SeededIds
 
 ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"
@@ -74,7 +74,7 @@ class IndexedTable:
 
     def compact(self) -> None:
         actions: list[Action] = []
-        for operation in planner.plan(self.snapshot):
+        for operation in merge_plan.plan(self.snapshot):
             result = compaction.execute(self.store, operation, ids=self.ids, now_ms=2)
             actions += [*result.removes, *result.adds]
         assert actions

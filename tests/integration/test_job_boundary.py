@@ -18,8 +18,9 @@ from dagster_pipes import (
 from jobs import catch_up, ingest
 from jobs.command import main as command
 from jobs.report import JobReport
-from jobs.request import JobRequest, WindowRange
+from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
+from jobs.window_range import WindowRange
 from storage_core import Table
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
@@ -65,7 +66,7 @@ def listing(folder: Path) -> dict[str, int]:
 def test_a_dry_run_of_a_declared_table_that_does_not_exist_makes_none(tmp_path: Path, declared: JobRequest) -> None:
     before = listing(tmp_path)
     report = ingest.run(declared, Spark())
-    assert (report.status, report.bytes_in) == ("planned", 44)
+    assert (report.status, report.figures.bytes_in) == ("planned", 44)
     assert report.details == {"files": 1, "creates_table": True}
     assert listing(tmp_path) == before
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs import ingest
-from jobs.request import JobRequest, window_range
+from jobs.request import JobRequest
 from jobs.spark import Spark
+from jobs.window_range import window_range
 from storage_core import Table
 from storage_core.config import LatePolicy
 from storage_core.formats.quarantine_entry import SetAsideRows
@@ -62,11 +63,12 @@ def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path)
             assert visible == Counter(ids if policy == "accept" else ids - late)
             assert kept == Counter(late if policy == "quarantine" else ())
             figures = [
-                (each.rows_late_accepted, each.rows_late_quarantined, each.rows_late_dropped) for each in reports
+                (each.rows_late_accepted, each.rows_late_quarantined, each.rows_late_dropped)
+                for each in (report.figures for report in reports)
             ]
             assert tuple(map(sum, zip(*figures, strict=True))) == COUNTED[policy]
             assert sum(figures[0]) > 0
-            assert reports[1].rows_in == 102
+            assert reports[1].figures.rows_in == 102
             commits = [entry.metrics for entry in table.history() if entry.operation == "INGEST"]
             names = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
             assert [tuple(each[name] for name in names) for each in reversed(commits)] == figures

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from jobs.code_archive import ROOT
-from jobs.request import JobRequest, to_argv
+from jobs.request import JobRequest
 from storage_core import Table
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.keyed_table import KeyedTable
 from storage_core.testkit.s3_server import S3Server
 from storage_core.testkit.standalone_cluster import StandaloneCluster
+from tests.integration.job_command import run_command
 
 pytestmark = pytest.mark.spark
 
@@ -46,21 +43,6 @@ def merge_here(uri: str) -> None:
         pass
 
 
-def merged(request: JobRequest, environment: dict[str, str]) -> dict[str, Any]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "jobs.merge", *to_argv(request), "--json"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stderr[-4_000:]
-    report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return report
-
-
 def rows(uri: str) -> dict[int, str]:
     found = Table.open(uri).scan().to_arrow().to_pylist()
     by_id = {row["id"]: row["name"] for row in found}
@@ -82,7 +64,9 @@ def test_two_workers_that_know_no_checkout_merge_as_this_machine_does(s3_server:
             check=False,
         )
         assert "No module named 'storage_core'" in alone.stderr, "what a worker imports was sent to it"
-        report = merged(JobRequest(table_uri=on_cluster, master=cluster.master), cluster.driver_environment)
+        report = run_command(
+            JobRequest(table_uri=on_cluster, master=cluster.master), cluster.driver_environment, "jobs.merge"
+        )
         tasks = cluster.tasks()
     merge_here(here)
     assert rows(on_cluster) == rows(here) == expected

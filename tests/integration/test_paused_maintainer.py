@@ -29,7 +29,8 @@ from storage_core.testkit.s3_server import S3Server
 MAINTAINER = """
 import json, os, signal, sys
 from jobs.request import JobRequest
-from jobs.run import Figures, JobRun
+from jobs.figures import Figures
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.log.log import TransactionLog

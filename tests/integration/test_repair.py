@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.planner import plan as plan_compaction
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
 from storage_core.formats.keys import KeyKind, parse, tags_key, version_key
 from storage_core.fsck.check import fsck
@@ -42,6 +41,7 @@ from storage_core.testkit.every_kind import EveryKind, answers, every_kind
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.merge_plan import plan as plan_compaction
 
 
 @cache

@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.cli import main
 from storage_core.clock import SystemClock
-from storage_core.compaction import execute, planner
+from storage_core.compaction import execute
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.gc.collect import collect
 from storage_core.ids import SystemIds
@@ -24,6 +24,7 @@ from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_calls import Retries
 from storage_core.objectstore.s3_location import parse_s3_uri
 from storage_core.table import Table
+from storage_core.testkit import merge_plan
 from storage_core.testkit.s3_server import Answer, HttpFault, S3Server, Step
 
 KEY_CANARY = "canary0key"
@@ -93,7 +94,7 @@ def test_the_life_of_a_table_leaves_no_secret_in_it_nor_in_our_logs(
     table = Table.create(uri, SCHEMA)
     for start in (0, 10):
         table.append([{"a": each, "b": f"b{each}"} for each in range(start, start + 10)])
-    (operation,) = planner.plan(table.snapshot)
+    (operation,) = merge_plan.plan(table.snapshot)
     clock, ids = SystemClock(), SystemIds()
     done = execute.execute(table.store, operation, ids=ids, now_ms=clock.now_ms())
     table.log.commit(table.snapshot, done.actions, operation="COMPACT")

@@ -9,11 +9,11 @@ import pytest
 
 from storage_core.compaction.audit import audit
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.table import Table
+from storage_core.testkit.merge_plan import plan
 
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
 DECLARATION = """

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from storage_core.compaction.audit import audit
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import choose, plan
+from storage_core.compaction.planner import choose
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import HOUR_SECONDS, SCHEMA, context, events, instant, snapshot
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 Row = Mapping[str, Any]
 

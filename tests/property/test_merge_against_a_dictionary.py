@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
 from storage_core.read.relation import Verified, session, splits_relation
+from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import KeyedTable
 
 SCHEMA = pa.schema(
@@ -123,7 +123,7 @@ class Model:
     def compact(self) -> None:
         snapshot = self.table.snapshot
         actions: list[Action] = []
-        for operation in planner.plan(snapshot):
+        for operation in merge_plan.plan(snapshot):
             actions += compaction.execute(self.table.store, operation, ids=self.table.ids, now_ms=1).actions
         if actions:
             self.table.log.commit(snapshot, actions, operation="COMPACT")

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.planner import plan
 from storage_core.config import TableConfig
 from storage_core.formats.keys import LOG_PREFIX, version_key
 from storage_core.fsck.repair import repair
@@ -25,6 +24,7 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from storage_core.testkit.merge_plan import plan
 
 Step = str
 STEPS = st.lists(

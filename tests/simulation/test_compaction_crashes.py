@@ -15,7 +15,6 @@ from functools import cache
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import planner
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown
 from storage_core.formats.keys import KeyKind, parse
@@ -26,6 +25,7 @@ from storage_core.log.history import HistoryEntry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.testkit import merge_plan
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.deleted_rows import delete_where
@@ -209,7 +209,7 @@ def _judge(name: str, left: MemoryStore, *, committed: bool) -> None:
     orphans = _files(left) - _named(table.snapshot) - _files(start(name))
     _require_sound(left, orphans)
     assert (table.compact() is None) == committed, "a run that committed left nothing to do"
-    assert planner.plan(table.snapshot) == []
+    assert merge_plan.plan(table.snapshot) == []
     assert _compactions(left) == 1
     assert numbers(left) == expected
     assert orphans.isdisjoint(_named(table.snapshot)), "nobody takes up what another run left behind"

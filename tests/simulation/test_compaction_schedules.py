@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from storage_core.compaction import planner
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
 from storage_core.fsck.check import fsck
@@ -23,6 +22,8 @@ from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.split.rewrite import Rewrite
+from storage_core.testkit import merge_plan
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
@@ -48,7 +49,7 @@ class Running:
     table: KeyedTable
     store: FaultStore
     snapshot: Snapshot
-    merges: list[tuple[MergeOperation, CompactionResult]]
+    merges: list[tuple[MergeOperation, Rewrite]]
 
     @property
     def inputs(self) -> set[str]:
@@ -130,7 +131,7 @@ class World:
         self._endanger(store, 30)
         try:
             snapshot = table.snapshot
-            operations = planner.plan(snapshot)
+            operations = merge_plan.plan(snapshot)
             done = [(each, execute(store, each, ids=table.ids, now_ms=table.clock.now_ms())) for each in operations]
         except Crash:
             self.met["a compaction ended before its commit"] += 1

@@ -16,7 +16,6 @@ from typing import Protocol
 import pyarrow as pa
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.planner import plan as plan_compaction
 from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import SnapshotExpired
 from storage_core.formats.history_token import decode
@@ -33,6 +32,7 @@ from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from storage_core.testkit.merge_plan import plan as plan_compaction
 from storage_core.testkit.paged_history import folded, page_of
 
 SEEDS = int(os.environ.get("TIDEMARK_HISTORY_SEEDS", "8"))

@@ -11,12 +11,12 @@ from functools import cache, partial
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.errors import CommitConflict
 from storage_core.formats.keys import version_key
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
+from storage_core.testkit import merge_plan
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
 from storage_core.testkit.ids import SeededIds
@@ -85,7 +85,8 @@ def test_the_merge_of_the_matrix_does_all_that_a_merge_can_do() -> None:
     store = copy_of(start())
     (work,) = merge.plan(store, _process(store, 2).snapshot)
     result = _process(store, 2).execute(work)
-    assert (len(work.generations), len(result.marks), len(result.removes), len(result.adds)) == (2, 1, 2, 1)
+    rewrite = result.rewrite
+    assert (len(work.generations), len(result.marks), len(rewrite.removes), len(rewrite.adds)) == (2, 1, 2, 1)
 
 
 @pytest.mark.parametrize("side", list(CrashFault))
@@ -128,7 +129,7 @@ def _others_go_on(store: MemoryStore, expected: Rows) -> None:
         writer.flush()
     assert table.merge() is not None
     snapshot = table.snapshot
-    for operation in planner.plan(snapshot):
+    for operation in merge_plan.plan(snapshot):
         done = compaction.execute(store, operation, ids=table.ids, now_ms=1)
         table.log.commit(snapshot, done.actions, operation="COMPACT")
     rows = {**expected, "x1": {**_plane("x1", 9), "model": "m"}}

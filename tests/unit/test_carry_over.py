@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt
@@ -27,6 +26,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.read import read_split
+from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_places, delete_where
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
@@ -321,7 +321,7 @@ def test_an_input_that_left_the_table_is_a_conflict_also_beside_deletes() -> Non
 def test_an_output_that_does_not_hold_the_rows_where_the_order_says_is_never_marked() -> None:
     table = table_of(SEVERAL)
     snapshot = table.snapshot
-    (operation,) = planner.plan(snapshot)
+    (operation,) = merge_plan.plan(snapshot)
     result = compaction.execute(table.store, operation, ids=table.ids, now_ms=1)
     assert len(result.adds) > 1
     wrong = replace(result, adds=tuple(reversed(result.adds)))
@@ -336,7 +336,7 @@ def test_an_output_that_does_not_hold_the_rows_where_the_order_says_is_never_mar
 def test_outputs_of_other_rows_than_those_of_the_inputs_are_never_marked() -> None:
     table = table_of(SEVERAL)
     snapshot = table.snapshot
-    (operation,) = planner.plan(snapshot)
+    (operation,) = merge_plan.plan(snapshot)
     result = compaction.execute(table.store, operation, ids=table.ids, now_ms=1)
     delete_places(table.log, {operation.inputs[1].path: [5]})
     carry = CarryOver(table.store, [(operation, replace(result, adds=result.adds[1:]))], ids=table.ids)
@@ -364,7 +364,7 @@ def test_a_commit_beside_nobody_or_an_append_costs_no_request_more() -> None:
             store = FaultStore(objects)
             process = KeyedTable(store, ids=SeededIds(5), clock=table.clock)
             snapshot = process.snapshot
-            (operation,) = planner.plan(snapshot)
+            (operation,) = merge_plan.plan(snapshot)
             result = compaction.execute(store, operation, ids=process.ids, now_ms=1)
             if append:
                 table.append([row(5_000)])

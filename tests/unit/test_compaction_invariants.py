@@ -15,9 +15,8 @@ from storage_core.compaction.audit import audit
 from storage_core.compaction.columns import require_same_values, route, same_values
 from storage_core.compaction.execute import execute, merge, require_merged
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import plan
 from storage_core.compaction.policy import SEALED
-from storage_core.compaction.work import CompactionResult, MergeOperation
+from storage_core.compaction.work import MergeOperation
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
@@ -25,9 +24,11 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split, read_split
+from storage_core.split.rewrite import Rewrite
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 NAN = float("nan")
 FIRST = [
@@ -218,7 +219,7 @@ def test_the_result_says_what_was_swapped_and_travels_as_json(store: MemoryStore
     assert {(remove.dataChange, remove.deletionTimestamp) for remove in result.removes} == {(False, 77)}
     assert (result.rows_in, result.rows_out) == (4, 4)
     assert (result.bytes_in, result.bytes_out) == (sum(each.size for each in operation.inputs), add.size)
-    assert CompactionResult.from_json(result.to_json()) == result
+    assert Rewrite.from_json(result.to_json()) == result
 
 
 def test_the_outputs_record_the_number_of_merges_that_the_plan_gives_them(store: MemoryStore) -> None:

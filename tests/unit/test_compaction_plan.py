@@ -10,7 +10,7 @@ import pytest
 from storage_core.compaction import planner
 from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Reason
-from storage_core.compaction.planner import choose, plan
+from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED, Mode
 from storage_core.compaction.scope import scope_of
 from storage_core.compaction.work import MergeOperation
@@ -19,6 +19,7 @@ from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
 from storage_core.testkit.events import CONFIG, TABLE_ID, context, snapshot
+from storage_core.testkit.merge_plan import plan
 
 
 def _add(name: str, window: int | None = 0, *, size: int = 1000) -> Add:

@@ -17,13 +17,14 @@ import pytest
 
 from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Merge
-from storage_core.compaction.planner import choose, plan
+from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.many_splits import snapshot_of_many, with_splits
+from storage_core.testkit.merge_plan import plan
 
 SPLITS = 40_000
 FEW_INPUTS = 200

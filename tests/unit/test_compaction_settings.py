@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.compaction.planner import plan
 from storage_core.compaction_settings import COMPACTION_KEY, CompactionSettings
 from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.testkit.many_splits import snapshot_of_many
+from storage_core.testkit.merge_plan import plan
 
 
 def test_only_what_differs_from_the_defaults_is_stored() -> None:

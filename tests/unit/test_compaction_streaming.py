@@ -10,7 +10,6 @@ import pytest
 from storage_core.compaction import execute as executing
 from storage_core.compaction.execute import execute, merge
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.planner import plan
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt
@@ -24,6 +23,7 @@ from storage_core.split.read import OpenSplit, open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.testkit.events import SCHEMA, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 ORDER = context().order
 NAN = float("nan")

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core import Table
-from storage_core.compaction import planner
 from storage_core.compaction.expiry import ExpiredWindow, plan
 from storage_core.config import HOUR_MS, TableConfig
 from storage_core.declaration import load
@@ -20,6 +19,7 @@ from storage_core.log.actions import Add, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.files import LiveFiles
 from storage_core.log.listed_files import Part
+from storage_core.testkit import merge_plan
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot
 from storage_core.testkit.many_splits import snapshot_of_many
 
@@ -115,7 +115,7 @@ def test_a_compaction_leaves_out_what_is_about_to_leave() -> None:
     config = replace(CONFIG, retention_ms=DAY_MS)
 
     def planned(now_ms: int) -> list[int | None]:
-        return [each.window for each in planner.plan(snapshot(adds, config=config), now_ms=now_ms)]
+        return [each.window for each in merge_plan.plan(snapshot(adds, config=config), now_ms=now_ms)]
 
     assert planned(HOUR_MS + DAY_MS - 1) == [0, HOUR_SECONDS, None]
     assert planned(HOUR_MS + DAY_MS) == [HOUR_SECONDS, None]

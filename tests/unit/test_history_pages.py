@@ -12,7 +12,6 @@ import pytest
 
 from storage_core import Table
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.planner import plan as plan_compaction
 from storage_core.config import HOUR_MS, TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.formats import keys, wal_entry
@@ -36,6 +35,7 @@ from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 from storage_core.testkit.meanwhile import Meanwhile
+from storage_core.testkit.merge_plan import plan as plan_compaction
 from storage_core.testkit.paged_history import WHOLE, folded, page_of, pages_of, views
 
 CONFIG = TableConfig(

@@ -14,10 +14,12 @@ import pytest
 
 from jobs import checkpoint, collect, compact
 from jobs.command import main as command
+from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
-from jobs.request import JobRequest, WindowRange, parse, parser, to_argv
-from jobs.run import POLL_MS, Figures, JobRun
+from jobs.request import JobRequest, parse, parser, to_argv
+from jobs.run import POLL_MS, JobRun
 from jobs.spark import Spark
+from jobs.window_range import WindowRange
 from pipelines.cli import main as tidemark
 from storage_core import Table
 from storage_core.errors import Fenced, Held

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.config import TableConfig
 from storage_core.errors import Unavailable
@@ -18,6 +17,7 @@ from storage_core.formats.keys import KeyKind, parse
 from storage_core.objectstore.ahead import ahead
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
+from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds
@@ -93,7 +93,7 @@ def test_a_compaction_reads_the_vectors_that_came_meanwhile_side_by_side(table: 
     watch = Meeting(KeyKind.VECTOR, SPLITS)
     process = KeyedTable(FaultStore(table.store, watch=watch), ids=SeededIds(5), clock=table.clock)
     snapshot = process.snapshot
-    (operation,) = planner.plan(snapshot)
+    (operation,) = merge_plan.plan(snapshot)
     result = compaction.execute(process.store, operation, ids=process.ids, now_ms=1)
     delete_where(table.log, lambda row: row["n"] % 2)
     rebase = CarryOver(process.store, [(operation, result)], ids=process.ids)

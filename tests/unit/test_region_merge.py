@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.compaction import planner
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import keys
@@ -20,6 +19,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, tail
 from storage_core.region.merge_work import MergeResult, MergeWork
+from storage_core.split.rewrite import Rewrite
+from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
 
 
@@ -152,7 +153,7 @@ def test_a_patch_reads_only_the_rows_it_hits_and_a_put_reads_none() -> None:
         planes.flush()
     (work,) = merge.plan(table.store, table.snapshot)
     result = table.execute(work)
-    assert (result.rows_in, result.rows_out) == (4 + 1, 3)
+    assert (result.rewrite.rows_in, result.rewrite.rows_out) == (4 + 1, 3)
     table.commit(table.snapshot, work, result)
     rows = {row["tailnum"]: (row["seats"], row["model"]) for row in table.base_rows()}
     assert {name: rows.get(name) for name in ("t001", "t003", "t004", "t005")} == {
@@ -179,9 +180,7 @@ def test_results_of_two_regions_that_hide_rows_of_one_split_hide_the_rows_of_bot
 
 def _region_result(mark: Add, region: int) -> MergeResult:
     merged = MergedGenerations(region=f"0000000{region}-0000-4000-8000-000000000000", generation=1)
-    return MergeResult(
-        adds=(), marks=(mark,), removes=(), merged=merged, rows_in=0, rows_out=0, bytes_in=0, bytes_out=0
-    )
+    return MergeResult(rewrite=Rewrite(adds=(), removes=(), rows_in=0), marks=(mark,), merged=merged)
 
 
 def test_a_patch_and_a_delete_reach_the_row_in_the_base() -> None:
@@ -252,7 +251,7 @@ def test_an_older_merge_never_lands_under_a_newer_progress() -> None:
 
 
 def _compact(table: KeyedTable, snapshot: Snapshot) -> list[Action]:
-    (operation,) = planner.plan(snapshot)
+    (operation,) = merge_plan.plan(snapshot)
     return compaction.execute(table.store, operation, ids=table.ids, now_ms=1).actions
 
 
@@ -272,7 +271,7 @@ def test_a_compaction_of_an_input_makes_the_merge_plan_again() -> None:
     table.log.commit(snapshot, _compact(table, snapshot), operation="COMPACT")
     with pytest.raises(CommitConflict, match="plan its deletion vector again"):
         table.commit(snapshot, work, result)
-    assert result.adds[0].path not in table.snapshot.splits
+    assert result.rewrite.adds[0].path not in table.snapshot.splits
     table.merge()
     rows = sorted((row["tailnum"], row["seats"]) for row in table.base_rows())
     assert rows == [("a1", 2), ("a2", 0), ("a3", 0), ("b1", 0), ("b2", 0), ("b3", 0)]
@@ -376,7 +375,7 @@ def test_a_result_travels_as_json() -> None:
     _put(table, _plane("a", 2), _plane("b", 2))
     (work,) = merge.plan(table.store, table.snapshot)
     result = table.execute(work)
-    assert (len(result.adds), len(result.marks), len(result.removes)) == (1, 1, 1)
+    assert (len(result.rewrite.adds), len(result.marks), len(result.rewrite.removes)) == (1, 1, 1)
     assert MergeResult.from_json(result.to_json()) == result
 
 

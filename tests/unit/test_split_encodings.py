@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.encodings import LEAST_ROWS, Encoding, candidates, choose, inherited, record, recorded
@@ -21,6 +20,7 @@ from storage_core.split.read import open_split, read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.merge_plan import plan
 
 ROWS = 40_000
 TYPES = (pa.bool_(), pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32())

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import plan
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
@@ -19,6 +18,7 @@ from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.merge_plan import plan
 
 ORIGIN = Origin(
     table_id="5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11",
