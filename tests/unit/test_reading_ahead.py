@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
+from storage_core.compaction.audit import audit
 from storage_core.compaction.carry_over import CarryOver
+from storage_core.compaction.retained import PARALLEL_READS, Selection, compactions
 from storage_core.config import TableConfig
 from storage_core.errors import Unavailable
-from storage_core.formats.keys import KeyKind, parse
+from storage_core.formats.keys import KeyKind, parse, version_key
 from storage_core.objectstore.ahead import ahead
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
@@ -29,16 +31,20 @@ CONFIG = TableConfig(checkpoint_interval=0)
 
 
 class Meeting:
-    """A `watch` that lets GETs of one kind of object go on when so many are under way at once, and else fails them."""
+    """A `watch` that fails the first GETs of one kind of object unless all of them are under way at once."""
 
     def __init__(self, kind: KeyKind, parties: int) -> None:
-        self._kind, self._barrier = kind, Barrier(parties)
+        self._kind, self._barrier, self._lock = kind, Barrier(parties), threading.Lock()
         self.keys: list[str] = []
 
     def __call__(self, kind: RequestKind, key: str) -> None:
         parsed = parse(key)
-        if kind == "get" and parsed is not None and parsed.kind is self._kind:
+        if kind != "get" or parsed is None or parsed.kind is not self._kind:
+            return
+        with self._lock:
             self.keys.append(key)
+            number = len(self.keys)
+        if number <= self._barrier.parties:
             self._barrier.wait(MEETING_SECONDS)
 
 
@@ -100,3 +106,26 @@ def test_a_compaction_reads_the_vectors_that_came_meanwhile_side_by_side(table: 
     process.log.commit(snapshot, result.actions, operation="COMPACT", rebase=rebase)
     assert len(watch.keys) == len(set(watch.keys)) == SPLITS
     assert {row["n"] for row in table.base_rows()} == set(range(0, SPLITS * 2_000, 2))
+
+
+def test_an_audit_reads_the_versions_side_by_side_and_finds_the_same_in_the_same_order(table: KeyedTable) -> None:
+    for n in range(3):
+        table.compact()
+        table.append([{"n": -n}])
+    head = table.snapshot
+    watch = Meeting(KeyKind.VERSION, PARALLEL_READS)
+    found = compactions(FaultStore(table.store, watch=watch), head, Selection(since=0))
+    one_by_one = compactions(table.store, head, Selection(commits=head.version))
+    assert len(found.compactions) > 1
+    assert found.compactions == one_by_one.compactions
+    watch = Meeting(KeyKind.VERSION, PARALLEL_READS)
+    assert audit(FaultStore(table.store, watch=watch), head) == audit(table.store, head)
+
+
+def test_an_audit_of_the_last_compactions_reads_no_version_in_vain(table: KeyedTable) -> None:
+    assert table.compact() is not None
+    head = table.snapshot
+    watch = Meeting(KeyKind.VERSION, 1)
+    compactions(FaultStore(table.store, watch=watch), head, Selection(commits=1))
+    # The newest for itself, and those before it for the snapshot that the compaction began from.
+    assert sorted(watch.keys) == [version_key(each) for each in range(head.version + 1)]
