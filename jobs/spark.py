@@ -78,8 +78,8 @@ class Spark:
     def session(self) -> SparkSession:
         """Return the session, starting it where needed.
 
-        Raises `Unavailable` without Java, or without the packages that a Connect server asks for, and `InvalidInput`
-        when both a master and `SPARK_REMOTE` are named.
+        Raises `Unavailable` without Java, without the packages that a Connect server asks for, or where nobody answers
+        at the address, and `InvalidInput` when both a master and `SPARK_REMOTE` are named.
         """
         if self._session is None:
             started = time.perf_counter()

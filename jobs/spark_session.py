@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jobs import code_archive
 from jobs.code_archive import ROOT
 from jobs.master import CONNECT
-from jobs.spark_errors import cause
+from jobs.reach import connect, require_master
 from storage_core.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -47,16 +47,17 @@ def start(master: str) -> SparkSession:
     With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
     settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
     server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
-    `storage_core` as a zip.
+    `storage_core` as a zip. Raises as `reach.connect` and `reach.require_master` do, and `Unavailable` without Java.
     """
     local = master.startswith("local")
-    session = _connect(master) if master.startswith(CONNECT) else _start_driver(master, local=local)
+    session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
     if not local:
         _ship_code(session)
     return session
 
 
 def _start_driver(master: str, *, local: bool) -> SparkSession:
+    require_master(master)
     _settle_environment(local=local)
     from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
@@ -64,15 +65,6 @@ def _start_driver(master: str, *, local: bool) -> SparkSession:
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
-
-
-def _connect(server: str) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    try:
-        return SparkSession.builder.remote(server).config(map={**_SESSION}).getOrCreate()
-    except ImportError as error:
-        raise Unavailable(f"Spark Connect needs packages: pip install 'tidemark[connect]' ({cause(error)})") from error
 
 
 def _ship_code(session: SparkSession) -> None:

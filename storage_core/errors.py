@@ -126,16 +126,16 @@ class SnapshotExpired(TidemarkError):
     exit_code = 3
 
 
-def typed(error: Exception) -> TidemarkError:
-    """Return the error itself, or for one that Tidemark has no name for a plain error that says its class and text."""
-    return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
-
-
 class Interrupted(TidemarkError):
     """A signal ended the command before its work was done. What it committed stays; run it again for the rest."""
 
     kind = "interrupted"
     exit_code = 130
+
+
+def typed(error: Exception) -> TidemarkError:
+    """Return the error itself, or for one that Tidemark has no name for a plain error that says its class and text."""
+    return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
 
 
 def error_of(kind: str, message: str) -> TidemarkError:

@@ -88,6 +88,7 @@ def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable) -> Ite
         yield from _missing_column_faults(split, order)
         yield from _row_key_faults(split, order)
     yield from _metadata_faults(split, table.table_id)
+    yield from _type_faults(split, table.schema)
     for name in split.schema.names:
         yield from _statistics_faults(split.read([name]), add)
     yield from _bounds_of_nothing(split, order)
@@ -201,6 +202,13 @@ def _metadata_faults(split: OpenSplit, table_id: str) -> Iterator[Fault]:
         if split.metadata.get(PREFIX + name) != value:
             found = split.metadata.get(PREFIX + name)
             yield Fault("SS-5", f"{PREFIX + name}: expected {value!r}, the file says {found!r}")
+
+
+def _type_faults(split: OpenSplit, schema: pa.Schema) -> Iterator[Fault]:
+    for field in split.schema:
+        if field.name in schema.names and field.type != schema.field(field.name).type:
+            expected = schema.field(field.name).type
+            yield Fault("SS-5", f"column {field.name!r} is {field.type} in the file and {expected} in the table")
 
 
 def _statistics_faults(column: pa.Table, add: Add) -> Iterator[Fault]:

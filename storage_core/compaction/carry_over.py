@@ -29,7 +29,7 @@ from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
 from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import positions, rows_gone, vector_for
+from storage_core.split.vectors import positions, rows_gone_of_each, vector_for
 
 _logger = logging.getLogger(__name__)
 
@@ -43,11 +43,12 @@ class CarryOver:
     """The `rebase` of a commit of these merges: hides in their outputs what was deleted of their inputs meanwhile.
 
     On a head where nothing was deleted it makes no request but those of looking up the inputs. Else, per merge of which
-    rows were: ranged GETs of its sort columns once, of the row groups of the deleted rows in inputs and outputs, and
-    one PUT per vector that is stored; where an input is not live, one GET per version since the plan. Of one that a
-    merge has ended all rows are deleted. Raises `CommitConflict` when deleted rows were restored and when nothing is
-    left to replace, `Corrupt` (MC-2) when a row is not where the order says. An input that anything else has removed is
-    left to the checks of the commit.
+    rows were: one GET per stored vector of an input that got another one, then and now, `vectors.PARALLEL_READS` at a
+    time; ranged GETs of its sort columns once, of the row groups of the deleted rows in inputs and outputs, and one PUT
+    per vector that is stored; where an input is not live, one GET per version since the plan. Of one that a merge has
+    ended all rows are deleted. Raises `CommitConflict` when deleted rows were restored and when nothing is left to
+    replace, `Corrupt` (MC-2) when a row is not where the order says. An input that anything else has removed is left to
+    the checks of the commit.
     """
 
     def __init__(self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, Rewrite]], *, ids: Ids) -> None:
@@ -141,12 +142,17 @@ class _Carried:
     def _newly(self, head: Snapshot) -> Places:
         """The rows of the inputs that are deleted on `head` and were not in the plan."""
         live = [head.splits.get(add.path) for add in self.operation.inputs]
+        changed = {
+            number: (planned, now)
+            for number, (planned, now) in enumerate(zip(self.operation.inputs, live, strict=True))
+            if now is None or now.rows_gone != planned.rows_gone
+        }
+        marked = {number: now for number, (_, now) in changed.items() if now is not None}
+        gone_then = rows_gone_of_each(self.store, [planned for planned, _ in changed.values()])
+        gone_now = dict(zip(marked, rows_gone_of_each(self.store, [*marked.values()]), strict=True))
         newly: dict[int, BitMap] = {}
-        for number, (planned, now) in enumerate(zip(self.operation.inputs, live, strict=True)):
-            if now is not None and now.rows_gone == planned.rows_gone:
-                continue
-            before = rows_gone(self.store, planned)
-            after = BitMap(range(planned.numRecords or 0)) if now is None else rows_gone(self.store, now)
+        for (number, (planned, _)), before in zip(changed.items(), gone_then, strict=True):
+            after = gone_now[number] if number in gone_now else BitMap(range(planned.numRecords or 0))
             if not before <= after:
                 raise CommitConflict(
                     f"{planned.path}: {len(before - after)} deleted rows of it were restored between version "

@@ -6,7 +6,9 @@ A commit says which splits went and came; which merges it consists of is found b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +21,11 @@ from storage_core.log.file_columns import adds_of
 from storage_core.log.files import LiveFiles
 from storage_core.log.replay import open_version, read_version
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import ahead
 from storage_core.objectstore.contract import ObjectStore
+
+PARALLEL_READS = 4
+"""Versions on their way at a time, each with all of its actions in memory."""
 
 
 def everything(_window: int | None) -> bool:
@@ -84,13 +90,17 @@ class Retained:
 def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Retained:
     """Return the retained compactions up to the snapshot. One GET per version, and one older snapshot.
 
-    In memory are their actions. Raises `Corrupt` for a damaged version file.
+    `PARALLEL_READS` versions are read at a time, and so up to that many less one in vain where the log ends; one after
+    the other where a number of compactions ends the walk. In memory are the actions of the compactions, and those of
+    the versions being read. Raises `Corrupt` for a damaged version file.
     """
     walk = _Walk(which)
-    for version in range(snapshot.version, -1 if which.since is None else which.since, -1):
-        actions = read_version(store, version)
-        if actions is None or not walk.goes_on(version, actions):
-            break
+    versions = range(snapshot.version, -1 if which.since is None else which.since, -1)
+    at_once = 1 if which.only_compacted else PARALLEL_READS
+    with closing(ahead(partial(read_version, store), versions, at_once)) as read:
+        for version, actions in zip(versions, read, strict=False):
+            if actions is None or not walk.goes_on(version, actions):
+                break
     walk.settle(store)
     return Retained(walk.found, walk.removed_at, snapshot.splits)
 

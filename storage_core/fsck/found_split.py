@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.fsck.inventory import Inventory
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
+from storage_core.rows.schema import from_schema_string
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_sealed
-from storage_core.split.read import open_split
+from storage_core.split.read import conform_split, open_split
 from storage_core.split.writer import with_file_figures
 
 
@@ -39,8 +40,9 @@ class FoundSplit:
 def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSplit:
     """Return the split at `path` as it describes itself. Two GETs of the whole file, which is in memory meanwhile.
 
-    Every page is read by its checksum, the metadata by its seal, and rows and statistics must agree. Raises `Corrupt`
-    naming the path when they do not, or for a file of early 0.1, whose splits do not describe their table yet.
+    Every page is read by its checksum, the metadata by its seal; rows and statistics must agree, and columns have the
+    types that they have in the table. Raises `Corrupt` naming the path when they do not, or for a file of early 0.1,
+    whose splits do not describe their table yet.
     """
     data = pa.py_buffer(store.get(path).data)
     try:
@@ -55,6 +57,10 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     modified_ms = inventory.objects[path].last_modified_ms
     add = with_file_figures(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
     rows = open_split(store, add).read()
+    try:
+        conform_split(rows, from_schema_string(origin.table_schema))
+    except InvalidInput as error:
+        raise Corrupt(f"{path}: {error}", key=path) from error
     figures = statistics.compute(rows)
     if (add.minValues, add.maxValues, add.nullCounts) != (figures.min_values, figures.max_values, figures.null_counts):
         raise Corrupt(f"{path}: its rows are not those that it describes", key=path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +12,7 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.file_columns import ManifestBounds, paths_of, rows_at, without_paths
+from storage_core.objectstore.ahead import ahead
 
 PARALLEL_READS = 2
 """Each thread that decodes a manifest keeps some 40 MB of what the decoder freed."""
@@ -146,11 +146,8 @@ class ListedFiles:
         wanted = list(parts)
         unread = [part for part in wanted if not part.is_read]
         try:
-            if len(unread) > 1:
-                with ThreadPoolExecutor(PARALLEL_READS) as pool:
-                    list(pool.map(lambda part: part.table, unread))
-            elif unread:
-                _ = unread[0].table
+            for _ in ahead(lambda part: part.table, unread, PARALLEL_READS):
+                pass
         except (Corrupt, NotFound) as error:
             if self.recover is None or self._recovered:
                 raise

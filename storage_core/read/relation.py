@@ -14,6 +14,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, Unavailable
@@ -85,8 +86,8 @@ def splits_relation(
 
     Every split is verified against its action before it is used, once per `verified`, which remembers: its length and
     checksum. One read of the file on a local store, one GET per split elsewhere. Raises `Corrupt` for a split that is
-    not what was written, `SnapshotExpired` when it is gone. Rows that a deletion vector hides are never among the
-    view's; one GET per vector that is stored.
+    not what was written, `SnapshotExpired` when it is gone, `InvalidInput` where a column has another type than in the
+    table. Rows that a deletion vector hides are never among the view's; one GET per vector that is stored.
     """
     template = connection.from_arrow(schema.empty_table())
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
@@ -96,6 +97,8 @@ def splits_relation(
         template.create_view("tidemark_template")
         views = ["tidemark_template", *_stream(connection, store, splits, paths)]
         relation = connection.sql(" UNION ALL BY NAME ".join(f"FROM {view}" for view in views))
+        if relation.types[: len(template.types)] != template.types:
+            _require_types([(add, paths[add.path]) for add in splits], schema)
     else:
         rows = [conform_split(read_split(store, add), schema) for add in splits]
         relation = connection.from_arrow(pa.concat_tables(rows))
@@ -133,6 +136,19 @@ def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
     """A column called like one of DuckDB's own hides it, and with it the places of rows in their files."""
     return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.rows_gone is None for add in splits)
+
+
+def _require_types(splits: Sequence[tuple[Add, Path]], schema: pa.Schema) -> None:
+    """Where columns have several types DuckDB casts all of them to one that holds each, and says nothing.
+
+    Of a split that others wrote the types are theirs: Parquet has several for some of the table's.
+    """
+    for add, path in splits:
+        if add.xxh3 is not None:
+            try:
+                conform_split(pq.read_schema(path).remove_metadata().empty_table(), schema)
+            except InvalidInput as error:
+                raise InvalidInput(f"{add.path}: {error}", **error.context) from error
 
 
 def _stream(

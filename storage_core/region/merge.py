@@ -90,22 +90,6 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
     found = _superseded(store, work, folded)
     read = pa.concat_tables([schema.empty_table(), *(each.read for each in found)])
     entries = [each.entry(store, ids=ids, now_ms=now_ms) for each in found]
-    marks = tuple(each for each in entries if isinstance(each, Add))
-    removes = tuple(each for each in entries if isinstance(each, Remove))
-    merged = MergedGenerations(region=work.region, generation=work.generations[-1].generation)
-    adds = sort_and_write(
-        store,
-        fold.apply(read, folded, key),
-        context=work.context,
-        ids=ids,
-        now_ms=now_ms,
-        lineage=_lineage(work, found, ids),
-    )
-    result = MergeResult(
-        rewrite=Rewrite(adds=tuple(adds), removes=removes, rows_in=records.num_rows + read.num_rows),
-        marks=marks,
-        merged=merged,
-    )
     rows = fold.apply(read, folded, work.primary_key)
     lineage = _lineage(work, found, ids)
     adds = sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage)
@@ -133,14 +117,9 @@ def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[S
 def _result(work: MergeWork, entries: Sequence[Add | Remove], adds: Sequence[Add], *, rows_in: int) -> MergeResult:
     removes = tuple(each for each in entries if isinstance(each, Remove))
     return MergeResult(
-        adds=tuple(adds),
+        rewrite=Rewrite(adds=tuple(adds), removes=removes, rows_in=rows_in),
         marks=tuple(each for each in entries if isinstance(each, Add)),
-        removes=removes,
         merged=MergedGenerations(region=work.region, generation=work.generations[-1].generation),
-        rows_in=rows_in,
-        rows_out=sum(add.numRecords or 0 for add in adds),
-        bytes_in=sum(each.size or 0 for each in removes),
-        bytes_out=sum(add.size for add in adds),
     )
 
 

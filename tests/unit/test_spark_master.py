@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs.code_archive import ROOT
 from jobs.master import LOCAL_SPARK, named
-from storage_core.errors import InvalidInput
+from jobs.reach import connect, require_master
+from jobs.spark import Spark
+from storage_core.errors import InvalidInput, Unavailable
 
 SERVER = "sc://spark.example:15002"
 
@@ -45,6 +49,77 @@ def test_what_is_no_connect_server_is_refused_by_name(monkeypatch: pytest.Monkey
         named(LOCAL_SPARK)
 
 
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that takes connections and says nothing, as a firewall or a hung server does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def refused() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_an_address_without_a_connect_server_is_named_within_the_time_for_it(silent: int, refused: int) -> None:
+    for port in (silent, refused):
+        found = rf"no Spark Connect server answers at sc://127\.0\.0\.1:{port} \(none in 0\.2 s\); start it, or correct"
+        with pytest.raises(Unavailable, match=found):
+            connect(f"sc://127.0.0.1:{port}", {}, wait_seconds=0.2)
+    with pytest.raises(InvalidInput, match=r"sc://127\.0\.0\.1/table is no address of a Spark Connect server: "):
+        connect("sc://127.0.0.1/table", {})
+
+
+def test_masters_of_which_none_takes_connections_are_named_at_once_and_without_java(refused: int) -> None:
+    master = f"spark://127.0.0.1:{refused},localhost:{refused}"
+    with pytest.raises(Unavailable) as error, Spark(master) as spark:
+        spark.map(dict, [{}])
+    assert str(error.value).startswith(f"no Spark master answers at {master} (127.0.0.1:{refused}: ")
+    assert f"; localhost:{refused}: " in str(error.value)
+
+
+def test_one_master_of_several_is_enough(silent: int, refused: int) -> None:
+    require_master(f"spark://127.0.0.1:{refused},127.0.0.1:{silent}")
+    require_master("local[2]")
+
+
+AWAY = """
+import time
+time.sleep = lambda _: None  # before PySpark takes it for its pauses
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from jobs.reach import connect, require_master
+from storage_core.errors import Unavailable
+
+calls = []
+
+class Away(grpc.GenericRpcHandler):
+    def service(self, details):
+        calls.append(details.method)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+def refuse(request, context):
+    context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+
+server = grpc.server(ThreadPoolExecutor(1), handlers=[Away()])
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+try:
+    connect(f"sc://127.0.0.1:{port}", {"spark.sql.session.timeZone": "UTC"})
+except Unavailable as error:
+    print(len(calls), str(error).replace(str(port), "PORT"))
+server.stop(None).wait()
+"""
+
+
+def test_a_proxy_whose_server_is_away_is_asked_a_few_times_and_not_for_ten_minutes(tmp_path: Path) -> None:
+    ended = run(AWAY, tmp_path)
+    assert ended.stdout.startswith('5 no Spark Connect server answers at sc://127.0.0.1:PORT ("away"); '), ended.stderr
+
+
 WITHOUT_PACKAGES = """
 import sys
 sys.modules["grpc_status"] = None
@@ -58,9 +133,16 @@ except Unavailable as error:
 
 
 def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_which(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"  # PySpark takes a process without a file for its own doctests, and leaves it
-    script.write_text(WITHOUT_PACKAGES, encoding="utf-8")
-    ended = subprocess.run(
+    ended = run(WITHOUT_PACKAGES, tmp_path)
+    assert ended.stdout.startswith("Spark Connect needs packages: pip install 'tidemark[connect]' ("), ended.stderr
+    assert "grpcio-status" in ended.stdout
+
+
+def run(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The text as a process of its own: for good, PySpark settles on Connect in the process that asks for it."""
+    script = folder / "script.py"  # PySpark takes a process without a file for its own doctests, and leaves it
+    script.write_text(source, encoding="utf-8")
+    return subprocess.run(
         [sys.executable, script],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -68,5 +150,3 @@ def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_whic
         check=False,
         timeout=400,
     )
-    assert ended.stdout.startswith("Spark Connect needs packages: pip install 'tidemark[connect]' ("), ended.stderr
-    assert "grpcio-status" in ended.stdout
