@@ -95,8 +95,8 @@ class Committer:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
-                if plan.rebase is not None and (last := self._read_back(last.head, label.commit_id)).landed:
-                    # To rebase takes requests: on a head from before the pause they would be in vain.
+                if (last := self._read_back(last.head, label.commit_id)).landed:
+                    # On a head from before the pause every attempt is lost to one who commits faster than we pause.
                     return CommitResult(
                         last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
                     )

@@ -178,8 +178,8 @@ def test_a_writer_that_is_never_stopped_is_fenced_and_what_it_was_told_is_taken_
             first = process.stdout.readline()
             with table.writer() as other:
                 taken_over = table.rows()
-                told = len((first + process.communicate(timeout=240)[0]).splitlines())
-                assert process.returncode == 0, "it ended, but not because it was fenced"
+                told = len((first + process.stdout.read()).splitlines())
+                assert process.wait(timeout=240) == 0, "it ended, but not because it was fenced"
                 assert len(taken_over) in {told, told + 1}, "one more may have taken effect before it was told"
                 found = {key: row["seats"] for key, row in taken_over.items()}
                 assert found == {f"n{number}": number for number in range(len(found))}

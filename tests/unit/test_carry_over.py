@@ -372,4 +372,4 @@ def test_a_commit_beside_nobody_or_an_append_costs_no_request_more() -> None:
             rebase = CarryOver(store, [(operation, result)], ids=process.ids) if with_rebase else None
             process.log.commit(snapshot, result.actions, operation="COMPACT", rebase=rebase)
             counts.append(len(store.trace) - before)
-        assert counts[1] - counts[0] == int(append), "one look at the log after the pause"
+        assert counts[1] == counts[0]

@@ -156,6 +156,27 @@ def test_a_commit_that_loses_every_race_says_so_and_backs_off_in_between(store: 
     assert len(set(clock.slept_ms)) == len(clock.slept_ms)
 
 
+def test_a_commit_that_paused_is_tried_behind_those_that_were_made_meanwhile(store: MemoryStore) -> None:
+    """Else nobody gets a turn beside one who commits faster than the others pause."""
+    other = log_on(store, seed=1)
+    other.create(metadata(TableConfig(checkpoint_interval=0)))
+
+    def others_commit() -> None:
+        _commit(other, Txn(appId="other", version=other.snapshot().version + 1))
+
+    class Meanwhile(ManualClock):
+        def sleep_ms(self, duration_ms: float) -> None:
+            super().sleep_ms(duration_ms)
+            for _ in range(3):
+                others_commit()
+
+    faulty = FaultStore(store)
+    faulty.on_put(version_key(1), others_commit)
+    log = TransactionLog(faulty, clock=Meanwhile(), ids=log_on(store, seed=2).ids)
+    result = log.commit(log.snapshot(), [split("a")], operation="TEST")
+    assert (result.version, result.attempts) == (5, 2)
+
+
 def test_commit_times_grow_whatever_the_clock_does(store: MemoryStore) -> None:
     clock = ManualClock()
     log = log_on(store, clock=clock)

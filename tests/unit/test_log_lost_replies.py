@@ -46,7 +46,7 @@ def test_lesson_01_a_lost_reply_is_recognised_after_others_have_followed(
     faulty: FaultStore, log: TransactionLog, fault: PutFault
 ) -> None:
     planned = log.snapshot()
-    faulty.on("get", version_key(1), Unavailable("for a moment"))
+    faulty.on("get", version_key(1), *[Unavailable("for a moment")] * 2)  # right after the put, and after the pause
     other = log_on(faulty, seed=2)
     faulty.on_put(
         version_key(1), fault, lambda: [other.commit(other.snapshot(), [split(n)], operation="X") for n in "bc"]
