@@ -45,7 +45,10 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     job = JobRun("ingest", request, spark, _declared(declaration, request) if declaration else None)
     spec = (declaration and declaration.landing_spec()) or job.table.landing()
     if spec is None:
-        raise InvalidInput(f"{job.table.uri}: no landing place is declared; give --declaration tables/<name>.yaml")
+        where = request.declaration or f"{job.table.uri} (and no --declaration is given)"
+        raise InvalidInput(
+            f"{where}: no landing place is declared; add landing: {{uri: …, format: …}} to the table's file"
+        )
     work = plan(job.before, spec, discover(spec), _windows(request.windows, job.before.config.window_seconds))
     if not work:
         return job.report("nothing_to_do")

@@ -43,24 +43,49 @@ class JobReport:
         return json.dumps(body, default=str)
 
     def to_text(self) -> str:
-        """Return the report for a terminal: one headline, then one line per figure that is not zero."""
+        """Return the report for a terminal: one headline, then one line per figure that is not zero.
+
+        A job that concerns several tables is of no version. Of what is only planned there is no output to tell of.
+        """
+        version = f"version {self.version:,}, " if self.version else ""
         did = self.figures
-        lines = [f"{self.job}: {self.status.replace('_', ' ')} (version {self.version}, {self.seconds:.1f} s)"]
+        lines = [f"{self.job}: {self.status.replace('_', ' ')} ({version}{self.seconds:.1f} s)"]
         if did.rows_in or did.rows_out:
-            lines.append(f"  rows    {did.rows_in:>12,} -> {did.rows_out:,}")
+            lines.append(self._change("rows", did.rows_in, did.rows_out))
         late = (did.rows_late_accepted, did.rows_late_quarantined, did.rows_late_dropped)
         if any(late):
             lines.append("  late    {:>12,} accepted, {:,} quarantined, {:,} dropped".format(*late))
         if did.splits_in or did.splits_out:
-            lines.append(f"  splits  {did.splits_in:>12,} -> {did.splits_out:,}")
+            lines.append(self._change("splits", did.splits_in, did.splits_out))
         if did.bytes_in or did.bytes_out:
-            lines.append(f"  bytes   {did.bytes_in:>12,} -> {did.bytes_out:,}")
-        if self.requests:
-            lines.append(
-                "  requests " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.requests.items()))
-            )
-        lines += [f"  {name}: {value}" for name, value in self.details.items() if value and not isinstance(value, list)]
+            lines.append(self._change("bytes", did.bytes_in, did.bytes_out))
+        shown = {"requests": dict(sorted(self.requests.items())), **self.details}
+        words = {name: _words(value) for name, value in shown.items() if not isinstance(value, list)}
+        lines += [f"  {name}: {text}" for name, text in words.items() if text]
         return "\n".join(lines)
+
+    def _change(self, name: str, before: int, after: int) -> str:
+        later = "" if self.status == "planned" else f" -> {after:,}"
+        return f"  {name:<8}{before:>12,}{later}"
+
+
+def _words(value: object) -> str:
+    """A figure, text or what holds them as people read it; what is nothing is left out at any depth."""
+    match value:
+        case None | False | 0:
+            return ""
+        case int() if value is not True:
+            return f"{value:,}"
+        case Mapping():
+            words = {name: _words(each) for name, each in value.items()}
+            nested = {name for name, each in value.items() if isinstance(each, Mapping)}
+            return ", ".join(
+                f"{name} ({text})" if name in nested else f"{name} {text}" for name, text in words.items() if text
+            )
+        case list() | tuple():
+            return ", ".join(filter(None, map(_words, value)))
+        case _:
+            return str(value)
 
 
 def add_requests(*counts: Mapping[str, int]) -> dict[str, int]:

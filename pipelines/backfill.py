@@ -28,6 +28,8 @@ from storage_core.errors import InvalidInput
 from storage_core.rows.windows import parse_duration
 
 STEPS = ("ingested", "compacted")
+# Every event is in the instance, and what failed in `ChunkDone`: a terminal would drown in what Dagster says of a run.
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def backfill(
     job = _job(declaration, launcher, file, clock=clock)
     for number, part in enumerate(parts, start=1):
         result = job.execute_in_process(
+            run_config=_QUIET,
             instance=instance,
             asset_selection=keys,
             partition_key=part.first if part.first == part.last else None,

@@ -122,13 +122,15 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
 
 @contextmanager
 def _own_stdout() -> Iterator[TextIO]:
-    """Standard output for our own lines only: while the block runs, what jobs write to theirs goes to standard error.
+    """Standard output for our own lines only: while the block runs, what jobs write to theirs is in the UI alone.
 
     It is the descriptor that is changed, because a job is a process of its own; Dagster still captures it.
     """
     sys.stdout.flush()
     kept = os.dup(1)
-    os.dup2(2, 1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
     try:
         with os.fdopen(os.dup(kept), "w", encoding="utf-8") as ours:
             yield ours

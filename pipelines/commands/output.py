@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pipelines.commands.plain import plain
 from storage_core.errors import InvalidInput, TidemarkError
@@ -73,9 +74,24 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool) -> None:
         wanted = as_text(batch.slice(0, MOST_TEXT_ROWS - len(shown))).to_pylist()
         shown += [[cell(value) for value in row.values()] for row in wanted]
         total += batch.num_rows
-    grid(names, shown)
+    answer(names, shown, width=_terminal_width())
     more = total - len(shown)
-    line(f"{total:,} rows" + (f", {more:,} of them not shown; --json prints all" if more else ""))
+    line(
+        f"{total:,} {'row' if total == 1 else 'rows'}"
+        + (f", {more:,} of them not shown; --json prints all" if more else "")
+    )
+
+
+def answer(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
+    """Print rows as a table, or a line per value where a terminal of this width has no room for one."""
+    drawn = _drawn(columns, lines, None)
+    if width is None or max(map(len, drawn)) <= width:
+        grid(columns, lines)
+        return
+    names = [f"{printable(name):<{max(map(len, columns))}}" for name in columns]
+    for number, values in enumerate(lines, 1):
+        line(f"row {number:,}")
+        line("\n".join(f"  {name}  {value}".rstrip() for name, value in zip(names, values, strict=True)))
 
 
 def records(found: Iterable[Record], columns: Mapping[str, Show], *, as_json: bool, nothing: str) -> None:
@@ -124,24 +140,32 @@ def error(found: TidemarkError, *, as_json: bool) -> int:
 
 
 def grid(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Print a table; columns that hold figures only are aligned on the right."""
+    """Print a table after an empty line; columns that hold figures only are aligned on the right."""
+    line("\n".join(_drawn(columns, list(lines), _terminal_width())))
+
+
+def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]], width: int | None) -> list[str]:
     from rich import box
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
 
-    body = [list(each) for each in lines]
     table = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         figures = bool(body) and all(_is_figure(each[index]) for each in body)
         table.add_column(Text(printable(name)), justify="right" if figures else "left", overflow="fold")
     for each in body:
         table.add_row(*map(Text, each))
-    # Through a pipe there is no edge to fold at: a line is a row.
-    console = Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH, highlight=False)
+    colors: Literal["auto"] | None = "auto" if width else None
+    console = Console(width=width or _UNLIMITED_WIDTH, color_system=colors, highlight=False)
     with console.capture() as drawn:
         console.print(table)
-    line(drawn.get().rstrip("\n"))
+    return [each.rstrip() for each in drawn.get().rstrip().split("\n")]
+
+
+def _terminal_width() -> int | None:
+    """Through a pipe there is no edge to fold at: a line is a row."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def cell(value: object) -> str:

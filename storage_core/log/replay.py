@@ -255,7 +255,10 @@ def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wante
 
 def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | None) -> NotFound | Corrupt:
     if listing.newest < 0:
-        return NotFound(f"{store.uri}: there is no table here", uri=store.uri)
+        return NotFound(
+            f"{store.uri}: there is no table here; look at the place, or make one by `tidemark init` or Table.create",
+            uri=store.uri,
+        )
     if at is not None and at < listing.newest:
         later = (each.version for each in listing.checkpoints if each.version > at)
         openable = min(later, default=listing.newest)

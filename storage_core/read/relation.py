@@ -24,6 +24,7 @@ from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
 
 TABLE = "t"
+_UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_REACH = ("Out of Memory Error:", "IO Error:")
 _HASH_BLOCK_BYTES = 4 * 2**20
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
@@ -130,6 +131,8 @@ def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
         broken = next((add.path for add in splits if add.path in text), None)
         if broken is not None:
             raise Corrupt(f"{broken}: cannot be read: {text}; {SEE_CORRUPT}", key=broken) from error
+        if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
+            text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
         raise InvalidInput(f"{query!r}: {text}", query=query) from error
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.report import MOST_NAMED, named, shortened
+from jobs.figures import Figures
+from jobs.report import MOST_NAMED, JobReport, named, shortened
 
 
 def test_an_error_names_the_first_and_counts_the_others() -> None:
@@ -15,3 +16,33 @@ def test_an_error_names_the_first_and_counts_the_others() -> None:
 def test_a_list_is_shortened_only_when_it_is_longer() -> None:
     assert shortened([1, 2], 2) == [1, 2]
     assert shortened([1, 2, 3], 2) == [1, 2, "and 1 more"]
+
+
+def test_a_text_leaves_out_what_is_nothing_and_shows_no_brackets_of_python() -> None:
+    late = {"accepted": 0, "dropped": 2}
+    details = {
+        "tables": {"clicks": {"version": 1, "rows": 4_000, "rejected": {}, "late": late}, "idle": {"rows": 0}},
+        "rejected_reasons": {"not a valid timestamp": 1},
+        "horizon_ms": 86_400_000,
+        "keys": ["a", "b"],
+    }
+    found = JobReport(job="deal", status="committed", version=0, requests={"put": 1, "get": 0}, details=details)
+    assert found.to_text().splitlines() == [
+        "deal: committed (0.0 s)",
+        "  requests: put 1",
+        "  tables: clicks (version 1, rows 4,000, late (dropped 2))",
+        "  rejected_reasons: not a valid timestamp 1",
+        "  horizon_ms: 86,400,000",
+    ]
+
+
+def test_a_plan_tells_of_its_input_only() -> None:
+    planned = JobReport(job="compact", status="planned", version=1_234, figures=Figures(rows_in=1_010, splits_in=4))
+    assert planned.to_text().splitlines() == [
+        "compact: planned (version 1,234, 0.0 s)",
+        "  rows           1,010",
+        "  splits             4",
+    ]
+    both = Figures(rows_in=1_010, rows_out=1_010, splits_in=4, splits_out=2)
+    done = JobReport(job="compact", status="committed", version=2, figures=both)
+    assert done.to_text().splitlines()[1:] == ["  rows           1,010 -> 1,010", "  splits             4 -> 2"]
