@@ -724,6 +724,16 @@ def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> N
     assert (place / ".dagster").is_dir()
 
 
+@pytest.mark.usefixtures("place")
+def test_ui_names_a_port_that_is_taken_and_how_to_choose_another(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("ui", "--port", str(port))
+    assert (ended.code, ended.out) == (2, "")
+    assert f"port {port} cannot be used" in ended.err
+    assert "--port" in ended.err
+
+
 @pytest.mark.dagster
 def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place: Path) -> None:
     with socket.socket() as free:
