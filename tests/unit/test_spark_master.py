@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from jobs.code_archive import ROOT
 from jobs.master import LOCAL_SPARK, named
-from storage_core.errors import InvalidInput
+from jobs.spark import start
+from storage_core.errors import InvalidInput, Unavailable
 
 SERVER = "sc://spark.example:15002"
 
@@ -70,3 +72,9 @@ def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_whic
     )
     assert ended.stdout.startswith("Spark Connect needs packages: pip install 'tidemark[connect]' ("), ended.stderr
     assert "grpcio-status" in ended.stdout
+
+
+def test_a_java_home_without_a_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Unavailable, match=rf"JAVA_HOME={re.escape(str(tmp_path))} has no bin/java"):
+        start(LOCAL_SPARK)
