@@ -70,7 +70,7 @@ bench: setup ## Run all benchmarks and write benchmarks/RESULTS.md
 	@$(WITH_JAVA) $(VENV)/python -m benchmarks.run_all
 
 ui: setup .dagster/dagster.yaml ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
-	@$(WITH_JAVA) $(WITH_DAGSTER) $(VENV)/dagster dev --host 127.0.0.1 --port $(PORT)
+	@$(WITH_JAVA) $(WITH_DAGSTER) $(VENV)/tidemark ui --port $(PORT)
 
 # A link, so that an edit of dagster.yaml is in force at once.
 .dagster/dagster.yaml: dagster.yaml

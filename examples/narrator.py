@@ -24,7 +24,7 @@ class Narrator:
 
     def say(self, text: str) -> None:
         """Print one line of the current step."""
-        self._console.print(f"   {escape(text)}", highlight=True)
+        self._console.print(f"   {escape(text)}", highlight=True, soft_wrap=True)
 
     def materialized(self, asset: str, figures: Mapping[str, object]) -> None:
         """Print what a materialization of the asset did."""
@@ -39,7 +39,7 @@ class Narrator:
             parts.append(f"{_number(figures['rows_out']) / seconds:,.0f} rows/s")
         requests = sum(_number(value) for name, value in figures.items() if name.startswith("requests_"))
         parts += [f"{requests:,.0f} requests", f"{seconds:.1f} s"]
-        self._console.print(f"   [green]{escape(asset)}[/] {done}: {escape(', '.join(parts))}")
+        self._console.print(f"   [green]{escape(asset)}[/] {done}: {escape(', '.join(parts))}", soft_wrap=True)
 
     def answer(self, question: str, call: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Print a question, the call that answers it, and the answer."""

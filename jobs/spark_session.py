@@ -76,7 +76,11 @@ def _ship_code(session: SparkSession) -> None:
 
 def _settle_environment(*, local: bool) -> None:
     """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+    if (java := os.environ.get("JAVA_HOME")) and not (Path(java) / "bin" / "java").is_file():
+        raise Unavailable(
+            f"Spark needs Java 17 or newer, and JAVA_HOME={java} has no bin/java: correct it, or unset it"
+        )
+    if not (java or shutil.which("java")):
         if not PRIVATE_JAVA.is_dir():
             raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
         os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)

@@ -81,6 +81,10 @@ class Table:
         self._view = View(log, snapshot, pinned=pinned)
         self._verified = Verified()
 
+    def __repr__(self) -> str:
+        """Say which table this is, at which version; nothing is requested."""
+        return f"Table({self.uri!r}, version={self.version})"
+
     @staticmethod
     def create(
         uri: str,

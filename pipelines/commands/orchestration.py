@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,7 +17,7 @@ from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
 from pipelines.interruption import noticed
-from storage_core.errors import Interrupted, NotFound, TidemarkError
+from storage_core.errors import Interrupted, InvalidInput, NotFound, TidemarkError
 
 _LONGEST_CHUNK_SECONDS = 3600.0  # chunks that take longer say nothing about the time that is left
 
@@ -175,6 +176,7 @@ def ui(
     """
     from pipelines.instance import home
 
+    _require_free(port)
     place = home()
     url = f"http://127.0.0.1:{port}"
     if as_json:
@@ -185,3 +187,16 @@ def ui(
     command = [sys.executable, "-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
     # Dagster takes this process over, so that whoever ends it ends Dagster and nothing stays behind.
     os.execve(sys.executable, command, {**os.environ, "DAGSTER_HOME": str(place)})  # noqa: S606  # no shell is wanted
+
+
+def _require_free(port: int) -> None:
+    """Raise `InvalidInput` for a port that is taken; Dagster would say so among the lines of its other processes."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just given back is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InvalidInput(
+                f"port {port} cannot be used ({error.strerror}): end the program that has it, such as a UI that still "
+                "runs, or choose another with --port (make ui PORT=…)"
+            ) from None

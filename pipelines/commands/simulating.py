@@ -87,4 +87,8 @@ def _show(done: Simulation, *, as_json: bool) -> None:
     if as_json:
         output.json_line({"summary": summary})
     else:
-        output.line(", ".join(f"{name} {cell(value)}" for name, value in summary.items()))
+        output.line(
+            ", ".join(
+                f"{name} {cell(value) if isinstance(value, bool) else figure(value)}" for name, value in summary.items()
+            )
+        )

@@ -189,11 +189,14 @@ class S3Calls:
 
 
 def _keep_requests_out_of_logs() -> None:
-    """Lift boto3's loggers above DEBUG, where they print session tokens, unless somebody has set their level."""
+    """Lift boto3's loggers above DEBUG, where they print session tokens, unless somebody has set their level.
+
+    A process that shows warnings only goes on doing so.
+    """
     for name in ("botocore", "boto3"):
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
-            logger.setLevel(logging.INFO)
+            logger.setLevel(max(logging.INFO, logger.getEffectiveLevel()))
 
 
 def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:

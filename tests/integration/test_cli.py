@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -721,6 +722,16 @@ def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> N
     }
     assert (ended.lines[0]["first"], ended.lines[1]["last"]) == ("2015-05-17T00:00", "2015-05-17T11:00")
     assert (place / ".dagster").is_dir()
+
+
+@pytest.mark.usefixtures("place")
+def test_ui_names_a_port_that_is_taken_and_how_to_choose_another(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("ui", "--port", str(port))
+    assert (ended.code, ended.out) == (2, "")
+    assert f"port {port} cannot be used" in ended.err
+    assert "--port" in ended.err
 
 
 @pytest.mark.dagster

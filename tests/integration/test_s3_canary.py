@@ -120,6 +120,13 @@ def test_requests_stay_out_of_the_logs_of_a_process_that_logs_everything(
     assert "canary0" not in "\n".join(each.getMessage() for each in caplog.records)
 
 
+def test_a_process_that_shows_warnings_hears_no_more_of_boto3(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.NOTSET, "botocore")
+    open_store(uri).put("k", b"x", IfAbsent())
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("botocore")] == []
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -122,6 +122,10 @@ def test_a_split_that_is_gone_or_cut_is_named(logs: Table) -> None:
         Table.open(logs.uri).scan().to_arrow()
 
 
+def test_a_table_shows_where_it_is_and_at_which_version(logs: Table) -> None:
+    assert repr(logs) == f"Table({logs.uri!r}, version=1)"
+
+
 def test_an_open_table_stays_at_its_version_until_it_is_refreshed(logs: Table) -> None:
     other = Table.open(logs.uri)
     logs.append(events(3))

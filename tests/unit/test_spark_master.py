@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from jobs.code_archive import ROOT
 from jobs.master import LOCAL_SPARK, named
 from jobs.reach import connect, require_master
 from jobs.spark import Spark
+from jobs.spark_session import start
 from storage_core.errors import InvalidInput, Unavailable
 
 SERVER = "sc://spark.example:15002"
@@ -150,3 +152,9 @@ def run(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=400,
     )
+
+
+def test_a_java_home_without_a_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Unavailable, match=rf"JAVA_HOME={re.escape(str(tmp_path))} has no bin/java"):
+        start(LOCAL_SPARK)
