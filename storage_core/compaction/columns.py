@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from storage_core.errors import Corrupt
 from storage_core.rows import fingerprint
 from storage_core.rows.keys import Positions, is_blob_or_text
+from storage_core.rows.statistics import used_values
 
 Words = npt.NDArray[np.generic]
 
@@ -76,8 +77,7 @@ def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool
     if not len(taken) == len(way.places) == sum(map(len, inputs)):
         return False
     if pa.types.is_dictionary(taken.type):
-        places_in = _indices_in(taken.dictionary, inputs)
-        return not places_in or np.array_equal(_indices(taken).take(way.places), np.concatenate(places_in))
+        return not inputs or np.array_equal(_indices(taken).take(way.places), _places_in(taken.dictionary, inputs))
     plain = [chunk if chunk.type == taken.type else chunk.cast(taken.type) for chunk in inputs]
     whole = pa.concat_arrays(plain) if plain else taken
     if is_blob_or_text(taken.type):  # to take strings back is cheaper than to hash them
@@ -89,10 +89,10 @@ def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool
     return np.array_equal(_cells(taken).take(way.places, axis=0), _cells(whole))
 
 
-def _indices_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> list[Words]:
-    """The place in `dictionary` of each value of each column; -1 for null, -2 for what is not there."""
+def _places_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> Words:
+    """The place in `dictionary` of each value of one column after the other; -1 for null, -2 for what is not there."""
     distinct: dict[tuple[int, int, int], tuple[pa.Array, int]] = {}
-    keys, start = [], 0
+    firsts, start = [], 0
     for column in columns:
         own = column.dictionary
         # known by its address: the chunks of a row group share a dictionary
@@ -100,17 +100,18 @@ def _indices_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> 
         if key not in distinct:
             distinct[key] = own, start
             start += len(own)
-        keys.append(key)
+        firsts.append(distinct[key][1])
     stacked = pa.concat_arrays([own for own, _ in distinct.values()]) if distinct else dictionary.slice(0, 0)
     lookup = pc.index_in(stacked, value_set=dictionary).fill_null(_ABSENT).to_numpy()
-    found = []
-    for key, column in zip(keys, columns, strict=True):
-        own, first = distinct[key]
-        values, indices = lookup[first : first + len(own)], _indices(column)
-        if column.indices.null_count:
-            values = np.append(values, np.int32(_NULL))  # where -1 finds it
-        found.append(values.take(indices))
-    return found
+    # of all columns at once: there are many of them, and each has few rows
+    indices = pa.concat_arrays([column.indices for column in columns])
+    shifts = np.repeat(firsts, [len(column) for column in columns])
+    if not indices.null_count:
+        return np.asarray(lookup.take(shifts + indices.to_numpy()))
+    places = np.full(len(indices), _NULL, np.int32)
+    present = np.flatnonzero(~_null_mask(indices))
+    places[present] = lookup.take((shifts + indices.fill_null(0).to_numpy())[present])
+    return places
 
 
 def _address(array: pa.Array) -> int:
@@ -146,10 +147,10 @@ def _bit_width(type_: pa.DataType) -> int | None:
     return None
 
 
-def _indices(column: pa.DictionaryArray) -> Positions:
-    """The place of each value in the dictionary, -1 for null; as wide as numpy wants them, or it is slow."""
+def _indices(column: pa.DictionaryArray) -> Words:
+    """The place of each value in the dictionary, -1 for null."""
     indices = column.indices.fill_null(_NULL) if column.indices.null_count else column.indices
-    return np.asarray(indices.to_numpy().astype(np.int64))
+    return np.asarray(indices.to_numpy())
 
 
 def _null_mask(column: pa.Array) -> npt.NDArray[np.bool_]:
@@ -159,12 +160,8 @@ def _null_mask(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _without_unused(column: pa.DictionaryArray) -> pa.DictionaryArray:
     """The same values under a dictionary of no others: a Parquet writer stores all that it is given."""
-    indices = _indices(column)
-    used = np.zeros(len(column.dictionary) + 1, np.bool_)  # the last one for null
-    used[indices] = True
-    kept = np.flatnonzero(used[:-1])
-    if len(kept) == len(column.dictionary):
+    used = used_values(column)
+    if used.all():
         return column
-    renumbered = np.append(np.cumsum(used[:-1], dtype=np.int32) - np.int32(1), np.int32(_NULL)).astype(np.int32)
-    fewer = pa.array(renumbered.take(indices), mask=_null_mask(column) if column.null_count else None)
-    return pa.DictionaryArray.from_arrays(fewer, column.dictionary.take(pa.array(kept)))
+    renumbered = pa.array(np.cumsum(used, dtype=np.int32) - np.int32(1))
+    return pa.DictionaryArray.from_arrays(pc.take(renumbered, column.indices), column.dictionary.filter(pa.array(used)))

@@ -26,8 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
+from storage_core.rows.keys import Mask
 
 TRUNCATE_AT = 32
+
+_FEW = 8
 
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -196,16 +199,22 @@ def values_and_nulls(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, int]:
     return pa.chunked_array(used, column.type.value_type), nulls
 
 
+def used_values(column: pa.DictionaryArray) -> Mask:
+    """Return which places of the dictionary rows have; of null rows none. Several times as fast as a hash of them."""
+    indices = (column.indices.drop_null() if column.indices.null_count else column.indices).to_numpy()
+    changes = indices[1:] != indices[:-1]
+    if np.count_nonzero(changes) < len(indices) // _FEW:  # as in a column of the sort order
+        indices = np.append(indices[:1], indices[1:][np.flatnonzero(changes)])
+    used = np.zeros(len(column.dictionary), np.bool_)
+    used[indices.astype(np.int64)] = True
+    return used
+
+
 def _used(column: pa.DictionaryArray) -> pa.Array:
-    """The values of the dictionary that rows have, each at most once, and null where a row is."""
-    indices = column.indices
-    if indices.null_count or len(column.dictionary) > len(indices):
-        return column.dictionary.take(pc.unique(indices))
-    rows = indices.to_numpy()
-    changes = np.flatnonzero(rows[1:] != rows[:-1])  # few where the column is one of the sort order
-    used = np.zeros(len(column.dictionary), np.bool_)  # to mark is several times as fast as to hash
-    used[rows[:1]] = True
-    used[rows[1:][changes]] = True
+    """The values of the dictionary that rows have, each once, and null where a row is."""
+    if column.indices.null_count or len(column.dictionary) > len(column):
+        return column.dictionary.take(pc.unique(column.indices))
+    used = used_values(column)
     return column.dictionary if used.all() else column.dictionary.filter(pa.array(used))
 
 
