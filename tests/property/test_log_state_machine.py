@@ -75,7 +75,7 @@ class Model:
 
     def has(self, splits: dict[str, int | None]) -> bool:
         """Whether these splits are live, with these vectors."""
-        return all(name in self.live and self.live[name] == deleted for name, deleted in splits.items())
+        return all(name in self.live and (self.live[name] or 0) == (deleted or 0) for name, deleted in splits.items())
 
 
 class LogAgainstADictionary(RuleBasedStateMachine):
