@@ -77,7 +77,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Commits to one log. Without contention: one HEAD, and one PUT."""
+    """Commits to one log. Without contention: one HEAD, and one PUT; each further attempt a GET more than it finds."""
 
     store: ObjectStore
     clock: Clock
