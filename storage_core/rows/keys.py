@@ -105,7 +105,8 @@ def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
         start = 0
         for part in parts:
             packed = keys[-1][start : start + len(part)]
-            packed *= np.uint64(size)
+            if capacity > 1:  # else all of them are zero, and `size` may be more than a word can say
+                packed *= np.uint64(size)
             packed += part
             start += len(part)
         capacity *= size
@@ -119,7 +120,8 @@ def rises_but_for_last(keys: Sequence[Unsigned], sizes: Sequence[int], order: Po
     """
     capacity, alone = 0, True
     for size in sizes:
-        alone = not capacity or capacity * size > 1 << KEY_BITS
+        # beside columns of one value each it is as if alone
+        alone = capacity <= 1 or capacity * size > 1 << KEY_BITS
         capacity = size if alone else capacity * size
     return rises(keys[:-1], order) if alone else rises(keys, order, last_unit=sizes[-1])
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage_core.compaction.kernel import merge_order
 from storage_core.errors import InvalidInput
 from storage_core.rows.keys import key_codes
 from storage_core.rows.order import is_sorted, ranks, sort_indices
@@ -112,6 +113,16 @@ def test_columns_too_wide_for_one_key_are_compared_in_turn() -> None:
     assert indices.tolist() == [4, 1, 3, 2, 0]
     assert is_sorted(table.take(pa.array(indices)), order)
     assert not is_sorted(table, order)
+
+
+def test_a_column_of_nulls_before_one_of_the_whole_range_of_a_word_is_no_hindrance() -> None:
+    """Together they have as many keys as a word has values, and one more than a word can say."""
+    rows = pa.table({"a": pa.nulls(3, pa.int64()), "b": pa.array([2**64 - 2, 0, 5], pa.uint64())})
+    order = SortOrder((OrderColumn("a", descending=False), OrderColumn("b", descending=False)), "a|b")
+    assert sort_indices(rows, order).tolist() == [1, 2, 0]
+    merged = merge_order([rows.take([1, 2]), rows.take([0])], order)
+    assert merged.runs.count.tolist() == [2, 1]
+    assert merged.begins.tolist() == [False, True, True]
 
 
 def test_a_later_column_that_falls_is_no_disorder_where_an_earlier_one_rises() -> None:
