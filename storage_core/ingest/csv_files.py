@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, Unavailable
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
@@ -26,33 +26,44 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     """Yield the records of a CSV file; the header is record 1, empty lines are none.
 
     An empty field is null, a quoted empty one is empty text; the words for null are not applied inside quotes. A
-    column that the header lacks is null. Raises `Corrupt` for a header with unknown or repeated columns, and for a
-    record above `block_bytes`. The text lies in a temporary file meanwhile.
+    column that the header lacks is null. Raises `Corrupt` for a header with unknown or repeated columns, and for
+    records above about `block_bytes`; `Unavailable` without room for a temporary file of the whole text.
     """
     counter = _RecordCounter(file)
     # The reader takes out the words for null, because only it knows which fields were quoted.
     as_read = replace(target, null_values=())
-    with _spooled(stream, block_bytes) as source:
-        for batch in _batches(_open(source, target, counter, block_bytes)):
-            numbers, misshapen = counter.number(batch.num_rows)
-            yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
+    for batch in _batches(_open(_spooled(stream, block_bytes), target, counter, block_bytes)):
+        numbers, misshapen = counter.number(batch.num_rows)
+        yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
     _, misshapen = counter.number(0, at_end=True)
     yield Parsed(target.schema.empty_table(), tuple(misshapen))
 
 
-@contextmanager
-def _spooled(stream: BinaryIO, block_bytes: int) -> Iterator[pa.NativeFile]:
-    """The text as a mapped file. Arrow's reader runs 32 blocks ahead in a thread that nobody can wait for.
+def _spooled(stream: BinaryIO, block_bytes: int) -> pa.NativeFile:
+    """The text as a mapped file without a name. Arrow's reader runs 32 blocks ahead in a thread that is never joined.
 
     Mapped blocks take no memory; and a Python stream in that thread would abort the process where Python ends first.
     """
-    with NamedTemporaryFile(prefix="tidemark-landed-") as spool:
+    with _needing_room():
+        spool = NamedTemporaryFile(prefix="tidemark-landed-")  # noqa: SIM115  # it is closed below
+    with spool:
         while chunk := stream.read(block_bytes):
-            if len(chunk) == block_bytes and b"\n" not in chunk:
+            if len(chunk) == block_bytes and not (b"\n" in chunk or b"\r" in chunk):
                 raise Corrupt(f"it has {block_bytes} bytes without the end of a line; not a CSV file")
-            spool.write(chunk)
-        spool.flush()
-        yield pa.memory_map(spool.name)
+            with _needing_room():
+                spool.write(chunk)
+                spool.flush()
+        return pa.memory_map(spool.name)
+
+
+@contextmanager
+def _needing_room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"the text of a CSV file in a temporary file: {error}; make room there, or name another folder by TMPDIR"
+        ) from error
 
 
 class _RecordCounter:

@@ -23,8 +23,10 @@ ODD_FLOATS = st.sampled_from([0.0, -0.0, math.nan, -math.nan, math.inf, -math.in
 VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.bool_(): st.booleans(),
     pa.int8(): st.integers(-128, 127),
-    pa.int64(): st.sampled_from([-(2**63), 2**63 - 1, 0]) | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3),
-    pa.uint64(): st.sampled_from([0, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1),
+    pa.int64(): st.sampled_from([-(2**63), 1 - 2**63, 2**63 - 2, 2**63 - 1, 0])
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.integers(0, 3),
+    pa.uint64(): st.sampled_from([0, 1, 2**63, 2**64 - 2, 2**64 - 1]) | st.integers(0, 2**64 - 1),
     pa.float32(): ODD_FLOATS.filter(lambda value: abs(value) != 5e-324) | st.floats(width=32),
     pa.float64(): ODD_FLOATS | st.floats(),
     pa.string(): TEXT,

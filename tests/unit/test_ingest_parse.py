@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+import tempfile
 import threading
 import time
 from datetime import UTC, date, datetime
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core import declaration
-from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
@@ -501,6 +502,27 @@ def test_a_csv_file_without_an_end_of_line_is_refused_before_it_fills_the_disk()
     with pytest.raises(Corrupt, match="10000 bytes without the end of a line"):
         list(csv_blocks("a.csv", cast("BinaryIO", zeros), target, block_bytes=10_000))
     assert zeros.tell() == 10_000
+
+
+def test_a_csv_file_whose_lines_end_in_cr_alone_is_read_whatever_its_size(tmp_path: Path) -> None:
+    file = landed(tmp_path, "a.csv", "level,text\r" + "1,one\r" * 5_000)
+    blocks = parse_blocks(file, LandingSpec(uri=file.uri, format="csv"), SCHEMA.remove(0), None, block_bytes=1_000)
+    assert sum(block.rows.num_rows for block in blocks) == 5_000
+
+
+def test_the_text_of_a_csv_file_has_no_name_on_the_disk_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = landed(tmp_path, "a.csv", "level,text\n" + "1,one\n" * 5_000)
+    folder = tmp_path / "temporary"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    spec = LandingSpec(uri=file.uri, format="csv")
+    with pytest.raises(Unavailable, match=r"temporary.*TMPDIR"):
+        parse(file, spec, SCHEMA.remove(0), None)
+    folder.mkdir()
+    blocks = parse_blocks(file, spec, SCHEMA.remove(0), None, block_bytes=1_000)
+    assert next(blocks).rows.num_rows > 0
+    assert list(folder.iterdir()) == []
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------
