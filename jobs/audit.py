@@ -39,8 +39,9 @@ def run(request: AuditRequest, spark: Spark) -> JobReport:
     """
     job = JobRun("audit", JobRequest(table_uri=request.table_uri), spark)
     require_ours(job.before)
-    wanted = request.windows.of_table(job.before.config.window_seconds)
-    which = Selection(holds=wanted.holds, since=request.since, commits=request.commits, last_run=request.last_run)
+    request.windows.require_fits(job.before.config.window_seconds)
+    holds = request.windows.holds
+    which = Selection(holds=holds, since=request.since, commits=request.commits, last_run=request.last_run)
     found = audit(job.table.store, job.before, which, run=partial(_execute, job))
     for each in found.violations:
         LOG.error("%s: %s: %s", each.invariant, each.path, each.message)

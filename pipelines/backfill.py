@@ -16,7 +16,7 @@ from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.parts import FAILED_PARTITIONS
-from jobs.window_range import window_seconds
+from jobs.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
 from pipelines.run_requests import range_tags
@@ -140,7 +140,7 @@ def _failed(
     span = span_of(declaration)
     if span is None:
         return []
-    first, last = window_seconds(parts[0].first), window_seconds(parts[-1].last)
+    first, last = window_start(parts[0].first), window_start(parts[-1].last)
     names = {partition_key(window): window for window in range(first, last + 1, span.window_seconds)}
     failed = {names[name] for name in unfinished(instance, keys, names)}
     return [_chunk(begin, end + span.window_seconds, span) for begin, end in contiguous(failed, span.window_seconds)]
@@ -154,7 +154,7 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
     span = span_of(declaration)
     if span is None:
         raise InvalidInput(f"{declaration.name} has no windows to backfill; materialize its assets, or run its jobs")
-    first, stop, length = window_seconds(start), window_seconds(end), _length(chunk, span)
+    first, stop, length = window_start(start), window_start(end), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
     if not span.first <= first < stop <= span.end:
