@@ -12,11 +12,11 @@ from dataclasses import asdict
 from functools import partial
 
 from jobs import tasks
-from jobs.audit_request import AuditRequest, parse
+from jobs.audit_request import AuditRequest, parse, parser
 from jobs.command import command, on_spark
 from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.request import JobRequest, parser
+from jobs.request import JobRequest
 from jobs.run import LOG, JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
@@ -68,7 +68,7 @@ def _details(found: AuditReport) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code, which is 0 for findings too: they are in the report."""
-    return command("audit", parser("audit", SUMMARY), on_spark(parse, run), argv)
+    return command("audit", parser(SUMMARY), on_spark(parse, run), argv)
 
 
 if __name__ == "__main__":
