@@ -16,7 +16,6 @@ from jobs.audit_request import AuditRequest, parse, parser
 from jobs.command import command, on_spark
 from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.request import JobRequest
 from jobs.run import LOG, JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
@@ -37,7 +36,7 @@ def run(request: AuditRequest, spark: Spark) -> JobReport:
     One Spark task per split and merge, of many several; what is small is read by this process. Takes no lease and
     writes nothing. Raises `Unsupported` for a table whose log others keep.
     """
-    job = JobRun("audit", JobRequest(table_uri=request.table_uri), spark)
+    job = JobRun("audit", request, spark)
     require_ours(job.before)
     request.windows.require_fits(job.before.config.window_seconds)
     holds = request.windows.holds

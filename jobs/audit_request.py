@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jobs import window_range
 from jobs.master import LOCAL_SPARK
@@ -25,6 +26,10 @@ class AuditRequest:
     commits: int | None = None
     last_run: bool = False
     master: str = LOCAL_SPARK
+    # What a run reads of every request: an audit has no commit to name it in, waits for nobody and changes nothing.
+    run_id: ClassVar[str | None] = None
+    wait_ms: ClassVar[int] = 0
+    dry_run: ClassVar[bool] = True
 
 
 def parser(summary: str) -> argparse.ArgumentParser:
