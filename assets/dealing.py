@@ -17,6 +17,7 @@ from dagster import (
     BetaWarning,
     DataVersion,
     MaterializeResult,
+    MetadataValue,
     ResourceParam,
     asset,
 )
@@ -74,7 +75,7 @@ def _result(report: Report) -> MaterializeResult[None]:
     versions = {name: mapping(each)["version"] for name, each in tables.items()}
     gaps = len(held) if isinstance(held, list) else 0
     return MaterializeResult(
-        metadata=metadata_of(report, gaps),
+        metadata={**metadata_of(report), "gaps": MetadataValue.int(gaps)},
         data_version=DataVersion(hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:16]),
         check_results=[
             AssetCheckResult(

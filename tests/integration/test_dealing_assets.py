@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
+from assets.figures import METADATA
 from assets.launcher import InProcessLauncher
 from jobs.spark import Spark
 from pipelines.catalog import build_definitions
@@ -98,6 +99,7 @@ def test_the_asset_deals_and_shows_what_was_rejected(root: Path, spark: Spark, i
     assert verdicts(result) == {"nothing_is_missing": True, "no_rejected_records": False}
     (event,) = result.asset_materializations_for_node("all_rows__dealt")
     assert (event.metadata["rows_in"].value, event.metadata["rows_out"].value) == (9, 8)
+    assert event.metadata["gaps"].value == 0
     for name in ("a", "b"):
         rows = Table.open(str(root / "warehouse" / name)).scan(["n"]).to_arrow()
         assert sorted(rows.column("n").to_pylist()) == [0, 1, 2, 3]
@@ -111,6 +113,10 @@ def test_the_schedule_asks_until_everything_is_dealt_and_a_gap_fails_the_check(
     chunks[2].unlink()
     (asked,) = tick(raw_log)
     assert asked.tags == {"tidemark/reason": "2 chunks wait"}  # type: ignore[union-attr]  # it is no skip
-    assert verdicts(materialized(root, spark, instance))["nothing_is_missing"] is False
+    result = materialized(root, spark, instance)
+    assert verdicts(result)["nothing_is_missing"] is False
+    (event,) = result.asset_materializations_for_node("all_rows__dealt")
+    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are no debt of windows
+    assert event.metadata["gaps"].value == 1
     (skipped,) = tick(raw_log)
     assert "held back by missing chunks" in str(skipped.skip_message)  # type: ignore[union-attr]  # it is no run
