@@ -22,8 +22,8 @@ from dagster import (
     asset,
 )
 
-from assets.figures import json_value, mapping, metadata_of
 from assets.launcher import Launcher, Report
+from assets.metadata import json_value, mapping, metadata_of
 from assets.names import identifier
 from jobs.deal_request import DealRequest
 from storage_core.raw_declaration import RawLogDeclaration

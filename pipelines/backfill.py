@@ -15,7 +15,7 @@ from dagster import AssetKey, DagsterEvent, DagsterInstance, ExecuteInProcessRes
 from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
-from assets.parts import FAILED_PARTITIONS
+from assets.partly_done import FAILED_PARTITIONS
 from jobs.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name

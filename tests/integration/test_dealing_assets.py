@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
-from assets.figures import METADATA
 from assets.launcher import InProcessLauncher
+from assets.metadata import METADATA
 from jobs.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.dealing import tick
