@@ -15,6 +15,7 @@ from pipelines.catalog import build_definitions
 from pipelines.dealing import tick
 from pipelines.raw_logs import read_raw_logs
 from pipelines.tables import read_tables
+from storage_core.lease import acquire
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
@@ -103,6 +104,22 @@ def test_the_asset_deals_and_shows_what_was_rejected(root: Path, spark: Spark, i
     for name in ("a", "b"):
         rows = Table.open(str(root / "warehouse" / name)).scan(["n"]).to_arrow()
         assert sorted(rows.column("n").to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_table_that_is_held_fails_the_step_which_shows_what_was_dealt_to_the_others(
+    root: Path, spark: Spark, instance: DagsterInstance
+) -> None:
+    tables = read_tables(root / "tables")
+    declared = {each.declaration.name: each.declaration for each in tables.tables}
+    table = Table.declare(declared["a"])
+    acquire(table.log, table.snapshot, "deal.all-rows", "somebody@elsewhere")
+    job = definitions(root, spark).resolve_job_def("all_rows_deal")
+    result = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    (failed,) = result.get_step_failure_events()
+    shown = failed.step_failure_data.user_failure_data
+    assert shown is not None
+    assert (shown.metadata["kind"].value, shown.metadata["rows_out"].value) == ("held", 4)
 
 
 def test_the_schedule_asks_until_everything_is_dealt_and_a_gap_fails_the_check(
