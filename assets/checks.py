@@ -23,8 +23,8 @@ from dagster import (
 )
 
 from assets.factory import asset_key, index_asset
-from assets.figures import json_value, mapping
 from assets.launcher import Launcher, Report, typed_failures
+from assets.metadata import json_value, mapping
 from assets.names import identifier
 from jobs.audit_request import AuditRequest
 from storage_core.declaration import TableDeclaration

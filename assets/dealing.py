@@ -5,7 +5,9 @@
 import hashlib
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from dagster import (
     AssetCheckResult,
@@ -16,13 +18,15 @@ from dagster import (
     AssetsDefinition,
     BetaWarning,
     DataVersion,
+    Failure,
     MaterializeResult,
+    MetadataValue,
     ResourceParam,
     asset,
 )
 
-from assets.figures import json_value, mapping, metadata_of
-from assets.launcher import Launcher, Report
+from assets.launcher import Launcher, PartlyDone, Report
+from assets.metadata import json_value, mapping, metadata_of
 from assets.names import identifier
 from jobs.deal_request import DealRequest
 from storage_core.raw_declaration import RawLogDeclaration
@@ -63,23 +67,37 @@ def build_dealt_asset(declaration: RawLogDeclaration, request: DealRequest) -> A
             metadata={"stores": ", ".join(declaration.uris), "job": "python -m jobs.deal"},
         )
         def dealt(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
-            return _result(launcher.submit(context, "deal", replace(request, run_id=context.run.run_id)))
+            try:
+                report = launcher.submit(context, "deal", replace(request, run_id=context.run.run_id))
+            except PartlyDone as partly:
+                shown = {**_metadata(partly.report), **partly.metadata}
+                raise Failure(partly.description, shown, partly.allow_retries) from partly
+            return _result(report)
 
     return dealt
 
 
+def _metadata(report: Report) -> dict[str, MetadataValue[Any]]:
+    return {**metadata_of(report), "gaps": MetadataValue.int(len(_held(report)))}
+
+
+def _held(report: Report) -> Sequence[object]:
+    """The gaps that hold chunks back."""
+    held = mapping(report["details"]).get("held", [])
+    return held if isinstance(held, list) else []
+
+
 def _result(report: Report) -> MaterializeResult[None]:
-    details = mapping(report["details"])
-    held, tables = details.get("held", []), mapping(details.get("tables", {}))
+    details, held = mapping(report["details"]), _held(report)
+    tables = mapping(details.get("tables", {}))
     versions = {name: mapping(each)["version"] for name, each in tables.items()}
-    gaps = len(held) if isinstance(held, list) else 0
     return MaterializeResult(
-        metadata=metadata_of(report, gaps),
+        metadata=_metadata(report),
         data_version=DataVersion(hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()[:16]),
         check_results=[
             AssetCheckResult(
                 check_name=NOTHING_MISSING,
-                passed=not gaps,
+                passed=not held,
                 metadata={"held": json_value(held), "unreachable": json_value(details.get("unreachable", []))},
             ),
             AssetCheckResult(

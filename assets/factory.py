@@ -26,11 +26,11 @@ from dagster import (
     asset,
 )
 
-from assets.figures import json_value, mapping, metadata_of, observations
 from assets.launcher import JobName, Launcher, PartlyDone, Report, typed_failures
+from assets.metadata import json_value, mapping, metadata_of, observations
 from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
-from assets.parts import record_part
+from assets.partly_done import record_part
 from jobs.request import JobRequest
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task

@@ -12,11 +12,10 @@ from dataclasses import asdict
 from functools import partial
 
 from jobs import tasks
-from jobs.audit_request import AuditRequest, parse
+from jobs.audit_request import AuditRequest, parse, parser
 from jobs.command import command, on_spark
 from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.request import JobRequest, parser
 from jobs.run import LOG, JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
@@ -37,10 +36,11 @@ def run(request: AuditRequest, spark: Spark) -> JobReport:
     One Spark task per split and merge, of many several; what is small is read by this process. Takes no lease and
     writes nothing. Raises `Unsupported` for a table whose log others keep.
     """
-    job = JobRun("audit", JobRequest(table_uri=request.table_uri), spark)
+    job = JobRun("audit", request, spark)
     require_ours(job.before)
-    wanted = request.windows.of_table(job.before.config.window_seconds)
-    which = Selection(holds=wanted.holds, since=request.since, commits=request.commits, last_run=request.last_run)
+    request.windows.require_fits(job.before.config.window_seconds)
+    holds = request.windows.holds
+    which = Selection(holds=holds, since=request.since, commits=request.commits, last_run=request.last_run)
     found = audit(job.table.store, job.before, which, run=partial(_execute, job))
     for each in found.violations:
         LOG.error("%s: %s: %s", each.invariant, each.path, each.message)
@@ -67,7 +67,7 @@ def _details(found: AuditReport) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job as a command and return its exit code, which is 0 for findings too: they are in the report."""
-    return command("audit", parser("audit", SUMMARY), on_spark(parse, run), argv)
+    return command("audit", parser(SUMMARY), on_spark(parse, run), argv)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jobs import window_range
 from jobs.master import LOCAL_SPARK
@@ -25,10 +26,28 @@ class AuditRequest:
     commits: int | None = None
     last_run: bool = False
     master: str = LOCAL_SPARK
+    # What a run reads of every request: an audit has no commit to name it in, waits for nobody and changes nothing.
+    run_id: ClassVar[str | None] = None
+    wait_ms: ClassVar[int] = 0
+    dry_run: ClassVar[bool] = True
+
+
+def parser(summary: str) -> argparse.ArgumentParser:
+    """Return the argument parser of the job."""
+    result = argparse.ArgumentParser(prog="python -m jobs.audit", description=summary)
+    result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
+    window_range.add_options(result)
+    limits = result.add_argument_group("what it looks at (default: every live split and retained compaction)")
+    limits.add_argument("--since", type=int, help="what was committed after this version")
+    limits.add_argument("--commits", type=int, help="so many of the newest compactions, and what they wrote")
+    limits.add_argument("--last-run", action="store_true", help="what the job run wrote that compacted last")
+    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
+    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    return result
 
 
 def parse(arguments: argparse.Namespace) -> AuditRequest:
-    """Return the request for what `jobs.request.parser` parsed. Raises `InvalidInput` for a window nobody can read."""
+    """Return the request for parsed arguments. Raises `InvalidInput` for a window that cannot be read."""
     return AuditRequest(
         table_uri=arguments.table_uri,
         windows=window_range.parse(arguments),

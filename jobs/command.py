@@ -1,7 +1,8 @@
 """A job as a command: arguments in, a report out, and the exit code that says what to do next (design page 08).
 
 0 done, also when there was nothing to do; 1 a failure that Tidemark has no name for, with its traceback on stderr;
-2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable.
+2 bad arguments or input; 3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable;
+130 stopped by a signal, run it again for the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jobs.pipes import report_to_dagster
 from jobs.report import JobReport, report_of
 from jobs.request import JobRequest, parse, parser
 from jobs.spark import Spark
-from storage_core.errors import TidemarkError, typed
+from storage_core.errors import Interrupted, TidemarkError, typed
 
 Run = Callable[[JobRequest, Spark], JobReport]
 
@@ -66,6 +67,9 @@ def command(
         report = start(parsed)
     except TidemarkError as error:
         return _failed(job, error, as_json=parsed.json)
+    except KeyboardInterrupt:
+        stopped = Interrupted("stopped by a signal; run the same command again")
+        return _failed(job, stopped, as_json=parsed.json)
     except Exception as error:  # noqa: BLE001  # the end of the process: whoever started it is told, whatever it was
         sys.stderr.write(traceback.format_exc())
         return _failed(job, typed(error), as_json=parsed.json)

@@ -43,7 +43,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     day; a request that names its windows tries them all the same.
     """
     job = JobRun("compact", request, spark)
-    wanted = request.windows.of_table(job.before.config.window_seconds)
+    wanted = request.windows
+    wanted.require_fits(job.before.config.window_seconds)
     resource = resource_of(wanted, job.before.config.window_seconds)
     with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as chosen:
         if not chosen:

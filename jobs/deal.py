@@ -18,7 +18,7 @@ from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
 from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
-from jobs.report import JobReport, Status, add_requests
+from jobs.report import JobReport, add_requests, with_report
 from jobs.run import require_shared
 from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
@@ -51,8 +51,8 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
 
     The declared tables are made where they do not exist. What is missing of a writer holds back what it wrote later,
     and is in the report as `held`; records that no table takes go to quarantine. A table that cannot take its rows
-    stops no other: when all are through, its error is raised. So is `Held` of a table into which
-    another run deals this raw log. A dry run changes nothing.
+    stops no other: when all are through, its error is raised, with the report in its context (`report_of`). So is
+    `Held` of a table into which another run deals this raw log. A dry run changes nothing.
     """
     started, spark_before = time.perf_counter(), spark.seconds
     job = _Job.open(request)
@@ -61,21 +61,19 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
         return _planned(job, terms)
     work = _OnSpark(spark)
     done = _deal(job, work, terms, request.run_id)
-    details = _details(job, done)
-    if done.failures:
-        LOG.warning("dealt before it failed: %s", details)
-        raise _failure(done.failures)
-    status: Status = "committed" if done.chunks else "nothing_to_do"
-    return JobReport(
+    report = JobReport(
         job="deal",
-        status=status,
+        status="committed" if done.chunks else "nothing_to_do",
         version=0,
         figures=_figures(done),
         requests=add_requests(*(each.requests for each in job.stores), *work.requests),
         seconds=round(time.perf_counter() - started, 3),
         spark_seconds=round(spark.seconds - spark_before, 3),
-        details=details,
+        details=_details(job, done),
     )
+    if done.failures:
+        raise with_report(_failure(done.failures), report)
+    return report
 
 
 @dataclass(slots=True, kw_only=True)

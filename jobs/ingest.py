@@ -87,7 +87,7 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
 
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
-    wanted.of_table(window_seconds)
+    wanted.require_fits(window_seconds)
     if wanted == EVERY_WINDOW:
         return None
     if wanted.null_only:

@@ -38,7 +38,7 @@ class JobRequest:
 
 
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
-    """Return the argument parser that every job on a table shares; what a job does not use, it ignores."""
+    """Return the argument parser that jobs share which keep a table up; what a job does not use, it ignores."""
     result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
     result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
     window_range.add_options(result)
@@ -54,10 +54,6 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument(
         "--policy", action="store_true", help="compact only what pays now, as scheduled runs do (default: every window)"
     )
-    audited = result.add_argument_group("what an audit looks at (default: every live split and retained compaction)")
-    audited.add_argument("--since", type=int, help="what was committed after this version")
-    audited.add_argument("--commits", type=int, help="so many of the newest compactions, and what they wrote")
-    audited.add_argument("--last-run", action="store_true", help="what the job run wrote that compacted last")
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from jobs.figures import NO_FIGURES, Figures
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
-from jobs.request import JobRequest
 from jobs.side_by_side import side_by_side
 from jobs.spark import Answer, Item, Spark
 from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkError
@@ -32,6 +31,30 @@ POLL_MS = 2_000
 Plan = TypeVar("Plan", bound=Sized)
 
 
+class Asked(Protocol):
+    """What a run reads of the request of its job."""
+
+    @property
+    def table_uri(self) -> str:
+        """Where the table is."""
+        ...
+
+    @property
+    def run_id(self) -> str | None:
+        """What its commits and leases name as their run."""
+        ...
+
+    @property
+    def wait_ms(self) -> int:
+        """How long to wait while another run holds a lease."""
+        ...
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether nothing is to be changed."""
+        ...
+
+
 def require_shared(uri: str) -> str:
     """Return the URI of a place that Spark tasks can see. Raises `InvalidInput` for one in the memory of a process."""
     if uri.startswith("memory:"):
@@ -42,7 +65,7 @@ def require_shared(uri: str) -> str:
 class JobRun:
     """One run of one job on one table, planned against the snapshot that `before` holds."""
 
-    def __init__(self, job: str, request: JobRequest, spark: Spark, table: Table | None = None) -> None:
+    def __init__(self, job: str, request: Asked, spark: Spark, table: Table | None = None) -> None:
         """Open the table unless it is given. Raises `InvalidInput` for a table that other processes cannot see."""
         require_shared(request.table_uri)
         self._started = time.perf_counter()

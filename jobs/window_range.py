@@ -29,10 +29,10 @@ class WindowRange:
             return window is None and (self.null_only or (self.start is None and self.end is None))
         return (self.start is None or window >= self.start) and (self.end is None or window < self.end)
 
-    def of_table(self, window_seconds: int | None) -> WindowRange:
-        """Return the range if a table with windows of this length has it; None is a table without windows.
+    def require_fits(self, window_seconds: int | None) -> None:
+        """Raise `InvalidInput` unless a table with windows of this length has the range; None is one without windows.
 
-        Raises `InvalidInput` for bounds in a table without windows, and for one window by a time that is not its start.
+        It has no bounds in a table without windows, and no single window by a time that is not its start.
         """
         bounds = [each for each in (self.start, self.end) if each is not None]
         if window_seconds is None and bounds:
@@ -45,7 +45,6 @@ class WindowRange:
                 f"({holder}): windows of this table are {window_seconds} s long",
                 window=holder,
             )
-        return self
 
     def select(self, windows: Iterable[int | None]) -> set[int | None]:
         """Return those of the given windows that are in the range."""
@@ -83,11 +82,11 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
     if window == NULL_WINDOW:
         return WindowRange(null_only=True)
     if window is not None:
-        first = window_seconds(window)
+        first = window_start(window)
         return WindowRange(first, first + 1)
     return WindowRange(
-        None if start is None else window_seconds(start),
-        None if end is None else window_seconds(end),
+        None if start is None else window_start(start),
+        None if end is None else window_start(end),
     )
 
 
@@ -98,8 +97,8 @@ def _moment(seconds: int) -> str:
         return str(seconds)
 
 
-def window_seconds(text: str) -> int:
-    """Return seconds since the epoch for a window named by UTC time (`2015-05-17T10:00`) or by seconds."""
+def window_start(text: str) -> int:
+    """Return the start of a window named by UTC time (`2015-05-17T10:00`) or by seconds, in seconds since the epoch."""
     try:
         return int(text)
     except ValueError:

@@ -15,14 +15,13 @@ from dagster import AssetKey, DagsterEvent, DagsterInstance, ExecuteInProcessRes
 from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
-from assets.parts import FAILED_PARTITIONS
-from jobs.window_range import window_seconds
+from assets.partly_done import FAILED_PARTITIONS
+from jobs.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
 from pipelines.run_requests import range_tags
 from pipelines.tables import Declared, DeclaredTable, tables_folder
 from pipelines.unfinished import end_dead_runs, process_tags, unfinished
-from storage_core.clock import Clock
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import InvalidInput
 from storage_core.rows.windows import parse_duration
@@ -65,31 +64,27 @@ def backfill(
     end: str,
     chunk: str = "1d",
     *,
-    steps: Sequence[str] = STEPS,
     only_failed: bool = False,
     instance: DagsterInstance,
     launcher: Launcher | None = None,
     file: Path | None = None,
-    clock: Clock | None = None,
 ) -> Iterator[ChunkDone]:
-    """Run the steps over the windows in [start, end), chunk after chunk, and yield each chunk when its run has ended.
+    """Run `STEPS` over the windows in [start, end), chunk after chunk, and yield each chunk when its run has ended.
 
     Times read like `2015-05-17T10:00` (UTC). A failed chunk does not stop the others, and a failed window not those of
     its chunk; running a backfill again is harmless. Runs of earlier backfills of the table whose process was killed are
     marked as failed first. `only_failed` runs the windows whose last run of a step ended without making them, as the
     instance has it, and yields nothing where there are none. Raises, before anything runs, `InvalidInput` for bounds
-    outside the partitions or a step without windows, and `Held` where a run still works on windows that `only_failed`
-    asks about.
+    outside the partitions and for a table without windows, and `Held` where a run still works on windows that
+    `only_failed` asks about.
     """
-    parts = chunks(declaration, start, end, chunk, clock=clock)
-    known = [step.name for step in steps_of(declaration) if step.windowed]
-    if unknown := [step for step in steps if step not in known and step not in STEPS]:
-        raise InvalidInput(f"{declaration.name}: no windowed step {', '.join(unknown)}; it has {', '.join(known)}")
-    keys = [asset_key(declaration.name, step) for step in steps if step in known]
+    parts = chunks(declaration, start, end, chunk)
+    windowed = {step.name for step in steps_of(declaration) if step.windowed}
+    keys = [asset_key(declaration.name, step) for step in STEPS if step in windowed]
     end_dead_runs(instance, backfill_job_name(declaration.name))
     if only_failed:
-        parts = _failed(declaration, parts, keys, instance=instance, clock=clock)
-    job = _job(declaration, launcher, file, clock=clock)
+        parts = _failed(declaration, parts, keys, instance=instance)
+    job = _job(declaration, launcher, file)
     for number, part in enumerate(parts, start=1):
         result = job.execute_in_process(
             run_config=_QUIET,
@@ -139,34 +134,27 @@ def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
 
 
 def _failed(
-    declaration: TableDeclaration,
-    parts: Sequence[Chunk],
-    keys: Sequence[AssetKey],
-    *,
-    instance: DagsterInstance,
-    clock: Clock | None,
+    declaration: TableDeclaration, parts: Sequence[Chunk], keys: Sequence[AssetKey], *, instance: DagsterInstance
 ) -> list[Chunk]:
     """The windows of these chunks whose last run did not make one of the assets, neighbours together."""
-    span = span_of(declaration, clock)
+    span = span_of(declaration)
     if span is None:
         return []
-    first, last = window_seconds(parts[0].first), window_seconds(parts[-1].last)
+    first, last = window_start(parts[0].first), window_start(parts[-1].last)
     names = {partition_key(window): window for window in range(first, last + 1, span.window_seconds)}
     failed = {names[name] for name in unfinished(instance, keys, names)}
     return [_chunk(begin, end + span.window_seconds, span) for begin, end in contiguous(failed, span.window_seconds)]
 
 
-def chunks(
-    declaration: TableDeclaration, start: str, end: str, chunk: str = "1d", *, clock: Clock | None = None
-) -> list[Chunk]:
+def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d") -> list[Chunk]:
     """Return the windows in [start, end) as chunks of the given length (`1d`, `6h`, …), ascending.
 
     Raises `InvalidInput` for a table without windows, bounds outside the partitions, or a chunk that cuts a window.
     """
-    span = span_of(declaration, clock)
+    span = span_of(declaration)
     if span is None:
         raise InvalidInput(f"{declaration.name} has no windows to backfill; materialize its assets, or run its jobs")
-    first, stop, length = window_seconds(start), window_seconds(end), _length(chunk, span)
+    first, stop, length = window_start(start), window_start(end), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
     if not span.first <= first < stop <= span.end:
@@ -190,10 +178,8 @@ def _chunk(begin: int, end: int, span: Span) -> Chunk:
     return Chunk(partition_key(begin), partition_key(end - span.window_seconds), windows)
 
 
-def _job(
-    declaration: TableDeclaration, launcher: Launcher | None, file: Path | None, *, clock: Clock | None
-) -> JobDefinition:
+def _job(declaration: TableDeclaration, launcher: Launcher | None, file: Path | None) -> JobDefinition:
     root = tables_folder().parent
     table = DeclaredTable(declaration, file)
-    definitions = build_definitions(Declared(root, (table,)), launcher or PipesLauncher(root), clock)
+    definitions = build_definitions(Declared(root, (table,)), launcher or PipesLauncher(root))
     return definitions.resolve_job_def(backfill_job_name(declaration.name))

@@ -1,8 +1,8 @@
 """The `tidemark` command: arguments in, tables of figures or JSON lines out, an exit code that says what to do next.
 
 0 done, also when there was nothing to do; 1 none of the others, the message says what; 2 bad arguments or input;
-3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable (design page 08). Libraries
-are imported by the command that needs them, so that help answers at once.
+3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 130 stopped by a signal
+(design page 08). Libraries are imported by the command that needs them, so that help answers at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from pipelines.commands import (
     versions,
     writing,
 )
-from storage_core.errors import InvalidInput, TidemarkError, typed
+from storage_core.errors import Interrupted, InvalidInput, TidemarkError, typed
+
+_STOPPED = "stopped by a signal; what it committed stays (`tidemark history` shows it), run it again for the rest"
 
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Tables": {
@@ -121,20 +123,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = _asks_for_json(arguments)
     try:
-        code = build()(arguments, prog_name="tidemark", standalone_mode=False)
-        sys.stdout.flush()
+        return _run(arguments)
     except TidemarkError as error:
         return _failed(error, as_json=as_json)
     except typer.TyperException as error:
         return _failed(InvalidInput(f"{error.format_message()} (see tidemark --help)"), as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):
-        return 130
+        return _failed(Interrupted(_STOPPED), as_json=as_json)
     except (output.OutputClosedError, BrokenPipeError):
         _drop_output()
         return 0
     except Exception as error:  # noqa: BLE001  # the edge of the process: programs get their contract, people a traceback
         traceback.print_exception(error)
         return _failed(typed(error), as_json=as_json)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code. Raises `KeyboardInterrupt` for Ctrl-C, also where typer made it 130."""
+    code = build()(arguments, prog_name="tidemark", standalone_mode=False)
+    sys.stdout.flush()
+    if code == Interrupted.exit_code:
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 

@@ -41,8 +41,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import Tag, read_tags, remove_tag
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.read import describe as figures
-from storage_core.read import lookup
+from storage_core.read import describe, lookup
 from storage_core.read import sql as querying
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.changes import changes as changes_between
@@ -411,11 +410,11 @@ class Table:
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
-        return figures.describe(self._store, self.snapshot)
+        return describe.describe(self._store, self.snapshot)
 
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
-        return list(figures.files(self.snapshot))
+        return list(describe.files(self.snapshot))
 
     def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
         """Return the windows where a compaction of this mode or the retention has something to do now, or waits to.

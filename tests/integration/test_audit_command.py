@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 import jobs.audit
-from jobs.audit_request import AuditRequest, parse, to_argv
-from jobs.request import parser
+import jobs.compact
+from jobs.audit_request import AuditRequest, parse, parser, to_argv
 from jobs.spark import Spark
 from jobs.window_range import WindowRange
 from pipelines.cli import main
@@ -147,7 +148,19 @@ def test_the_job_reports_findings_and_succeeds(table: Table, capsys: pytest.Capt
 @pytest.mark.parametrize("limit", [{"since": 0}, {"commits": 3}, {"last_run": True}])
 def test_a_request_travels_as_arguments(limit: dict[str, Any]) -> None:
     request = replace(AuditRequest(table_uri="t", windows=WindowRange(1, 2)), **limit)
-    assert parse(parser("audit", "").parse_args(to_argv(request))) == request
+    assert parse(parser("").parse_args(to_argv(request))) == request
+
+
+@pytest.mark.parametrize(
+    ("job", "option"),
+    [(jobs.audit.main, "--dry-run"), (jobs.audit.main, "--policy"), (jobs.compact.main, "--last-run")],
+)
+def test_a_job_refuses_what_only_others_know(
+    job: Callable[[list[str]], int], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        job(["--table-uri", "nowhere", option])
+    assert f"unrecognized arguments: {option}" in capsys.readouterr().err
 
 
 @pytest.mark.spark

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import http.client
+import io
 import json
 import os
 import resource
@@ -305,6 +306,27 @@ def test_append_reads_csv_and_parquet_by_suffix(events: str, place: Path, run: R
 def test_append_takes_standard_input(events: str, place: Path) -> None:
     ended = start("append", events, "-", "--json", cwd=place, stdin='{"time": "2015-05-17T10:00:00Z"}\n')
     assert (ended.one["rows"], ended.err) == (1, "")
+
+
+class _Interrupting(io.RawIOBase):
+    """Standard input of somebody who presses Ctrl-C."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _: object, /) -> int:
+        raise KeyboardInterrupt
+
+
+def test_a_command_that_ctrl_c_stops_is_a_failure_of_the_kind_interrupted(
+    events: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(_Interrupting())))
+    ended = run("append", events, "-", "--json")
+    assert ended.code == 130
+    (failure,) = ended.lines
+    assert (failure["status"], failure["error"]) == ("failed", "interrupted")
+    assert ended.err == f"tidemark: interrupted: {failure['message']}\n"
 
 
 def test_append_adds_nothing_when_one_line_does_not_fit(events: str, place: Path, run: Run) -> None:

@@ -17,8 +17,8 @@ from dagster import (
     build_sensor_context,
 )
 
-from assets.figures import METADATA
 from assets.launcher import InProcessLauncher, PipesLauncher
+from assets.metadata import METADATA
 from jobs.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions

@@ -9,11 +9,13 @@ import pytest
 from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
 from assets.launcher import InProcessLauncher
+from assets.metadata import METADATA
 from jobs.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.dealing import tick
 from pipelines.raw_logs import read_raw_logs
 from pipelines.tables import read_tables
+from storage_core.lease import acquire
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
@@ -98,9 +100,26 @@ def test_the_asset_deals_and_shows_what_was_rejected(root: Path, spark: Spark, i
     assert verdicts(result) == {"nothing_is_missing": True, "no_rejected_records": False}
     (event,) = result.asset_materializations_for_node("all_rows__dealt")
     assert (event.metadata["rows_in"].value, event.metadata["rows_out"].value) == (9, 8)
+    assert event.metadata["gaps"].value == 0
     for name in ("a", "b"):
         rows = Table.open(str(root / "warehouse" / name)).scan(["n"]).to_arrow()
         assert sorted(rows.column("n").to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_table_that_is_held_fails_the_step_which_shows_what_was_dealt_to_the_others(
+    root: Path, spark: Spark, instance: DagsterInstance
+) -> None:
+    tables = read_tables(root / "tables")
+    declared = {each.declaration.name: each.declaration for each in tables.tables}
+    table = Table.declare(declared["a"])
+    acquire(table.log, table.snapshot, "deal.all-rows", "somebody@elsewhere")
+    job = definitions(root, spark).resolve_job_def("all_rows_deal")
+    result = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    (failed,) = result.get_step_failure_events()
+    shown = failed.step_failure_data.user_failure_data
+    assert shown is not None
+    assert (shown.metadata["kind"].value, shown.metadata["rows_out"].value) == ("held", 4)
 
 
 def test_the_schedule_asks_until_everything_is_dealt_and_a_gap_fails_the_check(
@@ -111,6 +130,10 @@ def test_the_schedule_asks_until_everything_is_dealt_and_a_gap_fails_the_check(
     chunks[2].unlink()
     (asked,) = tick(raw_log)
     assert asked.tags == {"tidemark/reason": "2 chunks wait"}  # type: ignore[union-attr]  # it is no skip
-    assert verdicts(materialized(root, spark, instance))["nothing_is_missing"] is False
+    result = materialized(root, spark, instance)
+    assert verdicts(result)["nothing_is_missing"] is False
+    (event,) = result.asset_materializations_for_node("all_rows__dealt")
+    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are no debt of windows
+    assert event.metadata["gaps"].value == 1
     (skipped,) = tick(raw_log)
     assert "held back by missing chunks" in str(skipped.skip_message)  # type: ignore[union-attr]  # it is no run

@@ -18,6 +18,7 @@ import pytest
 from jobs import deal
 from jobs.code_archive import ROOT
 from jobs.deal_request import DealRequest, to_argv
+from jobs.report import report_of
 from jobs.spark import Spark
 from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs
@@ -154,6 +155,10 @@ def test_a_table_that_another_run_deals_into_is_held_and_the_others_get_their_ro
     with pytest.raises(Held, match=r"deal\.all of .* is held by somebody") as held:
         deal.run(request, spark)
     assert held.value.exit_code == 3
+    done = report_of(held.value)
+    assert done is not None
+    assert (done.status, done.figures.rows_out) == ("committed", PER_TABLE)
+    assert json.loads(done.to_json())["details"]["tables"].keys() == {APPEND[1]}
     assert (numbers(tmp_path, APPEND[0]), numbers(tmp_path, APPEND[1])) == ([], list(range(PER_TABLE)))
     lease.release()
     assert deal.run(request, spark).figures.rows_out == PER_TABLE

@@ -125,6 +125,19 @@ def test_a_bug_is_reported_as_every_other_failure(
     assert [each["params"]["payload"] for each in sent if each["method"] == "report_custom_message"] == [failure]
 
 
+def stopped(request: JobRequest, spark: Spark) -> JobReport:
+    del request, spark
+    raise KeyboardInterrupt
+
+
+def test_a_job_that_a_signal_stops_reports_it_as_every_other_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert table_command("compact", "A job that is stopped.", stopped, ["--table-uri", "nowhere", "--json"]) == 130
+    written = capsys.readouterr()
+    told = "stopped by a signal; run the same command again"
+    assert json.loads(written.out) == {"job": "compact", "status": "failed", "error": "interrupted", "message": told}
+    assert written.err == f"compact: interrupted: {told}\n"
+
+
 def partition(item: Item) -> Answer:
     from pyspark import TaskContext
 

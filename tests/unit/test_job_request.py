@@ -15,27 +15,27 @@ TEN = 1767261600  # 2026-01-01T10:00
 
 def test_a_window_is_named_by_its_start() -> None:
     wanted = window_range("2026-01-01T10:00")
-    assert wanted.of_table(HOUR) is wanted
+    wanted.require_fits(HOUR)
     assert wanted.select({TEN, TEN + HOUR, None}) == {TEN}
 
 
 @pytest.mark.parametrize("text", ["2026-01-01T10:07", str(TEN + 420), "2026-01-01T11:07+01:00"])
 def test_a_time_inside_a_window_is_refused_with_the_window_that_holds_it(text: str) -> None:
     with pytest.raises(InvalidInput, match=rf"starts at 2026-01-01T10:07:00; .* is 2026-01-01T10:00:00 \({TEN}\)"):
-        window_range(text).of_table(HOUR)
+        window_range(text).require_fits(HOUR)
 
 
 def test_bounds_may_be_any_times_and_all_windows_need_none() -> None:
     for wanted in (window_range(None, "2026-01-01T10:07", "2026-01-01T12:00"), WindowRange(), window_range("null")):
-        assert wanted.of_table(HOUR) is wanted
+        wanted.require_fits(HOUR)
     assert window_range(None, "2026-01-01T10:07").select({TEN, TEN + HOUR}) == {TEN + HOUR}
 
 
 def test_a_table_without_windows_has_none_to_ask_for() -> None:
     for wanted in (window_range(str(TEN)), window_range(None, str(TEN))):
         with pytest.raises(InvalidInput, match="the table has no windows"):
-            wanted.of_table(None)
-    assert WindowRange().of_table(None) == WindowRange()
+            wanted.require_fits(None)
+    WindowRange().require_fits(None)
 
 
 def test_nothing_is_a_duration_without_a_unit_and_every_other_needs_one() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failure, MetadataValue
 
-from assets.figures import commits_by_partition, metadata_of, windows_failed
 from assets.launcher import PartlyDone
+from assets.metadata import commits_by_partition, metadata_of, windows_failed
 from assets.partitions import partition_key
 from jobs.report import named
 

@@ -1,4 +1,4 @@
-"""What a materialization shows of its job's report: one fixed set of metadata, the same for every asset (page 08)."""
+"""What a materialization shows of its job's report: one fixed set of metadata (page 08)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ METADATA = frozenset(
 _LONGEST_LIST = 50
 
 
-def metadata_of(report: Report, debt_left: int) -> dict[str, MetadataValue]:
-    """Return the metadata of a materialization; its keys are exactly `METADATA`.
+def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, MetadataValue]:
+    """Return the metadata of a materialization; its keys are exactly `METADATA`, less `debt_left` where none is given.
 
-    Sizes are in bytes, times in seconds. `debt_left` is the number of windows in which a compaction would do something.
-    Lists in `details` are cut at 50 entries: the whole report is in the compute logs.
+    Sizes are in bytes, times in seconds. `debt_left` is the number of windows in which a compaction would do something;
+    a raw log has none. Lists in `details` are cut at 50 entries: the whole report is in the compute logs.
     """
     requests = mapping(report["requests"])
     return {
@@ -44,7 +44,7 @@ def metadata_of(report: Report, debt_left: int) -> dict[str, MetadataValue]:
         **{f"requests_{kind}": MetadataValue.int(_whole(requests.get(kind, 0))) for kind in _REQUESTS},
         "status": MetadataValue.text(str(report["status"])),
         "commit_id": MetadataValue.text(str(report["commit_id"] or "")),
-        "debt_left": MetadataValue.int(debt_left),
+        **({} if debt_left is None else {"debt_left": MetadataValue.int(debt_left)}),
         "details": _details(mapping(report["details"])),
     }
 
