@@ -20,7 +20,7 @@ from jobs.window_range import window_seconds
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
 from pipelines.run_requests import range_tags
-from pipelines.tables import Declared, DeclaredTable, tables_folder
+from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from pipelines.unfinished import end_dead_runs, process_tags, unfinished
 from storage_core.clock import Clock
 from storage_core.declaration import TableDeclaration
@@ -195,5 +195,5 @@ def _job(
 ) -> JobDefinition:
     root = tables_folder().parent
     table = DeclaredTable(declaration, file)
-    definitions = build_definitions(Declared(root, (table,)), launcher or PipesLauncher(root), clock)
+    definitions = build_definitions(DeclaredTables(root, (table,)), launcher or PipesLauncher(root), clock)
     return definitions.resolve_job_def(backfill_job_name(declaration.name))

@@ -26,7 +26,7 @@ from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import dense_ranks, pack
 from storage_core.rows.schema import from_schema_string, to_schema_string
 
-Declared: TypeAlias = RegionField | Mapping[str, object]
+DeclaredField: TypeAlias = RegionField | Mapping[str, object]
 
 _KEYS = {"field", "transform", "expression", "source", "sources", "n", "width"}
 
@@ -151,13 +151,13 @@ def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
             )
 
 
-def first_specs(regions: Sequence[Declared], schema: pa.Schema) -> tuple[RegionSpec, ...]:
+def first_specs(regions: Sequence[DeclaredField], schema: pa.Schema) -> tuple[RegionSpec, ...]:
     """Return the specs of a new table: that without fields, or one of these fields (`declared_fields`)."""
     fields = declared_fields(regions, schema)
     return (RegionSpec(id=WHOLE_TABLE_SPEC + 1, fields=fields),) if fields else (WHOLE_TABLE,)
 
 
-def declared_fields(regions: Sequence[Declared], schema: pa.Schema) -> tuple[RegionField, ...]:
+def declared_fields(regions: Sequence[DeclaredField], schema: pa.Schema) -> tuple[RegionField, ...]:
     """Return the fields that these mappings mean, such as `{"transform": "bucket", "source": "id", "n": 4}`.
 
     Keys: `transform` (with `n` buckets, or `width` to truncate to) or `expression`; `source` or `sources`; and `field`,
