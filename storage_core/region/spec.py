@@ -124,11 +124,6 @@ def canonical(values: pa.Array) -> list[Value]:
     return _plain(values)
 
 
-def sources_of(spec: RegionSpec) -> list[str]:
-    """Return the columns that the fields are computed from, each once."""
-    return list(dict.fromkeys(name for field in spec.fields for name in field.source_ids))
-
-
 def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
     """Return when the spec fits the table: its sources are part of the primary key, its fields have values.
 
