@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
+from jobs.as_they_end import as_they_end
 from jobs.figures import NO_FIGURES, Figures
 from jobs.holder import holder_of, is_gone
 from jobs.report import JobReport, Status, add_requests
-from jobs.side_by_side import side_by_side
 from jobs.spark import Answer, Item, Spark
 from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkError
 from storage_core.heartbeat import Heartbeat
@@ -167,7 +167,7 @@ class JobRun:
         uri = self.table.uri
         calls = [partial(self._spark.map, execute, [{"table_uri": uri, **item} for item in items]) for items in groups]
         at_once = self._spark.slots + 1 if len(calls) > 1 else 1
-        for number, answers in side_by_side(calls, at_once):
+        for number, answers in as_they_end(calls, at_once):
             if not isinstance(answers, TidemarkError):
                 self._task_requests += [answer["requests"] for answer in answers]
             yield number, answers

@@ -20,7 +20,7 @@ from jobs.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
 from pipelines.run_requests import range_tags
-from pipelines.tables import Declared, DeclaredTable, tables_folder
+from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from pipelines.unfinished import end_dead_runs, process_tags, unfinished
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import InvalidInput
@@ -181,5 +181,5 @@ def _chunk(begin: int, end: int, span: Span) -> Chunk:
 def _job(declaration: TableDeclaration, launcher: Launcher | None, file: Path | None) -> JobDefinition:
     root = tables_folder().parent
     table = DeclaredTable(declaration, file)
-    definitions = build_definitions(Declared(root, (table,)), launcher or PipesLauncher(root))
+    definitions = build_definitions(DeclaredTables(root, (table,)), launcher or PipesLauncher(root))
     return definitions.resolve_job_def(backfill_job_name(declaration.name))

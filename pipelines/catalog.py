@@ -13,7 +13,7 @@ from pipelines.jobs import build_jobs
 from pipelines.raw_logs import DeclaredRawLogs
 from pipelines.schedules import build_schedules
 from pipelines.sensors import build_sensors
-from pipelines.tables import Declared, DeclaredTable, Problem
+from pipelines.tables import DeclaredTable, DeclaredTables, Problem
 from storage_core.clock import Clock
 
 INVALID = "invalid_declarations"
@@ -21,7 +21,7 @@ NO_RAW_LOGS = DeclaredRawLogs()
 
 
 def build_definitions(
-    declared: Declared, launcher: Launcher, clock: Clock | None = None, raw_logs: DeclaredRawLogs = NO_RAW_LOGS
+    declared: DeclaredTables, launcher: Launcher, clock: Clock | None = None, raw_logs: DeclaredRawLogs = NO_RAW_LOGS
 ) -> Definitions:
     """Return the assets, checks, jobs, schedules and sensors of every table and raw log.
 

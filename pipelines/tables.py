@@ -43,7 +43,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredTables:
     """What a folder of declarations holds. `root` is what relative places in them are relative to."""
 
     root: Path
@@ -77,7 +77,7 @@ def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return here if here.is_dir() else Path(__file__).resolve().parents[1] / "tables"
 
 
-def read_tables(folder: Path) -> Declared:
+def read_tables(folder: Path) -> DeclaredTables:
     """Return what `*.yaml` of the folder declare, by file name; a name or place belongs to the first.
 
     A folder that is not there declares nothing.
@@ -93,10 +93,10 @@ def read_tables(folder: Path) -> Declared:
             tables.append(DeclaredTable(declaration, file))
         except TidemarkError as error:
             problems.append(Problem(file, str(error)))
-    return Declared(root, tuple(tables), tuple(problems))
+    return DeclaredTables(root, tuple(tables), tuple(problems))
 
 
-def load_tables(folder: Path) -> Declared:
+def load_tables(folder: Path) -> DeclaredTables:
     """Return what the folder declares as `read_tables` does, and log every problem: what Dagster loads.
 
     Raises `InvalidInput` when there are files and none is valid, `NotFound` when there is no such folder.

@@ -43,7 +43,7 @@ from storage_core.rows.sort_order import bind
 
 MOST_PARTITIONS = 40_000
 
-Declared = TypeVar("Declared", bound=Closed)
+Model = TypeVar("Model", bound=Closed)
 
 
 class TableDeclaration(Closed):
@@ -277,7 +277,7 @@ def load(path: str | Path) -> TableDeclaration:
     return load_as(TableDeclaration, path)
 
 
-def load_as(model: type[Declared], path: str | Path) -> Declared:
+def load_as(model: type[Model], path: str | Path) -> Model:
     """Return what one file declares.
 
     Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems

@@ -58,7 +58,7 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.records import require_keys
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter, TableWriter
-from storage_core.region.spec import Declared, declared_fields, first_specs, region_of_values
+from storage_core.region.spec import DeclaredField, declared_fields, first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
@@ -94,7 +94,7 @@ class Table:
         window: str | int | None = "15m",
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
-        regions: Sequence[Declared] = (),
+        regions: Sequence[DeclaredField] = (),
         coarse_window: bool = False,
         late_data: LateData | Mapping[str, object] | None = None,
         retention: str | int | None = None,
@@ -364,7 +364,7 @@ class Table:
         wanted = Consistency.SNAPSHOT if self._view.pinned else consistency
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=wanted)
 
-    def set_regions(self, regions: Sequence[Declared]) -> Table:
+    def set_regions(self, regions: Sequence[DeclaredField]) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
         When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow

@@ -13,7 +13,7 @@ from pipelines.commands.output import cell, figure, moment_ms, window
 from pipelines.commands.target import declared, open_table
 
 if TYPE_CHECKING:
-    from pipelines.tables import Declared
+    from pipelines.tables import DeclaredTables
 
 _FIGURES = {"rows": figure, "bytes": figure}
 
@@ -27,7 +27,7 @@ def tables(*, as_json: Json = False) -> None:
     known.require_sound()
 
 
-def _tables(known: Declared) -> Iterator[output.Record]:
+def _tables(known: DeclaredTables) -> Iterator[output.Record]:
     from storage_core.table import Table, exists
 
     for table in known.tables:

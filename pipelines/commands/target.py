@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from storage_core.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from pipelines.tables import Declared
+    from pipelines.tables import DeclaredTables
     from storage_core.table import Table
 
 _BARE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -28,7 +28,7 @@ class Target:
     root: Path = Path()
 
 
-def declared() -> Declared:
+def declared() -> DeclaredTables:
     """Return the declared tables, and what is wrong with the files that declare none."""
     from pipelines.tables import read_tables, tables_folder
 

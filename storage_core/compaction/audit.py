@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from storage_core.compaction.audit_merges import audit_merge
 from storage_core.compaction.audit_splits import AuditedTable, audit_split
 from storage_core.compaction.invariants import Fault
-from storage_core.compaction.retained import Retained, Selection, compactions
+from storage_core.compaction.retained import RetainedCompactions, Selection, compactions
 from storage_core.compaction.retained_merges import Replaced, RetainedMerge, Unchecked, merges_of, replaced_by
 from storage_core.errors import InvalidInput, Unsupported
 from storage_core.log.action_json import read_action, read_actions, write_actions
@@ -189,7 +189,7 @@ def _violation(fault: Fault, path: str, version: int | None) -> dict[str, Any]:
     return asdict(Violation(invariant=fault.invariant, path=path, message=fault.message, version=version))
 
 
-def _merges(found: Retained, which: Selection, run: Run) -> tuple[list[RetainedMerge], list[Unchecked]]:
+def _merges(found: RetainedCompactions, which: Selection, run: Run) -> tuple[list[RetainedMerge], list[Unchecked]]:
     outputs = [add for compaction in found.compactions for add in compaction.outputs]
     works: list[Work] = [{"kind": "lineage", "adds": write_actions(adds)} for adds in _shared(outputs)]
     said: dict[str, Replaced | str] = {}
@@ -200,7 +200,7 @@ def _merges(found: Retained, which: Selection, run: Run) -> tuple[list[RetainedM
     return [each for each in parts if isinstance(each, RetainedMerge)], unknown
 
 
-def _splits(snapshot: Snapshot, which: Selection, found: Retained) -> Sequence[Add]:
+def _splits(snapshot: Snapshot, which: Selection, found: RetainedCompactions) -> Sequence[Add]:
     files = snapshot.splits.table()
     starts = files.column("windowStart")
     windows = [window for window in pc.unique(starts).to_pylist() if which.holds(window)]

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.rows import fingerprint
-from storage_core.rows.keys import Positions, is_blob_or_text
+from storage_core.rows.codes import is_blob_or_text
+from storage_core.rows.keys import Positions
 from storage_core.rows.statistics import used_values
 
 Words = npt.NDArray[np.generic]

@@ -23,7 +23,7 @@ from storage_core.log import deletion_vector
 from storage_core.log.file_columns import rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows import keys
-from storage_core.rows.keys import Codes
+from storage_core.rows.codes import Codes, codes
 from storage_core.rows.sort_order import nameless
 
 WORN_SHARE = 1 / 3
@@ -101,7 +101,7 @@ def _scopes(files: pa.Table, table_id: str) -> tuple[Codes, list[Scope]]:
     """Number the scopes of the splits in the order of their parts, and return the scope of each number."""
     texts = [pc.fill_null(files.column(name), "") for name in _SCOPE_TEXTS]
     columns = [*texts[:-1], _without_names(texts[-1]), files.column("windowSeconds")]
-    packed = keys.pack([keys.codes(column) for column in columns], len(files))
+    packed = keys.pack([codes(column) for column in columns], len(files))
     whole = packed[0] if len(packed) == 1 else keys.dense_ranks(packed)
     _, one, number = np.unique(whole, return_index=True, return_inverse=True)
     parts = rows_at(pa.table(columns, names=[*_SCOPE_TEXTS, "windowSeconds"]), one)
@@ -118,8 +118,8 @@ def _without_names(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _order(files: pa.Table, scope: Codes) -> tuple[Ints, Flags]:
     """By window, scope and age, and where these are equal by path; and which rows in that order begin a group."""
-    start = keys.codes(files.column("windowStart"))
-    packed = keys.pack([start, scope, keys.codes(files.column("addedAtVersion"))], len(files))
+    start = codes(files.column("windowStart"))
+    packed = keys.pack([start, scope, codes(files.column("addedAtVersion"))], len(files))
     order = keys.sorted_order(packed)
     _break_ties(order, keys.rises(packed, order), files)
     edges = keys.rises(keys.pack([start, scope], len(files)), order)
@@ -135,7 +135,7 @@ def _break_ties(order: Ints, new: Flags, files: pa.Table) -> None:
     if np.any(tied):
         equal = order[tied]
         number = Codes(np.cumsum(new)[tied].astype(np.uint64), len(order))
-        path = keys.codes(rows_at(files.select(["path"]), equal).column("path"))
+        path = codes(rows_at(files.select(["path"]), equal).column("path"))
         order[tied] = equal[keys.sorted_order(keys.pack([number, path], len(equal)))]
 
 

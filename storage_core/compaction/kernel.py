@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from storage_core.compaction import strategies
 from storage_core.compaction.strategies import Strategy
-from storage_core.rows.keys import Coding, Mask, Positions, cached, pack, rises, rises_but_for_last
+from storage_core.rows.codes import Coding, Mask
+from storage_core.rows.keys import Positions, cached, pack, rises, rises_but_for_last
 from storage_core.rows.order import key_coding
 from storage_core.rows.sort_order import SortOrder
 

@@ -74,7 +74,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetainedCompactions:
     """The compactions of a walk down the log from `live`, newest first, and when paths that it passed last left."""
 
     compactions: Sequence[Compaction]
@@ -87,7 +87,7 @@ class Retained:
         return path in self.live if removed_at is None else removed_at > compaction.version
 
 
-def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Retained:
+def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> RetainedCompactions:
     """Return the retained compactions up to the snapshot. One GET per version, and one older snapshot.
 
     `PARALLEL_READS` versions are read at a time, and so up to that many less one in vain where the log ends; one after
@@ -102,7 +102,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
             if actions is None or not walk.goes_on(version, actions):
                 break
     walk.settle(store)
-    return Retained(walk.found, walk.removed_at, snapshot.splits)
+    return RetainedCompactions(walk.found, walk.removed_at, snapshot.splits)
 
 
 class _Walk:

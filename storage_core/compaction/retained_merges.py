@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_core.compaction.retained import Compaction, Retained, Selection
+from storage_core.compaction.retained import Compaction, RetainedCompactions, Selection
 from storage_core.compaction.scope import Scope, scope_of
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, to_json_object
@@ -88,7 +88,7 @@ def replaced_by(store: ObjectStore, output: Add) -> Replaced | str:
 
 
 def merges_of(
-    retained: Retained, said: Mapping[str, Replaced | str], which: Selection
+    retained: RetainedCompactions, said: Mapping[str, Replaced | str], which: Selection
 ) -> Iterator[RetainedMerge | Unchecked]:
     """Yield the merges of all compactions that are in the chosen windows, given what outputs say of themselves."""
     for compaction in retained.compactions:

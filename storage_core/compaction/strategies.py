@@ -12,7 +12,8 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
-from storage_core.rows.keys import Codes, Positions, Unsigned, dense_ranks, sorted_order
+from storage_core.rows.codes import Codes, Unsigned
+from storage_core.rows.keys import Positions, dense_ranks, sorted_order
 
 
 class Strategy(StrEnum):

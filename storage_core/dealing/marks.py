@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from storage_core.log.actions import Txn
 from storage_core.log.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.dealt import Stretch, positions
-from storage_core.region.registry import read_registry
-from storage_core.region.side_by_side import side_by_side
+from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
 from storage_core.region_fields import WHOLE_TABLE, Region
 
@@ -59,7 +59,7 @@ def read_marks(store: ObjectStore, snapshot: Snapshot) -> Marks:
     """
     log = log_marks(snapshot)
     regions = _regions_of(store, snapshot)
-    found = side_by_side(lambda each: positions(store, each.id), regions)
+    found = all_of(lambda each: positions(store, each.id), regions, PARALLEL_REGIONS)
     current = snapshot.config.region_spec.id
     own: dict[str, Mapping[str, int]] = {}
     ahead: dict[str, Mapping[str, int]] = {}

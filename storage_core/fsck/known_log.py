@@ -36,7 +36,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrite:
+class Replacement:
     """What one compaction commit put in the place of what, within one window: the same rows on both sides."""
 
     outputs: frozenset[str]
@@ -59,7 +59,7 @@ class KnownLog:
         self._added_at = {path: base.splits.added_at(path)[0] for path in self.live} if base else {}
         self.progress = replace(base.progress, txns={}, fences={}) if base else Progress()
         self.named_segments = self.progress.segments | (dict(kept.oldest.segments) if kept else {})
-        self.rewrites: list[Rewrite] = []
+        self.replacements: list[Replacement] = []
         self.read_versions: set[int] = set()
         self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
         # Version 0 makes the table and merges nothing, so that it is missing makes nothing uncertain.
@@ -69,8 +69,8 @@ class KnownLog:
 
     def read(self, version: int | None, actions: list[Action], *, later: bool) -> None:
         """Take a version; of one that is not `later` than the kept head only what it names. None is of no known one."""
-        before = len(self.rewrites)
-        self._read_rewrites(actions)
+        before = len(self.replacements)
+        self._read_replacements(actions)
         if version is not None:
             self.read_versions.add(version)
         if later:
@@ -86,7 +86,7 @@ class KnownLog:
                         self._added_at[action.path] = self._read_up_to
                 case Remove():
                     if later and self.live.pop(action.path, None) is None:
-                        self._take_back(action.path, self.rewrites[:before])
+                        self._take_back(action.path, self.replacements[:before])
                     if action.path not in self.live:
                         self.gone.add(action.path)
                 case IndexSegment() if not later:
@@ -98,20 +98,20 @@ class KnownLog:
         if later:
             self._merged_at |= {each.path: dict(self.merged) for each in actions if isinstance(each, Add)}
 
-    def _take_back(self, path: str, rewrites: list[Rewrite]) -> None:
-        """Who removes a split that a rewrite had replaced saw it live: a lost restore has undone the rewrite."""
-        for each in rewrites:
+    def _take_back(self, path: str, replacements: list[Replacement]) -> None:
+        """Who removes a split that a compaction had replaced saw it live: a lost restore has undone the compaction."""
+        for each in replacements:
             if any(add.path == path for add in each.inputs):
                 for output in each.outputs - self.gone:
                     self.gone.add(output)
                     if self.live.pop(output, None) is None:
-                        self._take_back(output, rewrites)
+                        self._take_back(output, replacements)
 
     def has_read(self, first: int, last: int) -> bool:
         """Tell whether every version from `first` to `last` was read, so that nothing unread can be between them."""
         return all(version in self.read_versions for version in range(first, last + 1))
 
-    def _read_rewrites(self, actions: list[Action]) -> None:
+    def _read_replacements(self, actions: list[Action]) -> None:
         added: dict[str, list[Add]] = {}
         removed: dict[str, list[str]] = {}
         for action in actions:
@@ -124,7 +124,8 @@ class KnownLog:
             inputs = [known[path] for path in removed.get(folder, ()) if path in known]
             whole = len(inputs) == len(removed.get(folder, ()))
             if whole and inputs and _rows(adds) == _rows(inputs):
-                self.rewrites.append(Rewrite(outputs=frozenset(each.path for each in adds), inputs=tuple(inputs)))
+                outputs = frozenset(each.path for each in adds)
+                self.replacements.append(Replacement(outputs=outputs, inputs=tuple(inputs)))
 
     def _read_progress(self, action: Action) -> None:
         match action:

@@ -16,7 +16,7 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats.keys import KeyKind, tags_key, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import Inventory, take_inventory
-from storage_core.fsck.known_log import Kept, Rewrite
+from storage_core.fsck.known_log import Kept, Replacement
 from storage_core.fsck.log_check import check_log, part_of_log
 from storage_core.fsck.outcome import Lost, Outcome, Recovered
 from storage_core.fsck.region_salvage import read_regions
@@ -137,11 +137,11 @@ class _Repair:
         """Bring the splits and segments over and return the live ones; what older versions name comes where it can."""
         base = {path: add for path, add in found.splits.items() if self.transfer.place(add)}
         missing = {path: add for path, add in found.splits.items() if path not in base}
-        for rewrite in found.rewrites:
-            if self._undo(rewrite, base, missing):
-                base = {path: add for path, add in base.items() if path not in rewrite.outputs}
-                base |= {add.path: add for add in rewrite.inputs}
-                missing = {path: add for path, add in missing.items() if path not in rewrite.outputs}
+        for replacement in found.replacements:
+            if self._undo(replacement, base, missing):
+                base = {path: add for path, add in base.items() if path not in replacement.outputs}
+                base |= {add.path: add for add in replacement.inputs}
+                missing = {path: add for path, add in missing.items() if path not in replacement.outputs}
         for path, add in missing.items():
             why = "it is not what was written" if path in self.inventory.objects else "it is gone"
             if not self.transfer.has_vector(add):
@@ -156,14 +156,14 @@ class _Repair:
             self.transfer.copy(vector.key)
         return base
 
-    def _undo(self, rewrite: Rewrite, base: dict[str, Add], missing: dict[str, Add]) -> bool:
+    def _undo(self, replacement: Replacement, base: dict[str, Add], missing: dict[str, Add]) -> bool:
         """Whether a compaction whose output is lost can be taken back: nothing of it was replaced, its inputs are."""
-        lost = rewrite.outputs & missing.keys()
-        if not lost or not rewrite.outputs <= base.keys() | missing.keys():
+        lost = replacement.outputs & missing.keys()
+        if not lost or not replacement.outputs <= base.keys() | missing.keys():
             return False
-        if not all(self.transfer.place(add) for add in rewrite.inputs):
+        if not all(self.transfer.place(add) for add in replacement.inputs):
             return False
-        inputs = ", ".join(add.path for add in rewrite.inputs)
+        inputs = ", ".join(add.path for add in replacement.inputs)
         self.transfer.recovered += [Recovered(key=path, how=f"its rows are in {inputs}") for path in sorted(lost)]
         return True
 

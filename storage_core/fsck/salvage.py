@@ -17,7 +17,7 @@ from storage_core.formats.keys import KeyKind, gc_candidates_key, version_key
 from storage_core.fsck.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
 from storage_core.fsck.found_split import FoundSplit, read_found
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.known_log import Kept, KnownLog, Rewrite
+from storage_core.fsck.known_log import Kept, KnownLog, Replacement
 from storage_core.fsck.lineage_replay import Choice, choose
 from storage_core.fsck.log_check import LogCheck, checkpoints_in, part_of_log
 from storage_core.fsck.overtaken import DatedSplit, overtaken
@@ -57,7 +57,7 @@ class Salvage:
     doubtful: Mapping[str, int] = field(default_factory=dict)
     lost_versions: tuple[range, ...] = ()
     named_segments: dict[str, IndexSegment] = field(default_factory=dict)
-    rewrites: tuple[Rewrite, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
 
 
 def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: Mapping[str, RegionSalvage]) -> Salvage:
@@ -172,7 +172,7 @@ def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[range, ...]) -> Sa
         merged=dict(known.merged),
         lost_versions=lost,
         named_segments=known.named_segments,
-        rewrites=tuple(known.rewrites),
+        replacements=tuple(known.replacements),
     )
 
 

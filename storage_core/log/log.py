@@ -143,15 +143,15 @@ class TransactionLog:
         """Yield the retained versions from `newest` down, without it from the head, which is opened. One GET each."""
         yield from entries(self.store, open_head(self.store).version if newest is None else newest)
 
-    def checkpoint(self, snapshot: Snapshot, *, compact: bool = False) -> CheckpointResult:
+    def checkpoint(self, snapshot: Snapshot) -> CheckpointResult:
         """Make sure that the snapshot's version has a complete state, and the hint is no older. Idempotent.
 
-        Work is proportional to what is new since the newest state, amortized; `compact` writes all manifests anew.
+        Work is proportional to what is new since the newest state, amortized.
         """
         require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)
         behind = recovery(self.store, based.version)
-        return write_checkpoint(self.store, based, self.ids.uuid, compact=compact, recover=behind)
+        return write_checkpoint(self.store, based, self.ids.uuid, recover=behind)
 
     def _checkpoint_if_possible(self, snapshot: Snapshot) -> Snapshot:
         try:

@@ -12,8 +12,6 @@ import json
 from collections.abc import Mapping
 from typing import cast
 
-from storage_core.log.actions import Add, Metadata
-
 PREFIX = "docMappingSchema."
 HASH_LENGTH = 16
 RENORMALIZE_ABOVE = 5
@@ -41,14 +39,6 @@ def registry(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return every registered schema by its bare hash, sorted by hash."""
     found = {key.removeprefix(PREFIX): value for key, value in configuration.items() if key.startswith(PREFIX)}
     return dict(sorted(found.items()))
-
-
-def doc_mapping(add: Add, metadata: Metadata) -> str | None:
-    """Return the mapping of a split: inline, or by its reference under a prefixed or a bare key; None when unknown."""
-    if add.docMappingJson is not None or add.docMappingRef is None:
-        return add.docMappingJson
-    configuration = metadata.configuration
-    return configuration.get(PREFIX + add.docMappingRef, configuration.get(add.docMappingRef))
 
 
 def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str]) -> dict[str, str]:

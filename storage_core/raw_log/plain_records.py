@@ -17,8 +17,8 @@ import pyarrow.json as pj
 
 from storage_core.formats.raw_chunk import OPERATIONS
 from storage_core.raw_log.plain_form import TAGGED, RowForm, row_form
+from storage_core.rows.codes import Mask
 from storage_core.rows.fold import FIELDS, OPERATION, field_lists, record_schema
-from storage_core.rows.keys import Mask
 
 _TAG = '{"$'
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.read.predicate import Moment, Scalar
-from storage_core.rows.keys import Mask
+from storage_core.rows.codes import Mask
 from storage_core.rows.sortable import float_keys, unless_false
 
 Limit = int | Decimal | str

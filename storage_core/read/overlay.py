@@ -24,7 +24,8 @@ from storage_core.region import overlap, superseded
 from storage_core.region.generation_segments import gives_whole_rows, whole_rows
 from storage_core.region.unmerged import Unmerged
 from storage_core.rows import fold
-from storage_core.rows.keys import Mask, key_codes
+from storage_core.rows.codes import Mask
+from storage_core.rows.keys import key_codes
 from storage_core.split.vectors import rows_gone
 
 

@@ -30,8 +30,8 @@ from storage_core.read.bounds import (
 )
 from storage_core.read.literals import Interval, at_least, at_most, interval
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
+from storage_core.rows.codes import Mask
 from storage_core.rows.column_regex import may_match
-from storage_core.rows.keys import Mask
 from storage_core.rows.sortable import unless_false
 
 # Enough rows to make a call of Arrow cheap, few enough that a batch's columns stay in the processor's cache.

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.progress import RegionProgress, progress_of
-from storage_core.region.registry import known_regions
-from storage_core.region.side_by_side import side_by_side
+from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.unmerged import capture
 from storage_core.region_fields import Region
 
@@ -43,7 +43,7 @@ def unmerged_figures(store: ObjectStore, snapshot: Snapshot) -> list[UnmergedFig
     the end of the log, and a HEAD for the age. Raises `Corrupt` that names what is damaged.
     """
     known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
-    found = side_by_side(lambda each: _figures(store, snapshot, each), known)
+    found = all_of(lambda each: _figures(store, snapshot, each), known, PARALLEL_REGIONS)
     return [each for each in found if each is not None]
 
 

@@ -23,7 +23,7 @@ from storage_core.index import segments
 from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
-from storage_core.rows.keys import Mask
+from storage_core.rows.codes import Mask
 from storage_core.rows.schema import conform
 
 _logger = logging.getLogger(__name__)

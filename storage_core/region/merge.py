@@ -78,11 +78,11 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
 def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
     """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
 
-    Commits nothing: that is `commit`. No split is rewritten; one whose last live row is gone is removed. Memory holds
-    the records, the keys of one split, a row group and the rows that patches hit. A delete of what does not exist
-    writes nothing (lesson 28). Requests: those of the generations, of `superseded.find`
-    per split of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged
-    generation or split; what was written until then are orphans.
+    Commits nothing: that is the caller's, with `actions_of`. No split is rewritten; one whose last live row is gone is
+    removed. Memory holds the records, the keys of one split, a row group and the rows that patches hit. A delete of
+    what does not exist writes nothing (lesson 28). Requests: those of the generations, of `superseded.find` per split
+    of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged generation or
+    split; what was written until then are orphans.
     """
     schema = work.context.schema
     records = pa.concat_tables(list(_records(store, work)))

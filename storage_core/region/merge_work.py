@@ -9,7 +9,7 @@ from typing import Any
 
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.log.action_json import read_action, read_actions, write_actions
-from storage_core.log.actions import Action, Add, MergedGenerations, to_json_object
+from storage_core.log.actions import Add, MergedGenerations, to_json_object
 from storage_core.log.requirements import MergeProgress
 from storage_core.split.context import SplitContext
 from storage_core.split.rewrite import Rewrite
@@ -67,7 +67,7 @@ class MergeWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeResult:
-    """What a merge wrote and has to commit. Travels as JSON.
+    """What a merge wrote and has to commit, by `merge.actions_of`. Travels as JSON.
 
     `rewrite` has new splits, and removes those of which no row is left; `marks` are live ones with a longer deletion
     vector. Rows in are records and the base rows that patches took values from.
@@ -76,14 +76,6 @@ class MergeResult:
     rewrite: Rewrite
     marks: tuple[Add, ...]
     merged: MergedGenerations
-
-    @property
-    def actions(self) -> list[Action]:
-        """The actions of the one commit that carries the rows together with the progress.
-
-        Those of several regions: `merge.actions_of`.
-        """
-        return [*self.rewrite.removes, *self.marks, *self.rewrite.adds, self.merged]
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal result."""

@@ -11,12 +11,12 @@ from storage_core.errors import Corrupt
 from storage_core.formats.history_token import RegionMark
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
-from storage_core.region.registry import known_regions
-from storage_core.region.side_by_side import side_by_side
+from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 
 
 def mark_regions(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> list[RegionMark]:
@@ -25,7 +25,8 @@ def mark_regions(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -
     It may be combined with any later snapshot of the same region spec. Requests: those of `known_regions`, and per
     region about three, with `include_wal` HEADs that grow with the logarithm of the entries in no generation.
     """
-    marks = side_by_side(lambda each: _mark(store, each.id, include_wal=include_wal), known_regions(store, snapshot))
+    known = known_regions(store, snapshot)
+    marks = all_of(lambda each: _mark(store, each.id, include_wal=include_wal), known, PARALLEL_REGIONS)
     return [each for each in marks if each is not None]
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import read_latest
-from storage_core.region.registry import known_regions
-from storage_core.region.side_by_side import side_by_side
+from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region_fields import Region, Value
 
 
@@ -33,7 +33,7 @@ def list_regions(store: ObjectStore, snapshot: Snapshot) -> list[RegionProgress]
     Those of earlier region specs, which take no more rows, are left out. About three requests per region.
     """
     known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
-    manifests = side_by_side(lambda each: read_latest(store, each.id), known)
+    manifests = all_of(lambda each: read_latest(store, each.id), known, PARALLEL_REGIONS)
     found = zip(known, manifests, strict=True)
     return [progress_of(region, manifest, snapshot) for region, manifest in found if manifest is not None]
 

@@ -29,6 +29,9 @@ from storage_core.region_fields import WHOLE_TABLE_SPEC, Region
 
 _logger = logging.getLogger(__name__)
 
+PARALLEL_REGIONS = 8
+"""Regions that a reader asks at a time."""
+
 
 def read_registry(store: ObjectStore) -> Registry:
     """Return the registry. One GET; where it is lost or torn, what the regions themselves say: see `rebuilt`.

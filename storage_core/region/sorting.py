@@ -28,13 +28,13 @@ from storage_core.formats.region_manifest import FlushedGeneration, RegionManife
 from storage_core.ids import Ids
 from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
 from storage_core.region.generation_write import write_sorted
 from storage_core.region.manifest import advance, read_latest
 from storage_core.region.options import SEGMENT_ROWS
-from storage_core.region.registry import known_regions
-from storage_core.region.side_by_side import side_by_side
+from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.rows import fold
 from storage_core.rows.schema import from_schema_string, to_schema_string
 
@@ -118,7 +118,8 @@ def plan(store: ObjectStore, snapshot: Snapshot, *, terms: SortingTerms = DEFAUL
     A work takes the oldest ones; plan again for the rest. About three requests per region, and one GET per unsorted
     generation of regions that have few, or that is taken. Raises what these raise.
     """
-    works = side_by_side(lambda each: _plan_region(store, snapshot, each.id, terms), known_regions(store, snapshot))
+    known = known_regions(store, snapshot)
+    works = all_of(lambda each: _plan_region(store, snapshot, each.id, terms), known, PARALLEL_REGIONS)
     return [work for work in works if work is not None]
 
 

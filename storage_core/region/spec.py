@@ -21,11 +21,12 @@ from storage_core.region import expressions
 from storage_core.region.manifest import region_of
 from storage_core.region.transforms import Transform, apply_transform, parse_transform, result_type, widen
 from storage_core.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, Region, RegionField, RegionSpec, Value
+from storage_core.rows.codes import codes
 from storage_core.rows.exact import exact_array
-from storage_core.rows.keys import codes, dense_ranks, pack
+from storage_core.rows.keys import dense_ranks, pack
 from storage_core.rows.schema import from_schema_string, to_schema_string
 
-Declared: TypeAlias = RegionField | Mapping[str, object]
+DeclaredField: TypeAlias = RegionField | Mapping[str, object]
 
 _KEYS = {"field", "transform", "expression", "source", "sources", "n", "width"}
 
@@ -123,11 +124,6 @@ def canonical(values: pa.Array) -> list[Value]:
     return _plain(values)
 
 
-def sources_of(spec: RegionSpec) -> list[str]:
-    """Return the columns that the fields are computed from, each once."""
-    return list(dict.fromkeys(name for field in spec.fields for name in field.source_ids))
-
-
 def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
     """Return when the spec fits the table: its sources are part of the primary key, its fields have values.
 
@@ -150,13 +146,13 @@ def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
             )
 
 
-def first_specs(regions: Sequence[Declared], schema: pa.Schema) -> tuple[RegionSpec, ...]:
+def first_specs(regions: Sequence[DeclaredField], schema: pa.Schema) -> tuple[RegionSpec, ...]:
     """Return the specs of a new table: that without fields, or one of these fields (`declared_fields`)."""
     fields = declared_fields(regions, schema)
     return (RegionSpec(id=WHOLE_TABLE_SPEC + 1, fields=fields),) if fields else (WHOLE_TABLE,)
 
 
-def declared_fields(regions: Sequence[Declared], schema: pa.Schema) -> tuple[RegionField, ...]:
+def declared_fields(regions: Sequence[DeclaredField], schema: pa.Schema) -> tuple[RegionField, ...]:
     """Return the fields that these mappings mean, such as `{"transform": "bucket", "source": "id", "n": 4}`.
 
     Keys: `transform` (with `n` buckets, or `width` to truncate to) or `expression`; `source` or `sources`; and `field`,

@@ -11,12 +11,12 @@ import pyarrow as pa
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import admitted
-from storage_core.region.registry import known_regions
-from storage_core.region.side_by_side import side_by_side
+from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.wal import Logged
 from storage_core.region_fields import Region
 from storage_core.rows.fold import record_schema
@@ -87,7 +87,7 @@ class Captured:
 
     def parts(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> list[Unmerged]:
         """Return the same records, generation by generation, those of one region oldest first."""
-        found = side_by_side(lambda each: list(each.above(snapshot, keys)), self.regions)
+        found = all_of(lambda each: list(each.above(snapshot, keys)), self.regions, PARALLEL_REGIONS)
         return list(chain.from_iterable(found))
 
 
@@ -98,11 +98,11 @@ def capture(
 
     The registry is read first, then of each region its manifest and its log: a region that is not in it yet had
     acknowledged nothing. Generations and log come from one manifest version, so a flush in between neither hides a row
-    nor doubles it. About three requests per region, several regions at once (`region.side_by_side`); with `include_wal`
-    one GET per entry that is in no generation, and one more. Raises `Corrupt` that names a damaged entry.
+    nor doubles it. About three requests per region, `PARALLEL_REGIONS` regions at a time; with `include_wal` one GET
+    per entry that is in no generation, and one more. Raises `Corrupt` that names a damaged entry.
     """
     chosen = known_regions(store, snapshot) if regions is None else regions
-    parts = side_by_side(lambda each: _capture(store, each.id, include_wal=include_wal), chosen)
+    parts = all_of(lambda each: _capture(store, each.id, include_wal=include_wal), chosen, PARALLEL_REGIONS)
     return Captured(regions=tuple(parts))
 
 

@@ -56,8 +56,8 @@ class RegionWriter:
         builder: RecordBuilder,
         ids: Ids,
         options: WriterOptions,
-        late: LateRule | None = None,
-        indexes: Sequence[IndexDefinition] = (),
+        late: LateRule | None,
+        indexes: Sequence[IndexDefinition],
     ) -> None:
         """Take over what a claim found; `open` makes the claim."""
         self._builder = builder

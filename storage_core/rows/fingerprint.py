@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from storage_core.rows.keys import Unsigned, is_blob_or_text, null_mask, ordered_bits
+from storage_core.rows.codes import Unsigned, is_blob_or_text, null_mask, ordered_bits
 
 _BATCH_ROWS = 65_536
 _WORD = (1 << 64) - 1

@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.keys import Mask, Positions, key_order
+from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions, key_order
 from storage_core.rows.map_union import union
 from storage_core.rows.schema import conform
 

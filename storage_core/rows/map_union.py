@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from storage_core.rows.keys import Codes, Positions, codes, dense_ranks, pack
+from storage_core.rows.codes import Codes, codes
+from storage_core.rows.keys import Positions, dense_ranks, pack
 
 
 def union(maps: pa.ChunkedArray, groups: Positions, count: int) -> pa.Array:

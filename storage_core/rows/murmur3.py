@@ -39,14 +39,14 @@ _M5 = np.uint32(0xE6546B64)
 _WORD_BYTES = 4
 
 
-def murmur3(columns: Sequence[Column], *, seed: int = 0) -> npt.NDArray[np.int32]:
+def murmur3(columns: Sequence[Column]) -> npt.NDArray[np.int32]:
     """Return one signed hash per row over the columns in order; the hash of each is the seed of the next.
 
-    Nulls change nothing, so a row of nulls has the seed for its hash. Columns are of one length. Raises `InvalidInput`
+    Nulls change nothing, so the hash of a row of nulls is 0. Columns are of one length. Raises `InvalidInput`
     for a type that has no hash: lists, structs, maps. No Python loop over rows; text is hashed word by word.
     """
     rows = len(columns[0]) if columns else 0
-    hashes = np.full(rows, seed & 0xFFFFFFFF, dtype=np.uint32)
+    hashes = np.zeros(rows, np.uint32)
     for column in columns:
         array = _plain(column)
         mixed = _hash_array(array, hashes)

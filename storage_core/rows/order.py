@@ -1,7 +1,7 @@
 """Sorting rows by a sort order: stable, total, and fast on presorted runs (design page 04 "Kernel", step 1).
 
-Columns become integer codes (`rows.keys`), neighbouring codes are packed into 64-bit keys, and the keys are sorted
-stably. Presorted runs, as compaction has them, cost one merge pass per doubling.
+Columns become integer codes (`rows.codes`), neighbouring codes are packed into 64-bit keys (`rows.keys`), and the keys
+are sorted stably. Presorted runs, as compaction has them, cost one merge pass per doubling.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.keys import Coding, Unsigned, codes, coding, dense_ranks, nulls_before, pack, sorted_order
+from storage_core.rows.codes import Coding, Unsigned, codes, coding, nulls_before
+from storage_core.rows.keys import dense_ranks, pack, sorted_order
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 
 

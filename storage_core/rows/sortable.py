@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage_core.rows.keys import Mask
+from storage_core.rows.codes import Mask
 from storage_core.rows.statistics import decode_column
 
 # Above the key of infinity; whatever bits a NaN has, it is one value.

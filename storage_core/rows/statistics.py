@@ -1,4 +1,4 @@
-"""Column statistics that never lie: every value lies between the bounds, in the total order of `rows.keys`.
+"""Column statistics that never lie: every value lies between the bounds, in the total order of `rows.codes`.
 
 The bounds are text, because the log stores them as text; `decode` is the way back, so that numbers compare as numbers
 and numeric-looking strings as strings (lessons 62, 64 and 66 of design page 10). `decode_column` is the same way for
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
-from storage_core.rows.keys import Mask
+from storage_core.rows.codes import Mask
 
 TRUNCATE_AT = 32
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
-from storage_core.rows.keys import codes, dense_ranks, pack
+from storage_core.rows.codes import codes
+from storage_core.rows.keys import dense_ranks, pack
 from storage_core.rows.siphash import siphash_2_4
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.sort_schema import SERIES

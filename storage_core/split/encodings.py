@@ -43,39 +43,36 @@ _KEY: Final = "encodings"
 
 
 class Encoding(StrEnum):
-    """How the values of a column are written. All but `BYTE_STREAM_SPLIT` open in Spark 4.2."""
+    """How the values of a column are written. `BYTE_STREAM_SPLIT` is none of them: Spark 4.2 cannot read it."""
 
     DICTIONARY = "DICTIONARY"
     PLAIN = "PLAIN"
     DELTA_BINARY_PACKED = "DELTA_BINARY_PACKED"
     DELTA_BYTE_ARRAY = "DELTA_BYTE_ARRAY"
     DELTA_LENGTH_BYTE_ARRAY = "DELTA_LENGTH_BYTE_ARRAY"
-    BYTE_STREAM_SPLIT = "BYTE_STREAM_SPLIT"
 
 
 Encodings = Mapping[str, Encoding]
 """The choice per column; a column without one is written as Parquet's writers do, by dictionary while that is small."""
 
 
-def candidates(type_: pa.DataType, *, byte_stream_split: bool = False) -> tuple[Encoding, ...]:
+def candidates(type_: pa.DataType) -> tuple[Encoding, ...]:
     """Return the encodings to try for values of this type, the dictionary first; none where there is no choice.
 
-    Those of booleans and of nested columns are Parquet's. `byte_stream_split` adds it for floats: Spark cannot read it.
+    Those of booleans and of nested columns are Parquet's.
     """
     kinds = pa.types
     if kinds.is_dictionary(type_):
-        return candidates(type_.value_type, byte_stream_split=byte_stream_split)
+        return candidates(type_.value_type)
     always = (Encoding.DICTIONARY, Encoding.PLAIN)
     if kinds.is_integer(type_) or kinds.is_date(type_) or kinds.is_timestamp(type_):
         return (*always, Encoding.DELTA_BINARY_PACKED)
     if kinds.is_string(type_) or kinds.is_binary(type_):
         return (*always, Encoding.DELTA_LENGTH_BYTE_ARRAY, Encoding.DELTA_BYTE_ARRAY)
-    if kinds.is_floating(type_):
-        return (*always, Encoding.BYTE_STREAM_SPLIT) if byte_stream_split else always
-    return always if kinds.is_decimal(type_) else ()
+    return always if kinds.is_floating(type_) or kinds.is_decimal(type_) else ()
 
 
-def choose(rows: pa.Table, total_rows: int, *, byte_stream_split: bool = False) -> dict[str, Encoding]:
+def choose(rows: pa.Table, total_rows: int) -> dict[str, Encoding]:
     """Return the encoding that is the smallest per column when `total_rows` rows like these are written in this order.
 
     Measured with zstd on 4 slices of a page each, each column by itself; 1 to 4 encodings of each. A dictionary is
@@ -85,7 +82,7 @@ def choose(rows: pa.Table, total_rows: int, *, byte_stream_split: bool = False) 
     slices = _slices(rows)
     chosen: dict[str, Encoding] = {}
     for name in rows.column_names:
-        tried = candidates(rows.schema.field(name).type, byte_stream_split=byte_stream_split)
+        tried = candidates(rows.schema.field(name).type)
         if tried:
             parts = [_plain(rows.column(name).slice(start, count)) for start, count in slices]
             chosen[name] = _smallest(parts, tried, total_rows)

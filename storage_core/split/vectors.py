@@ -18,7 +18,8 @@ from storage_core.log.deletion_vector import DeletionVector, encode, inline, row
 from storage_core.objectstore.ahead import ahead
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
-from storage_core.rows.keys import Mask, Positions
+from storage_core.rows.codes import Mask
+from storage_core.rows.keys import Positions
 
 INLINE_BYTES = 1024
 """The longest bitmap that stands in the action itself.

@@ -18,7 +18,7 @@ from storage_core.dealing.work import DivideResult, DivideWork, FillResult, Fill
 from storage_core.ids import Ids
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.raw_log.history import History, union
+from storage_core.raw_log.history import union
 from storage_core.split.read import read_split
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.ids import SeededIds
@@ -83,7 +83,7 @@ class Board:
             KeyedTable(store, ids=SeededIds(len(name) + self.seed)).create(EVENTS, config)
         return self
 
-    def dealer(self, history: History | None = None) -> Dealer:
+    def dealer(self) -> Dealer:
         """Return a dealer of what the stores hold now."""
         self.seed += 1_000
         ids = SeededIds(self.seed)
@@ -94,7 +94,7 @@ class Board:
                 stores=tuple(each.uri for each in self.stores),
                 tables=tuple(self.tables),
             ),
-            history=history or union(list(self.stores)),
+            history=union(list(self.stores)),
             logs={name: TransactionLog(each, clock=self.clock, ids=ids) for name, each in self.tables.items()},
             tasks=InlineTasks(stores=self.stores, tables=by_uri, clock=self.clock, ids=ids),
             clock=self.clock,

@@ -58,14 +58,13 @@ def instant(seconds: float | datetime | None) -> datetime | None:
 def snapshot(
     adds: Sequence[Add],
     *,
-    schema: pa.Schema = SCHEMA,
     config: TableConfig = CONFIG,
     mergeskips: Sequence[MergeSkip] = (),
     timestamp: int = 1_000_000,
 ) -> Snapshot:
     """Return a snapshot in which exactly `adds` are live, each added by a version of its own."""
     metadata = Metadata(
-        id=TABLE_ID, schemaString=to_schema_string(schema), configuration=config.to_configuration(), createdTime=0
+        id=TABLE_ID, schemaString=to_schema_string(SCHEMA), configuration=config.to_configuration(), createdTime=0
     )
     return Snapshot(
         version=len(adds),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from storage_core.region.spec import field_values, route, sources_of
+from storage_core.region.spec import field_values, route
 from storage_core.region_fields import Region, RegionField, RegionSpec
 from storage_core.rows.incoming import table_of
 from storage_core.rows.schema import conform
@@ -14,7 +14,8 @@ from storage_core.rows.schema import conform
 
 def region_of_row(table_id: str, spec: RegionSpec, row: Mapping[str, object], schema: pa.Schema) -> Region:
     """Return the region of one row, which gives the source columns of the spec; other columns are left alone."""
-    sources = [schema.field(name) for name in sources_of(spec)]
+    names = dict.fromkeys(name for field in spec.fields for name in field.source_ids)
+    sources = [schema.field(name) for name in names]
     given = {each.name: row.get(each.name) for each in sources}
     rows = conform(table_of(given, schema), pa.schema([each.with_nullable(nullable=True) for each in sources]))
     return route(table_id, spec, rows).regions[0]

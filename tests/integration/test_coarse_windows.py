@@ -138,7 +138,7 @@ def test_a_backfill_of_coarse_windows_ingests_compacts_and_passes_its_checks(
     from jobs.spark import Spark
     from pipelines.backfill import backfill
     from pipelines.catalog import build_definitions
-    from pipelines.tables import Declared, DeclaredTable
+    from pipelines.tables import DeclaredTable, DeclaredTables
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     more = "landing: {uri: " + str(tmp_path) + "/landing, format: ndjson}\n"
@@ -169,7 +169,7 @@ def test_a_backfill_of_coarse_windows_ingests_compacts_and_passes_its_checks(
         version = table.version
         assert len(fill()) == 2
         assert table.refresh().version == version
-        defs = build_definitions(Declared(tmp_path, (DeclaredTable(declaration, None),)), launcher, None)
+        defs = build_definitions(DeclaredTables(tmp_path, (DeclaredTable(declaration, None),)), launcher, None)
         checks = defs.resolve_job_def("t_check").execute_in_process(instance=instance).get_asset_check_evaluations()
         assert checks
         assert all(each.passed for each in checks)

@@ -11,6 +11,7 @@ import pytest
 
 from storage_core.config import TableConfig
 from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX
+from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -39,7 +40,8 @@ def logs() -> Mapping[int, MemoryStore]:
         head = log.commit(head, [split(f"v{version}"), removal(_replaced(version))], operation="COMPACT").snapshot
         assert head.version == version
         if version % 10 == 0:
-            head = log.checkpoint(head, compact=True).snapshot  # shares nothing: no LIST, which is slow in memory
+            # shares nothing: no LIST, which is slow in memory
+            head = write_checkpoint(store, head, log.ids.uuid, compact=True).snapshot
         if version in AGES:
             found[version] = copy_of(store)
     return found

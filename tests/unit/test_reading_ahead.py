@@ -16,7 +16,7 @@ from storage_core.compaction.retained import PARALLEL_READS, Selection, compacti
 from storage_core.config import TableConfig
 from storage_core.errors import Unavailable
 from storage_core.formats.keys import KeyKind, parse, version_key
-from storage_core.objectstore.ahead import ahead
+from storage_core.objectstore.ahead import ahead, all_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
 from storage_core.testkit import merge_plan
@@ -83,6 +83,37 @@ def test_an_error_comes_in_its_place_and_nothing_is_read_after_it() -> None:
 @pytest.mark.parametrize(("keys", "at_once"), [([7], 8), ([7, 8, 9], 1)])
 def test_one_key_or_one_at_a_time_is_read_in_this_thread(keys: list[int], at_once: int) -> None:
     assert set(ahead(lambda _: threading.get_ident(), keys, at_once)) == {threading.get_ident()}
+
+
+def test_all_of_them_come_in_order_and_a_slow_one_holds_up_none_behind_it() -> None:
+    others = threading.Semaphore(0)
+
+    def read(key: int) -> int:
+        if key == 0:
+            assert all(others.acquire(timeout=MEETING_SECONDS) for _ in range(19)), "the others wait for the first"
+        else:
+            others.release()
+        return key * key
+
+    assert all_of(read, range(20), 2) == [key * key for key in range(20)]
+    assert all_of(lambda _: threading.get_ident(), [7], 2) == [threading.get_ident()]
+    assert all_of(str, [], 2) == []
+
+
+def test_of_all_of_them_the_first_error_in_their_order_is_raised_not_the_first_in_time() -> None:
+    later = threading.Event()
+
+    def read(key: int) -> int:
+        if key == 4:
+            later.set()
+        elif key == 3:
+            assert later.wait(MEETING_SECONDS)
+        else:
+            return key
+        raise Unavailable(f"key {key}")
+
+    with pytest.raises(Unavailable, match="key 3"):
+        all_of(read, range(6), 2)
 
 
 @pytest.fixture

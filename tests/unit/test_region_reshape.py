@@ -17,7 +17,7 @@ from storage_core.region import unmerged
 from storage_core.region.progress import list_regions
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter
-from storage_core.region.spec import Declared, declared_fields, first_specs
+from storage_core.region.spec import DeclaredField, declared_fields, first_specs
 from storage_core.region_fields import RegionField
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds
@@ -27,15 +27,15 @@ from storage_core.testkit.meanwhile import Meanwhile
 NAMES = [f"N{number}" for number in range(12)]
 
 
-def fields(*declared: Declared) -> tuple[RegionField, ...]:
+def fields(*declared: DeclaredField) -> tuple[RegionField, ...]:
     return declared_fields(list(declared), PLANES)
 
 
-def buckets(number: int) -> Declared:
+def buckets(number: int) -> DeclaredField:
     return {"transform": "bucket", "source": "tailnum", "n": number}
 
 
-def make(store: ObjectStore, *declared: Declared) -> KeyedTable:
+def make(store: ObjectStore, *declared: DeclaredField) -> KeyedTable:
     config = TableConfig(primary_key=("tailnum",), region_specs=first_specs(list(declared), PLANES))
     return KeyedTable(store).create(PLANES, config)
 
@@ -48,7 +48,7 @@ def seats(table: KeyedTable) -> dict[object, object]:
     return {name: row["seats"] for name, row in table.rows().items()}
 
 
-def change(table: KeyedTable, *declared: Declared, store: ObjectStore | None = None, seed: int = 5) -> None:
+def change(table: KeyedTable, *declared: DeclaredField, store: ObjectStore | None = None, seed: int = 5) -> None:
     log = TransactionLog(store or table.store, clock=table.clock, ids=SeededIds(seed))
     change_regions(log, fields(*declared))
 
@@ -58,7 +58,9 @@ def change(table: KeyedTable, *declared: Declared, store: ObjectStore | None = N
     [([], [buckets(3)]), ([buckets(3)], [buckets(2)]), ([buckets(3)], [])],
     ids=["one to three", "three to two", "three to one"],
 )
-def test_rows_of_the_old_regions_stay_and_newer_ones_win(before: list[Declared], after: list[Declared]) -> None:
+def test_rows_of_the_old_regions_stay_and_newer_ones_win(
+    before: list[DeclaredField], after: list[DeclaredField]
+) -> None:
     table = make(MemoryStore("planes"), *before)
     with table.routing_writer() as writer:
         writer.put(rows(1))

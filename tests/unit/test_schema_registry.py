@@ -8,8 +8,7 @@ import json
 
 import pytest
 
-from storage_core.log.actions import Add, Metadata
-from storage_core.log.schema_registry import canonical, doc_mapping, registry, schema_hash, with_registry
+from storage_core.log.schema_registry import canonical, registry, schema_hash, with_registry
 
 ID_AND_TEXT = (
     '{"fast":true,"indexed":true,"name":"id","stored":true,"type":"i64"},'
@@ -48,15 +47,6 @@ def test_named_objects_are_sorted_stably_and_other_arrays_keep_their_order() -> 
 def test_text_that_is_not_json_is_hashed_as_it_is() -> None:
     raw = base64.urlsafe_b64encode(hashlib.sha256(b"{not json").digest()).decode()[:16]
     assert schema_hash("{not json") == raw
-
-
-@pytest.mark.parametrize("key", ["docMappingSchema.abc", "abc"])
-def test_a_reference_is_resolved_under_a_prefixed_and_under_a_bare_key(key: str) -> None:
-    metadata = Metadata(id="t", schemaString="{}", configuration={key: "[]"})
-    add = Add(path="p", size=1, modificationTime=1, docMappingRef="abc")
-    assert doc_mapping(add, metadata) == "[]"
-    assert doc_mapping(Add(path="p", size=1, modificationTime=1, docMappingRef="other"), metadata) is None
-    assert doc_mapping(Add(path="p", size=1, modificationTime=1, docMappingJson="{}"), metadata) == "{}"
 
 
 def test_a_registry_beside_the_configuration_completes_it() -> None:

@@ -79,12 +79,6 @@ def test_a_dictionary_column_has_the_candidates_of_its_values(type_: pa.DataType
     assert candidates(pa.dictionary(pa.int32(), type_)) == candidates(type_)
 
 
-def test_byte_stream_split_is_tried_where_it_is_asked_for_only() -> None:
-    assert Encoding.BYTE_STREAM_SPLIT not in {each for type_ in TYPES for each in candidates(type_)}
-    smooth = pa.table({"value": pa.array(np.sin(np.arange(ROWS) / 1e5))})
-    assert choose(smooth, ROWS, byte_stream_split=True) == {"value": Encoding.BYTE_STREAM_SPLIT}
-
-
 def test_a_large_split_is_written_as_chosen_and_says_so() -> None:
     store = MemoryStore("encodings")
     rows = _events(LEAST_ROWS)

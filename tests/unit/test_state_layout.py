@@ -13,6 +13,7 @@ from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log import state_layout
 from storage_core.log.actions import Action, Add
+from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
@@ -35,7 +36,9 @@ class Table:
     def checkpoint(self, *actions: Action, compact: bool = False) -> tuple[str, ...]:
         """Commit, checkpoint what a new process opens, and return the keys of the state's manifests."""
         head = self.commit(*actions) if actions else self.log.snapshot()
-        found = self.log.checkpoint(self.log.snapshot(), compact=compact)
+        given = self.log.snapshot()
+        whole = write_checkpoint(self.store, given, self.log.ids.uuid, compact=True) if compact else None
+        found = whole or self.log.checkpoint(given)
         assert found.snapshot == head
         assert found.snapshot.splits.listed is not None
         opened = self.log.snapshot()

@@ -22,6 +22,7 @@ from storage_core.errors import (
 from storage_core.formats import keys
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.history.tagging import set_tag
+from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import Tag, read_tags, remove_tag, tagged
@@ -437,7 +438,7 @@ def test_a_listing_that_misses_the_checkpoint_of_a_tag_costs_the_tag_nothing(
         clock.now += 2 * RETENTION_MS
     for _ in range(2):
         table.append()
-        table.log.checkpoint(table.log.snapshot(), compact=True)
+        write_checkpoint(table.store, table.log.snapshot(), table.log.ids.uuid, compact=True)
     roots = (keys.state_key(target.version), keys.json_checkpoint_key(target.version))
     blind = BlindListing(table.store, lambda key: key in roots)
     for store in (blind, table.store):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from jobs.side_by_side import side_by_side
+from jobs.as_they_end import as_they_end
 from jobs.stopwatch import Stopwatch
 from jobs.window_groups import Bounds, bundled, grouped
 from storage_core.compaction.work import MergeOperation
@@ -53,7 +53,7 @@ def test_what_has_ended_is_there_while_another_call_still_runs_and_an_error_stop
         raise Corrupt("bytes")
 
     found: list[str] = []
-    for number, outcome in side_by_side([slow, bad, lambda: "quick"], at_once=2):
+    for number, outcome in as_they_end([slow, bad, lambda: "quick"], at_once=2):
         found.append(f"{number} {outcome}")
         if len(found) == 2:
             last.set()
@@ -63,7 +63,7 @@ def test_what_has_ended_is_there_while_another_call_still_runs_and_an_error_stop
 def test_calls_that_were_not_begun_are_not_made_when_the_caller_stops() -> None:
     begun: list[int] = []
     calls = [lambda number=number: begun.append(number) for number in range(50)]
-    running = side_by_side(calls, at_once=1)
+    running = as_they_end(calls, at_once=1)
     next(running)
     running.close()
     assert len(begun) < 50

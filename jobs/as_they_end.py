@@ -11,9 +11,7 @@ from storage_core.errors import TidemarkError
 Brought = TypeVar("Brought")
 
 
-def side_by_side(
-    calls: Sequence[Callable[[], Brought]], at_once: int
-) -> Generator[tuple[int, Brought | TidemarkError]]:
+def as_they_end(calls: Sequence[Callable[[], Brought]], at_once: int) -> Generator[tuple[int, Brought | TidemarkError]]:
     """Yield the number and the outcome of each call in the order in which they end; they are begun in their own order.
 
     At most `at_once` run at a time. A `TidemarkError` is the outcome of its call and stops no other; anything else is
