@@ -23,7 +23,7 @@ from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
-from storage_core.errors import TidemarkError, error_of
+from storage_core.errors import TidemarkError
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import by_start
 
@@ -97,8 +97,8 @@ def _failure(outcome: Outcome) -> TidemarkError:
     versions = named([each.version for each in outcome.commits if each.windows])  # not of the skips alone
     others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
     which = named([window for window, _ in failed])
-    first = failed[0][1]
-    return error_of(first.kind, f"{first.message}; the windows {which} were not compacted{skipped}; {others}")
+    first = failed[0][1].error()
+    return first.reworded(f"{first.found}; the windows {which} were not compacted{skipped}; {others}")
 
 
 def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:

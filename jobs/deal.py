@@ -267,9 +267,9 @@ def _tables(files: Sequence[str], root: Path) -> tuple[dict[str, TableDeclaratio
 
 def _failure(failures: Mapping[str, TidemarkError]) -> TidemarkError:
     """The error of the first table, with the messages of all."""
-    told = "; ".join(f"table {name}: {error}" for name, error in sorted(failures.items()))
+    told = "; ".join(f"table {name}: {error.found}" for name, error in sorted(failures.items()))
     first = failures[min(failures)]
-    return type(first)(f"{told}; all other tables have their rows, deal again for the rest", **first.context)
+    return first.reworded(f"{told}; all other tables have their rows, deal again for the rest")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

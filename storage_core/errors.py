@@ -21,10 +21,11 @@ The tree is append-only. `exit_code` is what a job or command ends with (design 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 SEE_CORRUPT = "run: tidemark fsck, and see `Corrupt` in docs/operations.md"
-"""What to do about damage: how the messages of `Corrupt` end."""
+"""What to do about damage: the advice of a `Corrupt` that has none of its own."""
 
 
 class TidemarkError(Exception):
@@ -36,6 +37,17 @@ class TidemarkError(Exception):
     def __init__(self, message: str, **context: object) -> None:
         super().__init__(message)
         self.context = context
+
+    @property
+    def found(self) -> str:
+        """What happened and where, without the advice of a `Corrupt`: for whoever goes on to say what to do."""
+        return str(self.args[0])
+
+    def reworded(self, found: str, **more: object) -> Self:
+        """Return the error with another text for what was found; class, advice and context stay, but for `more`."""
+        said = copy(self)
+        said.args, said.context = (found,), {**self.context, **more}
+        return said
 
 
 class InvalidInput(TidemarkError, ValueError):
@@ -106,10 +118,21 @@ class Overloaded(Unavailable):
 
 
 class Corrupt(TidemarkError):
-    """Stored bytes are not what was written. Stop and inspect; no row was returned from them."""
+    """Stored bytes are not what was written. Stop and inspect; no row was returned from them.
+
+    `str(error)` is what was found and then the advice, once: a text that takes up another error's has its `found`, and
+    so no advice but its own. The advice is None where the text comes from elsewhere and ends with one.
+    """
 
     kind = "corrupt"
     exit_code = 4
+
+    def __init__(self, found: str, *, advice: str | None = SEE_CORRUPT, **context: object) -> None:
+        super().__init__(found, **context)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return self.found if self.advice is None else f"{self.found}; {self.advice}"
 
 
 class Unsupported(TidemarkError):
@@ -139,7 +162,10 @@ def typed(error: Exception) -> TidemarkError:
 
 
 def error_of(kind: str, message: str) -> TidemarkError:
-    """Return the error of this kind, as it was raised in another process; an unknown kind is a plain error."""
+    """Return the error of this kind, by its `str` in another process; an unknown kind is a plain error."""
+    if kind == Corrupt.kind:
+        found = message.removesuffix(f"; {SEE_CORRUPT}")
+        return Corrupt(found, advice=None if found == message else SEE_CORRUPT)
     classes = [TidemarkError]
     for each in classes:
         classes += each.__subclasses__()

@@ -51,6 +51,6 @@ def _require_no_gap(done: JobReport, name: str) -> None:
     if isinstance(held, list) and held:
         gaps = ", ".join(f"{each['writer']}:{each['last']}" for each in held)
         raise Corrupt(
-            f"the stores of {name} lack chunks, and what their writers wrote later waits: copy a backup of live/ into "
-            f"any store, or give them up for ever with --skip-gap and one of {gaps}"
+            f"the stores of {name} lack chunks, and what their writers wrote later waits",
+            advice=f"copy a backup of live/ into any store, or give them up for ever with --skip-gap and one of {gaps}",
         )

@@ -123,7 +123,8 @@ def raw(
     if found is not None and (found.gaps or found.damaged):
         raise Corrupt(
             f"the stores lack {len(found.gaps):,} stretches of records, {len(found.damaged):,} chunks are damaged in "
-            "every store; copy a backup of live/ into any of them, which heals both"
+            "every store",
+            advice="copy a backup of live/ into any of them, which heals both",
         )
 
 
@@ -136,8 +137,8 @@ def _append_all(log: RawLog, stream: BinaryIO, target: RawTarget, file: str) -> 
             tally.acknowledged += len(records)
             tally.last_line = lines[-1][0]
     except TidemarkError as error:
-        what = f"{tally.acknowledged:,} rows of the lines up to {tally.last_line:,} are acknowledged; then: {error}"
-        raise type(error)(what, **error.context) from error
+        before = f"{tally.acknowledged:,} rows of the lines up to {tally.last_line:,} are acknowledged"
+        raise error.reworded(f"{before}; then: {error.found}") from error
     return tally
 
 

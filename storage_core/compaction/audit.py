@@ -170,7 +170,7 @@ def _audited_splits(store: ObjectStore, work: Work) -> Answer:
             unchecked.append(asdict(Unchecked(work["version"], add.path, str(error))))
             continue
         except (*UNREADABLE, InvalidInput) as error:
-            faults = [Fault("SS-5", str(error))]
+            faults = [Fault("SS-5", error.found)]
         violations += [_violation(each, add.path, None) for each in faults]
     return {"merges": 0, "violations": violations, "unchecked": unchecked}
 

@@ -45,7 +45,7 @@ def route(positions: Positions, rows: int) -> Route:
     if inside:
         places[positions] = np.arange(len(positions), dtype=np.int64)
     if not inside or len(positions) != rows or (rows and int(places.min()) < 0):
-        raise Corrupt(f"MC-1: {len(positions)} places are not a permutation of {rows} rows; commit nothing")
+        raise Corrupt(f"MC-1: {len(positions)} places are not a permutation of {rows} rows; nothing was committed")
     return Route(pa.array(positions.astype(np.uint32) if rows < 1 << 32 else positions), places)
 
 
@@ -65,9 +65,9 @@ def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken
     """Raise `Corrupt` unless every value of the inputs, one after the other, is with its row: MC-1, MC-2."""
     rows = len(way.places)
     if len(taken) != rows:
-        raise Corrupt(f"MC-1: the merge read {rows} rows and made {len(taken)} of {name!r}; commit nothing")
+        raise Corrupt(f"MC-1: the merge read {rows} rows and made {len(taken)} of {name!r}; nothing was committed")
     if not same_values(inputs, way, taken):
-        raise Corrupt(f"MC-2: a value of {name!r} is not with its row in the output; commit nothing")
+        raise Corrupt(f"MC-2: a value of {name!r} is not with its row in the output; nothing was committed")
 
 
 def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:

@@ -154,5 +154,5 @@ def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, 
     adds = (replace(add, dataChange=False) for add in outputs)
     result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in)
     if rows_in != result.rows_out:
-        raise Corrupt(f"MC-1: {rows_in} rows were read and {result.rows_out} written; do not commit the outputs")
+        raise Corrupt(f"MC-1: {rows_in} rows were read and {result.rows_out} written; nothing was committed")
     return result

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage_core.compaction.columns import Route, require_same_values, route, take_column
 from storage_core.compaction.kernel import Runs
-from storage_core.errors import SEE_CORRUPT, Corrupt
+from storage_core.errors import Corrupt
 from storage_core.rows.keys import Positions
 from storage_core.split.encodings import Encodings, by_dictionary
 from storage_core.split.read import OpenSplit
@@ -111,13 +111,13 @@ class _Input:
         """Raise `Corrupt` when rows are left."""
         left = self._rows + sum(batch.num_rows for batch in self._batches)
         if left:
-            raise Corrupt(f"MC-1: {left} rows of {self._split.add.path} have no place in the output; commit nothing")
+            raise Corrupt(f"MC-1: {left} rows of {self._split.add.path} have no place in the output")
 
     def _batch(self) -> tuple[Columns, int]:
         batch = next(self._batches, None)
         if batch is None:
             path = self._split.add.path
-            raise Corrupt(f"{path}: fewer rows than its sort columns have; {SEE_CORRUPT}", key=path)
+            raise Corrupt(f"{path}: fewer rows than its sort columns have", key=path)
         found = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
         rows = batch.num_rows
         columns = [found[each.name] if each.name in found else pa.nulls(rows, each.type) for each in self._schema]
@@ -129,7 +129,7 @@ def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit
     astray = (local.start < 0) | (local.start + local.count > counts[local.input])
     if np.any(astray):
         path = splits[int(local.input[int(astray.argmax())])].add.path
-        raise Corrupt(f"SS-1: {path} is not sorted as it says; {SEE_CORRUPT}", key=path)
+        raise Corrupt(f"SS-1: {path} is not sorted as it says", key=path)
 
 
 def _column(inputs: Sequence[pa.Array], way: Route, field: pa.Field) -> pa.Array:

@@ -198,4 +198,5 @@ def _check_directory(directory: Directory, expected: Expected) -> None:
 
 
 def _corrupt(where: str, what: str) -> Corrupt:
-    return Corrupt(f"{where}: {what}; restore the object, or drop the index segment and catch up again", key=where)
+    advice = "restore the object, or drop the index segment and catch up again"
+    return Corrupt(f"{where}: {what}", advice=advice, key=where)

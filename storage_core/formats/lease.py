@@ -60,7 +60,7 @@ def decode_lease(data: bytes, key: str) -> LeaseRecord:
     try:
         body = json.loads(data)
         if _number(body["format"]) > FORMAT_VERSION:
-            raise Unsupported(f"{key}: a lease of format {body['format']}, this release reads {FORMAT_VERSION}")
+            raise Unsupported(f"{key}: lease of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade")
         record = LeaseRecord(
             resource=_text(body["resource"]),
             holder=_text(body["holder"]),
@@ -72,8 +72,8 @@ def decode_lease(data: bytes, key: str) -> LeaseRecord:
         _require(lock_key(record.resource) == key, f"it is the lease of {record.resource!r}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(
-            f"{key}: not a lease: {error!r}; its last token is unknown, so no job takes it over; break it: "
-            "see `Held` in docs/operations.md",
+            f"{key}: not a lease: {error!r}; its last token is unknown, so no job takes it over",
+            advice="break it: see `Held` in docs/operations.md",
             key=key,
         ) from error
     return record

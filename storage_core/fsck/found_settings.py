@@ -30,8 +30,8 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
     newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
     if newest is None:
         raise Corrupt(
-            f"{store.uri}: neither a readable part of the log nor a split says what the table is; restore a copy, or "
-            "write the data into a new table",
+            f"{store.uri}: neither a readable part of the log nor a split says what the table is",
+            advice="restore a copy, or write the data into a new table",
             uri=store.uri,
         )
     origin = newest.origin

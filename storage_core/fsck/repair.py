@@ -258,7 +258,7 @@ class _Repair:
         try:
             return read_tags(self.source).live(self.clock.now_ms())
         except DAMAGE as error:
-            self.transfer.lost.append(Lost(key=tags_key(), reason=str(error)))
+            self.transfer.lost.append(Lost(key=tags_key(), reason=error.found))
             return []
 
     def _tagged(self, tags: list[Tag], found: Salvage, sound: frozenset[Checkpointed]) -> list[Checkpointed]:
@@ -277,4 +277,4 @@ class _Repair:
                 snapshot = table.snapshot(version=tag.version)
                 set_tag(table, tag.name, snapshot, expires_at_ms=tag.expires_at_ms)
             except DAMAGE as error:
-                self.transfer.lost.append(Lost(key=tags_key(), reason=f"the tag {tag.name!r}: {error}"))
+                self.transfer.lost.append(Lost(key=tags_key(), reason=f"the tag {tag.name!r}: {error.found}"))

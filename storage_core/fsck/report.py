@@ -192,4 +192,4 @@ def damage_of(kind: Kind, error: TidemarkError, key: str, expected: str) -> Find
     named = error.context.get("key")
     where = named if isinstance(named, str) and parse(named) is not None else key
     chosen = Kind.NEWER_FORMAT if isinstance(error, Unsupported) else kind
-    return Finding(kind=chosen, key=where, expected=expected, found=str(error))
+    return Finding(kind=chosen, key=where, expected=expected, found=error.found)

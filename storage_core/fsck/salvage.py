@@ -251,7 +251,7 @@ def _found(
         try:
             found.append(read_found(store, inventory, parsed.key))
         except DAMAGE as error:
-            unreadable[parsed.key] = str(error)
+            unreadable[parsed.key] = error.found
     ids = Counter(each.origin.table_id for each in found)
     owner = table_id or next((name for name, _ in ids.most_common(1)), None)
     foreign = {each.path: f"it is of table {each.origin.table_id}" for each in found if each.origin.table_id != owner}

@@ -68,7 +68,7 @@ class Transfer:
         try:
             check()
         except DAMAGE as error:
-            self.lost.append(Lost(key=key, reason=str(error)))
+            self.lost.append(Lost(key=key, reason=error.found))
         else:
             self.copy(key)
 

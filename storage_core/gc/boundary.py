@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound
+from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.keys import gc_boundary_key
 from storage_core.gc.replace import replace_state
 from storage_core.objectstore.contract import ObjectStore
@@ -43,4 +43,4 @@ def _read(store: ObjectStore) -> tuple[int, str | None]:
     try:
         return int(json.loads(blob.data)["firstVersion"]), blob.etag
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{gc_boundary_key()}: not a boundary: {error}; {SEE_CORRUPT}", key=gc_boundary_key()) from error
+        raise Corrupt(f"{gc_boundary_key()}: not a boundary: {error}", key=gc_boundary_key()) from error

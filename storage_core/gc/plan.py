@@ -56,7 +56,7 @@ def read_plan(store: ObjectStore) -> Plan:
     try:
         return replace(parse_plan(blob.data), etag=blob.etag)
     except Corrupt as error:
-        _logger.warning("%s; it starts anew, and so do all horizons", error)
+        _logger.warning("%s; it starts anew, and so do all horizons", error.found)
         return Plan(candidates={}, counter=0, etag=blob.etag)
 
 
@@ -66,7 +66,9 @@ def parse_plan(data: bytes) -> Plan:
         body = json.loads(data)
         version, counter = int(body["format"]), int(body["counter"])
         if version > FORMAT_VERSION:
-            raise Unsupported(f"{gc_candidates_key()}: plan of format {version}, this release reads {FORMAT_VERSION}")
+            raise Unsupported(
+                f"{gc_candidates_key()}: plan of format {version}, this release reads {FORMAT_VERSION}; upgrade"
+            )
         candidates = [_candidate(each) for each in body["candidates"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{gc_candidates_key()}: a damaged plan: {error!r}", key=gc_candidates_key()) from error

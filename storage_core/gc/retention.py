@@ -115,8 +115,8 @@ def _tagged(log: TransactionLog, tag: Tag) -> Snapshot:
         return log.snapshot(version=tag.version)
     except (NotFound, Corrupt) as error:
         raise Corrupt(
-            f"the tag {tag.name!r} keeps version {tag.version}, which does not open: {error}; nothing is collected "
-            "until the tag is removed or its version opens again",
+            f"the tag {tag.name!r} keeps version {tag.version}, which does not open: {error.found}",
+            advice="nothing is collected until the tag is removed or its version opens again",
             tag=tag.name,
         ) from error
 
@@ -128,8 +128,8 @@ def _checkpoints(log: TransactionLog, base: Snapshot, head: Snapshot, live: Iter
         forms = found[tag.version] = found.get(tag.version) or _forms(log, tag.version)
         if not forms and tag.version < base.version:
             raise Corrupt(
-                f"the tag {tag.name!r} keeps version {tag.version}, of which there is no checkpoint; nothing is "
-                "collected until the tag is removed or set again",
+                f"the tag {tag.name!r} keeps version {tag.version}, of which there is no checkpoint",
+                advice="nothing is collected until the tag is removed or set again",
                 tag=tag.name,
             )
     return tuple(each for forms in found.values() for each in forms)

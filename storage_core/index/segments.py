@@ -14,7 +14,7 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, InvalidInput, NotFound
+from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext
@@ -166,9 +166,7 @@ def segment_id(segment: IndexSegment) -> str:
     """Return the id of a segment; `Corrupt` when the log names it by a key that is not a segment's."""
     parsed = keys.parse(segment.path)
     if parsed is None or parsed.kind is not keys.KeyKind.SEGMENT or parsed.id is None or parsed.index != segment.index:
-        raise Corrupt(
-            f"the log names {segment.path!r} as a segment of {segment.index!r}: not a segment key; {SEE_CORRUPT}"
-        )
+        raise Corrupt(f"the log names {segment.path!r} as a segment of {segment.index!r}: not a segment key")
     return parsed.id
 
 

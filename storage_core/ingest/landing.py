@@ -132,7 +132,7 @@ def content_of(landed: LandedFile) -> int:
         with open_bytes(landed) as file:
             return content.finish(file)
     except Corrupt as error:
-        raise NotFound(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise NotFound(f"{landed.uri}/{landed.path}: {error.found}", file=landed.path) from error
     except OSError as error:
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
 

@@ -56,7 +56,8 @@ def parse_blocks(
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
     except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reason = f"the file cannot be used: {error}; land it again, whole, under a new name"
+        found = error.found if isinstance(error, Corrupt) else error
+        reason = f"the file cannot be used: {found}; land it again, whole, under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
     except OSError as error:
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
     Action,
@@ -90,7 +90,7 @@ def require_number(actions: Sequence[Action], version: int) -> None:
     info = commit_info(actions)
     if info is not None and info.version is not None and info.version != version:
         key = version_key(version)
-        raise Corrupt(f"{key}: holds version {info.version}; it is not what was written; {SEE_CORRUPT}", key=key)
+        raise Corrupt(f"{key}: holds version {info.version}; it is not what was written", key=key)
 
 
 def decode_line(line: str, where: str) -> Action:
@@ -124,9 +124,7 @@ def _require_one_commit(actions: Sequence[Action], where: str) -> None:
     """A version is one commit. Ours, which say their number, say it first; those of others may say nothing at all."""
     found = [number for number, action in enumerate(actions) if isinstance(action, CommitInfo)]
     if len(found) > 1:
-        raise Corrupt(
-            f"{where}: {len(found)} commits in one file; it is not what was written; {SEE_CORRUPT}", key=where
-        )
+        raise Corrupt(f"{where}: {len(found)} commits in one file; it is not what was written", key=where)
     info = commit_info(actions)
     if found and found[0] > 0 and info is not None and info.version is not None:
         raise Corrupt(f"{where}: expected `commitInfo` first, found it behind {found[0]} actions", key=where)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from storage_core.config import TableConfig
-from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
+from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
 from storage_core.log.action_fields import MAX_TIME_MS
 from storage_core.log.actions import (
     FEATURES,
@@ -79,7 +79,7 @@ def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
             elif isinstance(action, Metadata):
                 _require_openable(action)
     except Corrupt as error:
-        raise InvalidInput(str(error)) from error
+        raise InvalidInput(error.found) from error
     _refuse_repeats("path", [action.path for action in written if isinstance(action, Add | Remove)])
     _refuse_repeats("segment", [each.path for each in written if isinstance(each, IndexSegment | RemoveIndexSegment)])
     _refuse_repeats("txn of", [action.appId for action in written if isinstance(action, Txn)])
@@ -142,8 +142,7 @@ def require_writable(head: Snapshot) -> None:
         )
     if head.timestamp >= MAX_TIME_MS:
         raise Corrupt(
-            f"version {head.version} says that it was committed at {head.timestamp} ms: no later time can be written; "
-            f"{SEE_CORRUPT}",
+            f"version {head.version} says that it was committed at {head.timestamp} ms: no later time can be written",
             version=head.version,
         )
 

@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, Unsupported
+from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.log.safe_path import is_safe_path
 
 MAX_ROWS = 2**32
@@ -172,14 +172,14 @@ def _bitmap(data: bytes, where: str) -> BitMap:
 def _count(body: Mapping[str, Any], name: str, where: str) -> int:
     value = body.get(name)
     if type(value) is not int or not 0 <= value <= _MAX_INT64:
-        raise Corrupt(f"{where}: deletionVector.{name} is missing or no count; {SEE_CORRUPT}", where=where)
+        raise Corrupt(f"{where}: deletionVector.{name} is missing or no count", where=where)
     return value
 
 
 def _text(body: Mapping[str, Any], name: str, where: str, form: re.Pattern[str] | None = None) -> str:
     value = body.get(name)
     if not isinstance(value, str) or (form is not None and not form.fullmatch(value)):
-        raise Corrupt(f"{where}: deletionVector.{name} is missing or malformed; {SEE_CORRUPT}", where=where)
+        raise Corrupt(f"{where}: deletionVector.{name} is missing or malformed", where=where)
     return value
 
 
@@ -191,4 +191,4 @@ def _path(body: Mapping[str, Any], where: str) -> str:
 
 
 def _damaged(where: str, expected: str, found: object) -> Corrupt:
-    return Corrupt(f"{where}: deletion vector: expected {expected}, found {found}; {SEE_CORRUPT}", where=where)
+    return Corrupt(f"{where}: deletion vector: expected {expected}, found {found}", where=where)

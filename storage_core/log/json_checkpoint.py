@@ -82,7 +82,7 @@ def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
     try:
         return _snapshot(Checkpointed(version, kind), actions)
     except Corrupt as error:
-        raise Corrupt(f"{key}: {error}", key=key) from error
+        raise Corrupt(f"{key}: {error.found}", key=key) from error
 
 
 def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
+from storage_core.errors import Corrupt, NotFound, SnapshotExpired
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Action, is_ours
 from storage_core.log.checkpointed import Checkpointed, CheckpointKind
@@ -135,7 +135,7 @@ def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
 
 def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
     key = version_key(missing)
-    return Corrupt(f"{key}: missing, but {store.uri} has version {newest}; {SEE_CORRUPT}", key=key)
+    return Corrupt(f"{key}: missing, but {store.uri} has version {newest}", key=key)
 
 
 def _hinted(store: ObjectStore, at: int | None, search: MetadataSearch) -> Snapshot | None:
@@ -265,6 +265,6 @@ def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | No
         return NotFound(f"{store.uri}: version {at} is no longer retained; the oldest is {openable}", oldest=openable)
     return Corrupt(
         f"{store.uri}: the log has versions up to {listing.newest}, but neither version 0 nor an intact state "
-        f"to start from; {SEE_CORRUPT}",
+        f"to start from",
         uri=store.uri,
     )

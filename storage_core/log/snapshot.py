@@ -13,7 +13,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from storage_core.config import TableConfig
-from storage_core.errors import SEE_CORRUPT, Corrupt, Unsupported
+from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
     FEATURES,
@@ -142,7 +142,7 @@ class SnapshotBuilder:
             key = version_key(version)
             raise Corrupt(
                 f"{key}: expected a commit after {self._timestamp} ms, found one of {timestamp} ms: it is the file of "
-                f"another version; {SEE_CORRUPT}",
+                f"another version",
                 key=key,
             )
         self._timestamp = timestamp

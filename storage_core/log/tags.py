@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from storage_core.errors import (
-    SEE_CORRUPT,
     CommitConflict,
     Corrupt,
     NotFound,
@@ -85,7 +84,7 @@ def read_tags(store: ObjectStore) -> Tags:
         found = [_parse(name, each) for name, each in body["tags"].items()]
         return Tags({tag.name: tag for tag in found}, int(body["counter"]), blob.etag)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{tags_key()}: not the tags of a table: {error!r}; {SEE_CORRUPT}", key=tags_key()) from error
+        raise Corrupt(f"{tags_key()}: not the tags of a table: {error!r}", key=tags_key()) from error
 
 
 def tagged(log: TransactionLog, name: str) -> Tag:

@@ -72,7 +72,7 @@ def _first_sound(stores: Sequence[ObjectStore], ref: RawChunkRef, decoded: Calla
             try:
                 return _read(store, key, ref, decoded)
             except (Corrupt, NotFound) as error:
-                reasons.append(f"{store.uri}: {error}")
+                reasons.append(f"{store.uri}: {error.found}")
             except Unavailable as error:
                 silent.append(f"{store.uri}: {error}")
     if silent:

@@ -245,7 +245,7 @@ class RawWriter:
             raise CommitUnknown(f"{store.uri}: {error}; {_OPEN_ANOTHER}", key=key, uri=store.uri) from error
         except TidemarkError as error:
             # Refused here, but perhaps kept by another store: for the caller that is no certain failure.
-            raise CommitUnknown(f"{store.uri} did not take {key}: {error}; {_OPEN_ANOTHER}", key=key) from error
+            raise CommitUnknown(f"{store.uri} did not take {key}: {error.found}; {_OPEN_ANOTHER}", key=key) from error
         raise Fenced(f"{store.uri}: {key} holds another chunk: the writer id is in use; {_OPEN_ANOTHER}", key=key)
 
     def _require_usable(self, mine: Sequence[_Ticket]) -> None:

@@ -154,6 +154,6 @@ def _require_restart(view: View, reading: HistoryToken, error: NotFound | Snapsh
         raise SnapshotExpired(
             f"{view.store.uri}: version {reading.version} or what was in its regions is collected, and this history "
             "began anew before; read faster, or keep for longer what is read: versions (`version_retention_ms`), and "
-            f"what sorts replace, which no tag keeps (`gc_horizon_ms`); then begin without a token: {error}",
+            f"what sorts replace, which no tag keeps (`gc_horizon_ms`); then begin without a token: {error.found}",
             version=reading.version,
         ) from error

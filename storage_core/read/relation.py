@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import conform_split, read_split
@@ -130,7 +130,7 @@ def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
             raise Unavailable(f"{query!r}: {text}; try again later, or ask for less", query=query) from error
         broken = next((add.path for add in splits if add.path in text), None)
         if broken is not None:
-            raise Corrupt(f"{broken}: cannot be read: {text}; {SEE_CORRUPT}", key=broken) from error
+            raise Corrupt(f"{broken}: cannot be read: {text}", key=broken) from error
         if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
             text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
         raise InvalidInput(f"{query!r}: {text}", query=query) from error
@@ -181,7 +181,7 @@ def _gone(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
 def _require_sound(path: Path, add: Add) -> None:
     size = path.stat().st_size
     if size != add.size:
-        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}; {SEE_CORRUPT}", key=add.path)
+        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}", key=add.path)
     if add.xxh3 is None:  # written by somebody else, who recorded none
         return
     digest = xxhash.xxh3_64()
@@ -189,7 +189,7 @@ def _require_sound(path: Path, add: Add) -> None:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     if digest.hexdigest() != add.xxh3:
-        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}; {SEE_CORRUPT}", key=add.path)
+        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}", key=add.path)
 
 
 def _literally(path: Path) -> str:

@@ -89,7 +89,7 @@ class _Split:
         table = read_split(self.store, self.snapshot.splits[self.path].as_written)  # an index counts the file's rows
         if max(rows) >= table.num_rows:
             found = f"the index names row {max(rows)} of {self.path}, which has {table.num_rows} rows"
-            raise Corrupt(f"{found}; drop the segment and catch up again", key=self.path)
+            raise Corrupt(found, advice="drop the segment and catch up again", key=self.path)
         taken = conform_split(table, self.snapshot.schema).take(pa.array(rows, pa.int64()))
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(self.snapshot.schema))

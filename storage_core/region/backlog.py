@@ -123,7 +123,8 @@ def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
     rows, numbers = sum(call.records.num_rows for call in lost), tuple(call.number for call in lost)
     which = f"call {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} calls from {numbers[0]} to {numbers[-1]}"
     fate = "perhaps not written" if isinstance(error, CommitUnknown) else "not written"
-    return type(error)(
-        f"{error}; {rows} rows given with durable=False are {fate} ({which} of this writer)",
-        **{**error.context, "lost_rows": rows, "lost_calls": numbers},
+    return error.reworded(
+        f"{error.found}; {rows} rows given with durable=False are {fate} ({which} of this writer)",
+        lost_rows=rows,
+        lost_calls=numbers,
     )

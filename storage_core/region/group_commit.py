@@ -288,7 +288,7 @@ class GroupCommit:
 
 
 def _copy(error: TidemarkError) -> TidemarkError:
-    return type(error)(str(error), **error.context)
+    return error.reworded(error.found)
 
 
 def _interrupted(error: BaseException) -> TidemarkError:

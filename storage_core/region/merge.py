@@ -15,7 +15,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import SEE_CORRUPT, Corrupt
+from storage_core.errors import Corrupt
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
@@ -176,7 +176,7 @@ def _require_consecutive(region: str, after: int, waiting: Sequence[FlushedGener
     if found != expected:
         raise Corrupt(
             f"region {region}: generations up to {after} are merged, expected {expected} next, the region's manifest "
-            f"lists {found}; merging over the gap would lose rows, {SEE_CORRUPT}",
+            f"lists {found}; merging over the gap would lose rows",
             region=region,
         )
 

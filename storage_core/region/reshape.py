@@ -43,7 +43,11 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...]) -> Snap
         snapshot = log.snapshot()
         config = snapshot.config
         if config.kind != "keyed":
-            raise InvalidInput("regions divide the primary key, and this table has none", table=snapshot.table_id)
+            raise InvalidInput(
+                f"{log.store.uri}: regions divide the primary key, and this table has none; leave them out, or make it "
+                "anew with a primary key",
+                table=snapshot.table_id,
+            )
         if fields == config.region_spec.fields and not is_ending(log.store, snapshot):
             return snapshot
         spec = RegionSpec(id=config.region_spec.id + 1, fields=fields)
@@ -70,7 +74,10 @@ def _commit_spec(log: TransactionLog, spec: RegionSpec, progress: Sequence[Merge
     snapshot = log.snapshot()
     specs = snapshot.config.region_specs
     if specs[-1].id >= spec.id:
-        raise CommitConflict("somebody else changed the regions of the table meanwhile", table=snapshot.table_id)
+        raise CommitConflict(
+            f"{log.store.uri}: somebody else made region spec {specs[-1].id} meanwhile; plan again",
+            table=snapshot.table_id,
+        )
     settings = {**snapshot.metadata.configuration, REGIONS_KEY: specs_to_text((*specs, spec))}
     changed = replace(snapshot.metadata, configuration=settings)
     log.commit(snapshot, [changed], operation="CONFIGURE", requirements=progress)

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, TidemarkError
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError
 from storage_core.ids import Ids
 from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
@@ -98,7 +98,7 @@ class RegionWriter:
             # Only a manifest that was lost can leave this behind; what is written into it would never be seen.
             raise Corrupt(
                 f"region {target.id}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
-                f"{merged} is merged; {SEE_CORRUPT}",
+                f"{merged} is merged",
                 region=target.id,
             )
         builder = RecordBuilder(snapshot.schema, key, merged_maps=snapshot.config.merged_maps)
@@ -226,7 +226,7 @@ class RegionWriter:
         except TidemarkError as closing:
             if error is None:
                 raise
-            error.add_note(f"closing the writer: {closing}")
+            error.add_note(f"closing the writer: {closing.found}")
 
     def _in_memory(self) -> tuple[Memtable, pa.Table]:
         """The memtable of now, and what is in it and in no entry yet, folded."""

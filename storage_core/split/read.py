@@ -131,7 +131,7 @@ class OpenSplit:
         expected = self._file.metadata.row_group(index).num_rows
         if rows.num_rows != expected and rows.num_columns:
             raise Corrupt(
-                f"{self.add.path}: expected {expected} rows in row group {index}, found {rows.num_rows}; {SEE_CORRUPT}",
+                f"{self.add.path}: expected {expected} rows in row group {index}, found {rows.num_rows}",
                 key=self.add.path,
             )
         return rows
@@ -203,7 +203,7 @@ def open_split(
         _require_itself(add, entries, schema, file.metadata)
         if gone and gone.max() >= file.metadata.num_rows:
             raise Corrupt(
-                f"{add.path}: its deletion vector names row {gone.max()} of {file.metadata.num_rows}; {SEE_CORRUPT}",
+                f"{add.path}: its deletion vector names row {gone.max()} of {file.metadata.num_rows}",
                 key=add.path,
             )
     return OpenSplit(add, schema, entries, gone, file.metadata.num_row_groups, file, whole)
@@ -274,10 +274,10 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
 def _whole_file(store: ObjectStore, add: Add) -> bytes:
     data = store.get(add.path).data
     if len(data) != add.size:
-        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}; {SEE_CORRUPT}", key=add.path)
+        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}", key=add.path)
     found = xxhash.xxh3_64_hexdigest(data)
     if add.xxh3 is not None and found != add.xxh3:
-        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}; {SEE_CORRUPT}", key=add.path)
+        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}", key=add.path)
     return data
 
 
@@ -291,23 +291,21 @@ def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, fo
     """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
-        raise Corrupt(
-            f"{add.path}: the columns {schema.names} are not those that were written; {SEE_CORRUPT}", key=add.path
-        )
+        raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written", key=add.path)
     claimed = metadata.get(PREFIX + "path")
     if claimed is not None and claimed != add.path:
-        raise Corrupt(f"{add.path}: the object there says that it is {claimed}; {SEE_CORRUPT}", key=add.path)
+        raise Corrupt(f"{add.path}: the object there says that it is {claimed}", key=add.path)
     rows = sum(footer.row_group(index).num_rows for index in range(footer.num_row_groups))
     expected = footer.num_rows if add.numRecords is None else add.numRecords
     if not rows == footer.num_rows == expected:
-        raise Corrupt(f"{add.path}: expected {expected} rows, the file has {rows}; {SEE_CORRUPT}", key=add.path)
+        raise Corrupt(f"{add.path}: expected {expected} rows, the file has {rows}", key=add.path)
 
 
 def _schema_hash(add: Add, schema: pa.Schema) -> str:
     try:
         return schema_hash(to_schema_string(schema))
     except InvalidInput as error:
-        raise Corrupt(f"{add.path}: no table can have its columns: {error}; {SEE_CORRUPT}", key=add.path) from error
+        raise Corrupt(f"{add.path}: no table can have its columns: {error}", key=add.path) from error
 
 
 @contextmanager
@@ -322,4 +320,4 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
             key=add.path,
         ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}; {SEE_CORRUPT}", key=add.path) from error
+        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

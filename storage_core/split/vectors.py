@@ -46,9 +46,7 @@ def rows_gone(store: ObjectStore, add: Add) -> BitMap:
         vector, None if vector.path is None else _object(store, vector.path, add), where=vector.path or add.path
     )
     if add.numRecords is not None and gone.max() >= add.numRecords:
-        raise Corrupt(
-            f"{add.path}: its deletion vector names row {gone.max()} of {add.numRecords}; {SEE_CORRUPT}", key=add.path
-        )
+        raise Corrupt(f"{add.path}: its deletion vector names row {gone.max()} of {add.numRecords}", key=add.path)
     return gone
 
 

@@ -1,4 +1,4 @@
-"""Copies of stores, for tests that damage, kill or continue a table and keep the original."""
+"""Copies of stores and of what is in them, for tests that damage, kill or continue a table and keep the original."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def copy_into(target: ObjectStore, store: ObjectStore, *, wanted: Callable[[str]
     for info in store.list(""):
         if wanted is None or wanted(info.key):
             target.put(info.key, store.get(info.key).data, IfAbsent())
+
+
+def contents(store: ObjectStore) -> dict[str, bytes]:
+    """Return the bytes of every object by key, in the order of the keys: equal for stores with the same objects."""
+    return {info.key: store.get(info.key).data for info in store.list("")}

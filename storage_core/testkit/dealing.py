@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from storage_core.config import TableConfig
 from storage_core.dealing import execute
 from storage_core.dealing.outcome import Dealt
 from storage_core.dealing.plan import Terms
-from storage_core.dealing.rounds import Dealer
+from storage_core.dealing.rounds import Dealer, Tasks
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source
 from storage_core.ids import Ids
 from storage_core.log.log import TransactionLog
@@ -23,6 +23,8 @@ from storage_core.split.read import read_split
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+
+Step = Literal["divide", "fill"]
 
 LATER_MS = START_MS + 10**9
 """Every segment of a raw log that was written at `START_MS` is closed by then."""
@@ -61,6 +63,31 @@ class InlineTasks:
             for each in works
         ]
         return [FillResult.from_json(_travelled(each.to_json())) for each in results]
+
+
+@dataclass(slots=True)
+class TasksMeanwhile:
+    """Tasks before one kind of which, once, something else happens."""
+
+    tasks: Tasks
+    happens: Callable[[], object]
+    before: Step = "divide"
+    _happened: bool = field(default=False, init=False)
+
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        """Let it happen first where it is to be before `divide`."""
+        self._once("divide")
+        return self.tasks.divide(works)
+
+    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
+        """Let it happen first where it is to be before `fill`."""
+        self._once("fill")
+        return self.tasks.fill(works)
+
+    def _once(self, step: Step) -> None:
+        if step == self.before and not self._happened:
+            self._happened = True
+            self.happens()
 
 
 @dataclass(slots=True)

@@ -147,3 +147,17 @@ class KeyedTable:
         splits = (read_split(self.store, add) for add in snapshot.splits.values())
         rows = [conform(conform_split(split, snapshot.schema), snapshot.schema) for split in splits]
         return pa.concat_tables([snapshot.schema.empty_table(), *rows])
+
+
+def seats(table: KeyedTable) -> dict[object, object]:
+    """Return the seats that a `latest` reader sees in a table of `PLANES`, by key."""
+    return {key: row["seats"] for key, row in table.rows().items()}
+
+
+def base_seats(table: KeyedTable) -> dict[object, object]:
+    """Return the seats in the base of a table of `PLANES`, by key; refuses a key that occurs twice."""
+    rows = table.base_rows()
+    found = {row["tailnum"]: row["seats"] for row in rows}
+    if len(found) != len(rows):
+        raise AssertionError(f"{len(rows)} live rows of {len(found)} keys")
+    return found

@@ -14,7 +14,7 @@ from storage_core.history.restore import restore
 from storage_core.index import catch_up
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
-from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.keyed_table import KeyedTable, seats
 
 PEOPLE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
@@ -89,10 +89,6 @@ def put(table: KeyedTable, *rows: dict[str, object]) -> None:
     with table.writer() as writer:
         writer.put(list(rows))
         writer.flush()
-
-
-def seats(table: KeyedTable) -> dict[object, object]:
-    return {key: row["seats"] for key, row in table.rows().items()}
 
 
 def test_what_was_merged_since_is_undone_and_not_merged_again(planes: KeyedTable) -> None:

@@ -35,7 +35,7 @@ from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.blind_listing import BlindListing
 from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
+from storage_core.testkit.copies import contents, copy_of
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.every_kind import EveryKind, answers, every_kind
 from storage_core.testkit.fault_store import FaultStore, PutFault
@@ -63,10 +63,6 @@ def repaired(table: EveryKind) -> tuple[MemoryStore, Outcome]:
     assert outcome.check is not None
     assert outcome.check.clean, outcome.check.findings
     return target, outcome
-
-
-def contents(store: ObjectStore) -> dict[str, bytes]:
-    return {info.key: store.get(info.key).data for info in store.list("")}
 
 
 def lose(store: ObjectStore, *kinds: KeyKind) -> list[str]:

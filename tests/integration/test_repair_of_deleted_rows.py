@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from storage_core.formats.keys import KeyKind, parse, version_key
@@ -19,7 +17,7 @@ from storage_core.region.spec import declared_fields
 from storage_core.split.vectors import INLINE_BYTES
 from storage_core.testkit.deleted_rows import delete_places
 from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row, base_seats
 
 LOG = frozenset({KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT, KeyKind.LAST_CHECKPOINT})
 RECORDS = frozenset({KeyKind.WAL_ENTRY, KeyKind.GENERATION_FILE, KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT})
@@ -65,12 +63,6 @@ def _plane(n: int, seats: int) -> Row:
     return {"tailnum": f"t{n}", "seats": seats, "model": f"m{n}"}
 
 
-def _seats(table: KeyedTable) -> dict[object, object]:
-    rows = table.base_rows()
-    assert Counter(row["tailnum"] for row in rows).most_common(1)[0][1] == 1, "one live row per key"
-    return {row["tailnum"]: row["seats"] for row in rows}
-
-
 def test_while_the_records_are_there_a_lost_log_brings_no_deleted_row_back(planes: KeyedTable) -> None:
     expected = planes.rows()
     _lose(planes.store, LOG)
@@ -83,10 +75,10 @@ def test_while_the_records_are_there_a_lost_log_brings_no_deleted_row_back(plane
 def test_without_records_the_row_that_was_planned_later_is_live_and_the_repair_says_what_may_be_back(
     planes: KeyedTable,
 ) -> None:
-    expected = _seats(planes)
+    expected = base_seats(planes)
     _lose(planes.store, LOG | RECORDS)
     target, outcome = _repaired(planes)
-    assert _seats(target) == expected | {"t9": 1}
+    assert base_seats(target) == expected | {"t9": 1}
     (said,) = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
     assert "rows that they deleted may be live again in 2 splits" in said.reason
 
@@ -125,7 +117,7 @@ def test_a_stored_vector_is_brought_over_with_its_split() -> None:
     assert fsck(table.store, clock=table.clock, deep=True).clean
     target, outcome = _repaired(table)
     assert outcome.lost == ()
-    assert _seats(target) == _seats(table)
+    assert base_seats(target) == base_seats(table)
     assert target.store.get(key).data == table.store.get(key).data
 
 
@@ -205,7 +197,7 @@ def test_without_records_what_several_regions_together_deleted_is_said_to_be_bac
     table = _emptied_by_two_regions()
     _lose(table.store, LOG | RECORDS)
     target, outcome = _repaired(table)
-    assert _seats(target) == {f"t{n}": 2 if n < 6 else 1 for n in range(10)}
+    assert base_seats(target) == {f"t{n}": 2 if n < 6 else 1 for n in range(10)}
     said = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
     assert len(said) == 2
     assert all("rows that they deleted may be live again in 1 splits" in each.reason for each in said)

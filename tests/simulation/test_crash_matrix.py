@@ -33,7 +33,7 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
 from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
+from storage_core.testkit.copies import contents, copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_oracle import LogOracle, State, state_of
@@ -221,7 +221,7 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
     for point in points(len(requests)):
         left = crashed(operation, start, point)
         committed = bool(decisive) and (point.number, point.side is CrashFault.AFTER) >= (decisive[0], True)
-        case = (content(left), after if committed else before)
+        case = (contents(left), after if committed else before)
         if case in judged:
             continue  # requests that only read leave the same objects behind, and whoever goes on goes on alike
         judged.append(case)
@@ -308,7 +308,3 @@ def seen(store: ObjectStore) -> Seen:
         state_of(snapshot),
         {name: tag.version for name, tag in read_tags(store).by_name.items()},
     )
-
-
-def content(store: MemoryStore) -> dict[str, bytes]:
-    return {info.key: store.get(info.key).data for info in store.list("")}

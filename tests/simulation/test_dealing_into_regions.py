@@ -28,7 +28,7 @@ from storage_core.region.reshape import change_regions, seal_spec
 from storage_core.region.spec import declared_fields, first_specs
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
-from storage_core.testkit.dealing import EVENTS, Board
+from storage_core.testkit.dealing import EVENTS, Board, Step, TasksMeanwhile
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
@@ -148,17 +148,18 @@ def test_a_lost_reply_to_any_put_is_dealt_with(fault: PutFault) -> None:
     start = given()
     counting = FaultStore(copy_of(start["users"], "users"))
     board({**copies(start), "users": counting}, 2).deal()
-    for number, each in enumerate(counting.trace):
-        if each.request.kind == "put":
-            stores = copies(start)
-            losing = FaultStore(stores["users"])
-            losing.at(number, fault)
-            board({**stores, "users": losing}, 2).deal()
-            judge(stores)
+    puts = [number for number, each in enumerate(counting.trace) if each.request.kind == "put"]
+    assert puts
+    for number in puts:
+        stores = copies(start)
+        losing = FaultStore(stores["users"])
+        losing.at(number, fault)
+        board({**stores, "users": losing}, 2).deal()
+        judge(stores)
 
 
 @pytest.mark.parametrize("step", ["divide", "fill"])
-def test_a_region_that_appears_meanwhile_keeps_its_order(step: str) -> None:
+def test_a_region_that_appears_meanwhile_keeps_its_order(step: Step) -> None:
     stores = copies(given())
     table = KeyedTable(stores["users"], ids=SeededIds(7))
 
@@ -166,7 +167,7 @@ def test_a_region_that_appears_meanwhile_keeps_its_order(step: str) -> None:
         table.routing_writer().put({"n": 1, "text": "direct"})
 
     late = board(stores, 2).dealer()
-    late.tasks = _Once(late.tasks, step, write)
+    late.tasks = TasksMeanwhile(late.tasks, write, before=step)
     assert late.deal(Terms()).failures == {}
     assert texts(stores) == EXPECTED, "what is dealt later comes over what was written directly"
     table.routing_writer().put({"n": 1, "text": "newest"})
@@ -175,10 +176,10 @@ def test_a_region_that_appears_meanwhile_keeps_its_order(step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["divide", "fill"])
-def test_of_two_dealers_that_planned_alike_each_region_takes_one(step: str) -> None:
+def test_of_two_dealers_that_planned_alike_each_region_takes_one(step: Step) -> None:
     stores = copies(given())
     late = board(stores, 2).dealer()
-    late.tasks = _Once(late.tasks, step, lambda: board(stores, 3).deal())
+    late.tasks = TasksMeanwhile(late.tasks, lambda: board(stores, 3).deal(), before=step)
     done = late.deal(Terms())
     assert (done.failures, done.tables["users"].rows) == ({}, 0)
     judge(stores)
@@ -194,7 +195,8 @@ def test_a_region_that_is_lost_to_another_writer_stops_no_region_behind_it() -> 
     def claim() -> None:
         KeyedTable(stores["users"], ids=SeededIds(7)).routing_writer(taken).put({"n": 0, "text": "direct"})
 
-    late.tasks = _Once(_Watching(late.tasks, lambda: seen.append(records_by_region(stores["users"]))), "fill", claim)
+    watching = _Watching(late.tasks, lambda: seen.append(records_by_region(stores["users"])))
+    late.tasks = TasksMeanwhile(watching, claim, before="fill")
     assert late.deal(Terms()).failures == {}
     assert [rows > 0 for region, rows in seen[1].items() if region != taken.id] == [True, True]
     assert seen[1][taken.id] == 0
@@ -237,28 +239,6 @@ def test_a_spec_whose_end_was_begun_fails_the_table_and_loses_nothing() -> None:
     assert isinstance(board(stores, 2).deal().failures["users"], RegionSealed)
     change_regions(table.log, declared_fields(({"transform": "bucket", "source": "n", "n": 2},), EVENTS))
     judge(stores)
-
-
-@dataclass
-class _Once:
-    """Tasks before one of which, once, something else happens."""
-
-    tasks: Tasks
-    before: str
-    happens: Callable[[], object]
-
-    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        self._once("divide")
-        return self.tasks.divide(works)
-
-    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        self._once("fill")
-        return self.tasks.fill(works)
-
-    def _once(self, step: str) -> None:
-        if step == self.before:
-            self.before = ""
-            self.happens()
 
 
 @dataclass

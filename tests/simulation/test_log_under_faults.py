@@ -30,6 +30,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.copies import contents
 from storage_core.testkit.fault_store import (
     Crash,
     CrashFault,
@@ -454,7 +455,7 @@ def test_what_was_acknowledged_is_there_once_and_nothing_else_whatever_the_store
 def test_a_seed_replays_every_request_and_every_byte(seed: int) -> None:
     first, again = simulate(seed), simulate(seed)
     assert [history(store) for store in first.stores] == [history(store) for store in again.stores]
-    assert content(first.objects) == content(again.objects)
+    assert contents(first.objects) == contents(again.objects)
     assert (first.acknowledged.keys(), first.refused) == (again.acknowledged.keys(), again.refused)
 
 
@@ -481,7 +482,3 @@ def rows_of(state: State) -> dict[str, int]:
 def history(store: FaultStore) -> list[tuple[str, str, int, str]]:
     """What happened to which request, without the order of reads that ran at once."""
     return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)
-
-
-def content(store: MemoryStore) -> dict[str, bytes]:
-    return {info.key: store.get(info.key).data for info in store.list("")}

@@ -24,6 +24,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.copies import contents
 from storage_core.testkit.fault_store import (
     Crash,
     CrashFault,
@@ -301,7 +302,7 @@ def test_what_a_writer_acknowledged_is_there_once_and_nothing_of_a_lost_epoch_is
 def test_a_seed_replays_every_request_and_every_byte(seed: int) -> None:
     first, again = simulate(seed), simulate(seed)
     assert [requests(store) for store in first.stores] == [requests(store) for store in again.stores]
-    assert content(first.objects) == content(again.objects)
+    assert contents(first.objects) == contents(again.objects)
 
 
 def test_the_seeds_meet_every_outcome() -> None:
@@ -315,7 +316,3 @@ def test_the_seeds_meet_every_outcome() -> None:
 def requests(store: FaultStore) -> list[tuple[str, str, int, str]]:
     """What happened to which request, without the order of reads that ran at once."""
     return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)
-
-
-def content(store: MemoryStore) -> dict[str, bytes]:
-    return {info.key: store.get(info.key).data for info in store.list("")}

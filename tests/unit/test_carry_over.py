@@ -30,7 +30,7 @@ from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_places, delete_where
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from storage_core.testkit.keyed_table import KeyedTable, Row, base_seats
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("host", pa.string()), ("n", pa.int64()), ("text", pa.string())])
 START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)
@@ -139,19 +139,12 @@ def merges(table: KeyedTable, *, put: str = "", gone: str = "") -> Callable[[], 
     return act
 
 
-def seats(table: KeyedTable) -> dict[object, object]:
-    rows = table.base_rows()
-    found = {each["tailnum"]: each["seats"] for each in rows}
-    assert len(found) == len(rows), "one live row per key"
-    return found
-
-
 def test_an_input_that_a_merge_ended_does_not_stop_the_compaction_of_the_others() -> None:
     table = planes()
     inputs = set(table.snapshot.splits)
     done = table.compact(merges(table, put="ab", gone="c"))
     assert done is not None
-    assert seats(table) == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
+    assert base_seats(table) == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
     assert len(done.snapshot.splits) == 2
     assert inputs.isdisjoint(done.snapshot.splits)
     require_whole(table)
@@ -161,7 +154,7 @@ def test_when_merges_ended_every_input_there_is_nothing_to_commit() -> None:
     table = planes()
     with pytest.raises(CommitConflict, match="every row of the 3 splits to compact"):
         table.compact(merges(table, put="abcd", gone="ef"))
-    assert seats(table) == dict.fromkeys("abcd", 2)
+    assert base_seats(table) == dict.fromkeys("abcd", 2)
 
 
 def test_an_input_that_was_ended_and_restored_and_removed_by_another_compaction_is_a_conflict() -> None:
@@ -175,7 +168,7 @@ def test_an_input_that_was_ended_and_restored_and_removed_by_another_compaction_
 
     with pytest.raises(CommitConflict, match="no longer live"):
         table.compact(others)
-    assert seats(table) == dict.fromkeys("abcdef", 1)
+    assert base_seats(table) == dict.fromkeys("abcdef", 1)
 
 
 def test_without_the_versions_since_the_plan_a_missing_input_is_a_conflict() -> None:
@@ -189,7 +182,7 @@ def test_without_the_versions_since_the_plan_a_missing_input_is_a_conflict() -> 
 
     with pytest.raises(CommitConflict, match="no longer live"):
         _with_head(table, others)
-    assert seats(table) == {**dict.fromkeys("abcd", 2), "e": 1, "f": 1}
+    assert base_seats(table) == {**dict.fromkeys("abcd", 2), "e": 1, "f": 1}
 
 
 def _with_head(table: KeyedTable, meanwhile: Callable[[], object]) -> None:

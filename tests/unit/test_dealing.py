@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import pytest
 
 from storage_core.dealing.marks import read_marks
 from storage_core.dealing.plan import HeldChunks, Terms, cut_into_works
-from storage_core.dealing.rounds import Tasks
-from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
 from storage_core.errors import CommitConflict, Fenced, Unavailable
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.lease import acquire, break_lease
@@ -28,8 +25,8 @@ from storage_core.raw_log.records import RawRecord
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.dealing import LATER_MS, Board
+from storage_core.testkit.copies import contents, copy_of
+from storage_core.testkit.dealing import LATER_MS, Board, Step, TasksMeanwhile
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
@@ -69,9 +66,9 @@ def test_every_table_gets_its_rows_and_a_second_run_does_nothing() -> None:
     assert given.rows("users") == {7: {"n": 7, "text": "later"}}
     assert {name: each.rows for name, each in done.tables.items()} == {"a": 5, "b": 2, "users": 2}
     assert (done.records, done.failures, done.held) == (9, {}, ())
-    before = {name: dict(_content(store)) for name, store in given.tables.items()}
+    before = {name: contents(store) for name, store in given.tables.items()}
     again = given.deal()
-    assert (again.records, {name: dict(_content(store)) for name, store in given.tables.items()}) == (0, before)
+    assert (again.records, {name: contents(store) for name, store in given.tables.items()}) == (0, before)
 
 
 def test_many_small_rounds_and_works_deal_what_one_deals() -> None:
@@ -318,7 +315,7 @@ def racing() -> tuple[Board, str]:
 def test_of_two_dealers_that_planned_alike_one_deals() -> None:
     given, _ = racing()
     late = given.dealer()
-    late.tasks = _Meanwhile(late.tasks, given.deal)
+    late.tasks = TasksMeanwhile(late.tasks, given.deal)
     done = late.deal(Terms())
     assert done.failures == {}
     assert {name: each.rows for name, each in done.tables.items()} == {"a": 0, "users": 0}
@@ -327,7 +324,7 @@ def test_of_two_dealers_that_planned_alike_one_deals() -> None:
 
 
 @pytest.mark.parametrize("step", ["divide", "fill"])
-def test_a_dealer_that_is_overtaken_by_one_that_sees_more_deals_nothing_twice(step: str) -> None:
+def test_a_dealer_that_is_overtaken_by_one_that_sees_more_deals_nothing_twice(step: Step) -> None:
     given, _ = racing()
     late = given.dealer()
 
@@ -336,7 +333,7 @@ def test_a_dealer_that_is_overtaken_by_one_that_sees_more_deals_nothing_twice(st
             log.append_many([*puts("a", [2]), *puts("users", [2])])
         given.deal()
 
-    late.tasks = _Meanwhile(late.tasks, more, before=step)
+    late.tasks = TasksMeanwhile(late.tasks, more, before=step)
     assert late.deal(Terms()).failures == {}
     given.deal()
     assert (given.numbers("a"), list(given.rows("users"))) == ([1, 2], [1, 2])
@@ -353,36 +350,10 @@ def test_a_plan_that_reaches_further_than_what_landed_meanwhile_conflicts() -> N
         log.commit(planned, further, operation="DEAL", requirements=[TxnProgress(f"raw:{writer}", 0)])
 
 
-@dataclass
-class _Meanwhile:
-    """Tasks during which, once, something else happens."""
-
-    tasks: Tasks
-    happens: Callable[[], object]
-    before: str = "divide"
-
-    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        self._once("divide")
-        return self.tasks.divide(works)
-
-    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        self._once("fill")
-        return self.tasks.fill(works)
-
-    def _once(self, step: str) -> None:
-        if step == self.before:
-            self.before = ""
-            self.happens()
-
-
 def _records_in_generations(store: ObjectStore) -> int:
     manifest = read_latest(store, region_of(TransactionLog(store).snapshot().table_id))
     assert manifest is not None
     return sum(generation.read(store, manifest.region_id, each).records for each in manifest.flushed_generations)
-
-
-def _content(store: ObjectStore) -> Iterable[tuple[str, bytes]]:
-    return ((info.key, store.get(info.key).data) for info in store.list(""))
 
 
 def test_a_dealer_whose_lease_was_broken_commits_nothing() -> None:
@@ -391,7 +362,7 @@ def test_a_dealer_whose_lease_was_broken_commits_nothing() -> None:
     lease = acquire(log, log.snapshot(), "deal.events", "one")
     late = given.dealer()
     late.guards = {"a": lease.requirement}
-    late.tasks = _Meanwhile(late.tasks, lambda: break_lease(log, "deal.events", "two"))
+    late.tasks = TasksMeanwhile(late.tasks, lambda: break_lease(log, "deal.events", "two"))
     assert isinstance(late.deal(Terms()).failures["a"], Fenced)
     assert given.numbers("a") == []
     given.deal()

@@ -22,7 +22,7 @@ from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import whole_table
 from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
 
 WRITER = "5f0c1c7a-5a9e-4a4f-8f8c-0a8f3b1f2c11"
 BUILDER = RecordBuilder(PLANES, ("tailnum",))
@@ -52,10 +52,6 @@ def deal(table: KeyedTable, records: pa.Table, after: int, last: int) -> None:
 
 def marks(table: KeyedTable) -> Mapping[str, int]:
     return dealt.positions(table.store, region_of(table.snapshot.table_id))
-
-
-def seats(table: KeyedTable) -> dict[object, object]:
-    return {key: row["seats"] for key, row in table.rows().items()}
 
 
 def test_dealt_rows_are_read_before_and_after_the_merge_and_the_mark_moves_with_them() -> None:

@@ -21,7 +21,7 @@ from storage_core.region.spec import DeclaredField, declared_fields, first_specs
 from storage_core.region_fields import RegionField
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row, seats
 from storage_core.testkit.meanwhile import Meanwhile
 
 NAMES = [f"N{number}" for number in range(12)]
@@ -42,10 +42,6 @@ def make(store: ObjectStore, *declared: DeclaredField) -> KeyedTable:
 
 def rows(seats: int, names: list[str] = NAMES) -> list[Row]:
     return [{"tailnum": name, "seats": seats, "model": None} for name in names]
-
-
-def seats(table: KeyedTable) -> dict[object, object]:
-    return {name: row["seats"] for name, row in table.rows().items()}
 
 
 def change(table: KeyedTable, *declared: DeclaredField, store: ObjectStore | None = None, seed: int = 5) -> None:

@@ -22,17 +22,13 @@ from storage_core.region.progress import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
 
 WAL = "/wal/"
 
 
 def _table(store: ObjectStore | None = None) -> KeyedTable:
     return KeyedTable(store or MemoryStore("planes")).create()
-
-
-def _seats(table: KeyedTable) -> dict[object, object]:
-    return {key: row["seats"] for key, row in table.rows().items()}
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -53,7 +49,7 @@ def test_rows_come_as_a_dictionary_a_list_or_an_arrow_table(table: KeyedTable) -
         planes.put(pa.table({"seats": pa.array([4], pa.int32()), "tailnum": ["N4"]}))
         planes.put(pa.record_batch({"tailnum": ["N5"]}))
         planes.put([])
-    assert _seats(table) == {"N1": 1, "N2": 2, "N3": None, "N4": 4, "N5": None}
+    assert seats(table) == {"N1": 1, "N2": 2, "N3": None, "N4": 4, "N5": None}
 
 
 def test_a_patch_changes_the_fields_it_names_and_no_others(table: KeyedTable) -> None:

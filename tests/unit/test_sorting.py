@@ -32,7 +32,7 @@ from storage_core.region.spec import whole_table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from storage_core.testkit.keyed_table import PLANES, KeyedTable, base_seats, seats
 
 SOON = SortingTerms(generations=1)
 RAW_WRITER = "5f0c1c7a-5a9e-4a4f-8f8c-0a8f3b1f2c11"
@@ -81,14 +81,6 @@ def manifest(table: KeyedTable) -> RegionManifest:
 
 def ranges(table: KeyedTable) -> list[tuple[int, int]]:
     return [(each.first, each.generation) for each in manifest(table).flushed_generations]
-
-
-def seats(table: KeyedTable) -> dict[object, object]:
-    return {name: row["seats"] for name, row in table.rows().items()}
-
-
-def base_seats(table: KeyedTable) -> dict[object, object]:
-    return {row["tailnum"]: row["seats"] for row in table.base_rows()}
 
 
 def as_other(table: KeyedTable, seed: int, store: ObjectStore | None = None) -> KeyedTable:

@@ -8,7 +8,7 @@ from jobs.as_they_end import as_they_end
 from jobs.stopwatch import Stopwatch
 from jobs.window_groups import Bounds, bundled, grouped
 from storage_core.compaction.work import MergeOperation
-from storage_core.errors import Corrupt
+from storage_core.errors import Unavailable
 from storage_core.log.actions import Add
 from storage_core.testkit.events import context
 
@@ -50,7 +50,7 @@ def test_what_has_ended_is_there_while_another_call_still_runs_and_an_error_stop
         return "slow"
 
     def bad() -> str:
-        raise Corrupt("bytes")
+        raise Unavailable("bytes")
 
     found: list[str] = []
     for number, outcome in as_they_end([slow, bad, lambda: "quick"], at_once=2):
