@@ -1,4 +1,4 @@
-"""Transforms of region fields: one value per row, the same from a Python row, an Arrow batch and a Spark column.
+"""Transforms of region fields: one value per row, the same whatever batch it comes in.
 
 | Transform | Of | Value |
 |---|---|---|
@@ -10,7 +10,7 @@
 | `truncate(w)` | integer, string | the multiple of w at or below the value, at least -2**63; the first w characters |
 
 Parts are floored, also before 1970. But for buckets, null gives null. The parts follow source `001` (`date_part`),
-which the design page leaves open. In Spark: `jobs.region_columns`.
+which the design page leaves open.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from jobs.region_columns import SEED_ZERO, region_column
 from jobs.spark import Spark
 from storage_core.region.spec import canonical, declared_fields, field_values
 from storage_core.region_fields import RegionField
+from tests.integration.region_columns import SEED_ZERO, region_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,7 @@
-"""Region values as Spark columns, identical to those of `storage_core.region.spec` (design page 03, "Regions").
+"""Region values as Spark's own functions give them, to hold those of `storage_core.region.spec` against.
 
-Spark computes them natively wherever its own functions give the same value. SQL expressions belong to DuckDB, and
-decimals beyond precision 18 are hashed in our own way: for both, the workers run our code on Arrow batches.
+SQL expressions belong to DuckDB, and decimals beyond precision 18 are hashed in our own way: for both, the workers run
+our code on Arrow batches.
 """
 
 from __future__ import annotations
