@@ -23,9 +23,9 @@ def test_a_request_travels_as_arguments() -> None:
         master="local[1]",
     )
     assert parse(parser("").parse_args([*to_argv(request)])) == request
-    assert request.pass_up_to() == {"w": 3}
+    assert request.give_up_to() == {"w": 3}
     with pytest.raises(InvalidInput, match="WRITER:LAST"):
-        replace(request, skip_gaps=("w",)).pass_up_to()
+        replace(request, skip_gaps=("w",)).give_up_to()
 
 
 @pytest.mark.parametrize(
