@@ -24,8 +24,8 @@ from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
 from storage_core.dealing.marks import log_marks
 from storage_core.dealing.outcome import Dealt
-from storage_core.dealing.plan import HeldChunks, Terms, by_gap, left
-from storage_core.dealing.remaining import DealPlan
+from storage_core.dealing.plan import HeldChunks, by_gap
+from storage_core.dealing.remaining import DealPlan, Terms, left
 from storage_core.dealing.rounds import Dealer
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source
 from storage_core.declaration import TableDeclaration, load
@@ -56,7 +56,7 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
     """
     started, spark_before = time.perf_counter(), spark.seconds
     job = _Job.open(request)
-    terms = Terms(closed_after_ms=job.raw.closed_after, pass_up_to=request.pass_up_to())
+    terms = Terms(closed_after_ms=job.raw.closed_after, give_up_to=request.give_up_to())
     if request.dry_run:
         return _planned(job, terms)
     work = _OnSpark(spark)

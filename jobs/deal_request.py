@@ -26,7 +26,7 @@ class DealRequest:
     run_id: str | None = None
     master: str = LOCAL_SPARK
 
-    def pass_up_to(self) -> Mapping[str, int]:
+    def give_up_to(self) -> Mapping[str, int]:
         """Return the chunk number up to which gaps are given up, by writer. Raises `InvalidInput`."""
         found: dict[str, int] = {}
         for text in self.skip_gaps:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
+from typing import Any
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
+from storage_core.settings_text import json_object, json_text
 
 COMPACTION_KEY = "tidemark.compaction"
 
@@ -52,7 +53,7 @@ class CompactionSettings:
         """Return the figures that differ from their defaults as compact JSON with sorted keys."""
         changed = {each.name: getattr(self, each.name) for each in fields(self)}
         changed = {name: value for name, value in changed.items() if value != getattr(CompactionSettings(), name)}
-        return json.dumps(changed, separators=(",", ":"), sort_keys=True)
+        return json_text(dict(sorted(changed.items())))
 
     @staticmethod
     def from_text(text: str) -> CompactionSettings:
@@ -60,12 +61,9 @@ class CompactionSettings:
 
         A figure that this release does not know would change what is merged, so it is not left alone.
         """
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{COMPACTION_KEY}: not JSON ({error}): {text[:80]!r}", key=COMPACTION_KEY) from error
+        body: dict[str, Any] = json_object(COMPACTION_KEY, text)
         known = {each.name for each in fields(CompactionSettings)}
-        if not isinstance(body, dict) or not known >= body.keys():
+        if not known >= body.keys():
             raise InvalidInput(
                 f"{COMPACTION_KEY}: expected an object of {', '.join(sorted(known))}; found {text[:80]!r}",
                 key=COMPACTION_KEY,

@@ -16,11 +16,10 @@ from storage_core.compaction_settings import COMPACTION_KEY, CompactionSettings
 from storage_core.errors import InvalidInput
 from storage_core.index_definition import INDEX_PREFIX, IndexDefinition
 from storage_core.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
-from storage_core.region_fields import WHOLE_TABLE, RegionSpec, check_specs, specs_from_text, specs_to_text
-from storage_core.settings_text import column_names, compact, json_object, json_value, whole_number
+from storage_core.region_fields import REGIONS_KEY, WHOLE_TABLE, RegionSpec, check_specs, specs_from_text, specs_to_text
+from storage_core.settings_text import column_names, json_object, json_text, json_value, whole_number
 
 PREFIX = "tidemark."
-REGIONS_KEY = "tidemark.regions"
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
 
 TableKind = Literal["append", "keyed"]
@@ -138,9 +137,9 @@ class TableConfig:
         if self.coarse_window:
             found[_COARSE_WINDOW] = "true"
         if self.primary_key:
-            found[_PRIMARY_KEY] = compact(list(self.primary_key))
+            found[_PRIMARY_KEY] = json_text(list(self.primary_key))
         if self.bloom_filters:
-            found[_BLOOM_FILTERS] = compact(list(self.bloom_filters))
+            found[_BLOOM_FILTERS] = json_text(list(self.bloom_filters))
         if self.late_data is not None:
             found[LATE_DATA_KEY] = self.late_data.to_text()
         if self.compaction != CompactionSettings():
@@ -148,7 +147,7 @@ class TableConfig:
         if self.region_specs != (WHOLE_TABLE,):
             found[REGIONS_KEY] = specs_to_text(self.region_specs)
         if self.map_columns:
-            found[_MAP_COLUMNS] = compact(dict(sorted(self.map_columns.items())))
+            found[_MAP_COLUMNS] = json_text(dict(sorted(self.map_columns.items())))
         found |= {index.key: index.to_text() for index in self.indexes}
         return found
 
@@ -197,12 +196,7 @@ def _names(configuration: Mapping[str, str], key: str) -> tuple[str, ...]:
 
 def _region_specs(configuration: Mapping[str, str]) -> tuple[RegionSpec, ...]:
     text = configuration.get(REGIONS_KEY)
-    if text is None:
-        return (WHOLE_TABLE,)
-    try:
-        return specs_from_text(text)
-    except InvalidInput as error:
-        raise InvalidInput(f"table configuration {REGIONS_KEY!r}: {error}", key=REGIONS_KEY) from error
+    return (WHOLE_TABLE,) if text is None else specs_from_text(text)
 
 
 def _map_modes(text: str) -> Mapping[str, MapMode]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from storage_core.errors import InvalidInput
-from storage_core.settings_text import column_names, compact, json_object
+from storage_core.settings_text import column_names, json_object, json_text
 
 INDEX_PREFIX = "tidemark.index."
 
@@ -43,7 +43,7 @@ class IndexDefinition:
 
     def to_text(self) -> str:
         """Return the value of that entry."""
-        return compact({"kind": self.kind, "columns": list(self.columns), "options": dict(self.options)})
+        return json_text({"kind": self.kind, "columns": list(self.columns), "options": dict(self.options)})
 
     @staticmethod
     def from_text(key: str, text: str) -> IndexDefinition:

@@ -5,12 +5,14 @@ Records only: what a field computes is `region.transforms`, which values it may 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from storage_core.errors import InvalidInput
+from storage_core.settings_text import json_text, json_value
+
+REGIONS_KEY = "tidemark.regions"
 
 WHOLE_TABLE_SPEC = 1
 """The region spec without fields: one region holds every key of the table. Zero would mean no spec at all."""
@@ -75,17 +77,19 @@ class Region:
 
 
 def specs_to_text(specs: Sequence[RegionSpec]) -> str:
-    """Return the specs as compact JSON, in their order."""
-    return json.dumps([_spec_body(each) for each in specs], separators=(",", ":"), ensure_ascii=False)
+    """Return the value of the entry `REGIONS_KEY`: the specs in their order."""
+    return json_text([_spec_body(each) for each in specs])
 
 
 def specs_from_text(text: str) -> tuple[RegionSpec, ...]:
-    """Return the specs that `specs_to_text` wrote. Raises `InvalidInput`."""
+    """Return the specs that `specs_to_text` wrote. Raises `InvalidInput` naming the entry."""
+    bodies = cast("list[dict[str, Any]]", json_value(REGIONS_KEY, text))  # whatever else it is does not get far
     try:
-        specs = tuple(_spec(each) for each in json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidInput(f"not region specs ({error!r}): {text[:80]!r}") from error
-    return check_specs(specs)
+        return check_specs(tuple(_spec(each) for each in bodies))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(
+            f"table configuration {REGIONS_KEY!r}: not region specs ({error!r}): {text[:80]!r}", key=REGIONS_KEY
+        ) from error
 
 
 def check_specs(specs: tuple[RegionSpec, ...]) -> tuple[RegionSpec, ...]:

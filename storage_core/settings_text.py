@@ -8,7 +8,7 @@ from typing import cast
 from storage_core.errors import InvalidInput
 
 
-def compact(value: object) -> str:
+def json_text(value: object) -> str:
     """Return the value as JSON without blanks, not escaped to ASCII."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 

@@ -58,8 +58,8 @@ class Tally:
 class Dealt:
     """What a run of dealing did. `records` counts what was read, `unknown` records of no table, by table name.
 
-    `held` is what is missing at the end, `given_up` what was passed on request. `failures` are the tables that did not
-    get their rows, each with its error.
+    `held` is what is missing at the end, `given_up` what nobody waits for any more. `failures` are the tables that did
+    not get their rows, each with its error.
     """
 
     records: int = 0

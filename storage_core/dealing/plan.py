@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from storage_core.dealing.marks import Marks, read_marks
-from storage_core.dealing.remaining import DealPlan, deal_plan
+from storage_core.dealing.remaining import LEAST_WORK_BYTES, DealPlan, Terms, left
 from storage_core.dealing.work import DivideWork, Source, Target
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
-from storage_core.raw_log.history import CLOSED_AFTER_MS, History, MissingChunks, RawSegment
+from storage_core.raw_log.history import History, MissingChunks, RawSegment
 from storage_core.region.dealt import Stretch
 from storage_core.split.context import context_of
-
-ROUND_BYTES = 256 * 2**20
-WORK_BYTES = 32 * 2**20
-LEAST_WORK_BYTES = 4 * 2**20
-"""Of less, another task costs more than it saves, and the tables get more and smaller splits and parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +35,6 @@ class DealtTable:
         """Return the table as it is now. Requests of opening it and of `read_marks`."""
         snapshot = log.snapshot()
         return cls(name, log, snapshot, read_marks(log.store, snapshot))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How to deal. Sizes are bytes of chunks as they are stored.
-
-    `slots` is how many works run at a time: a round is cut into as many of equal size, or a multiple of that, so that
-    none has to wait for the last one; but into works of at most `work_bytes`, and not below `LEAST_WORK_BYTES`.
-    `pass_up_to` gives up what is missing of a writer up to a chunk number. `damaged` are chunks, by writer and number,
-    that were found to have no sound copy.
-    """
-
-    closed_after_ms: int = CLOSED_AFTER_MS
-    round_bytes: int = ROUND_BYTES
-    work_bytes: int = WORK_BYTES
-    slots: int = 1
-    pass_up_to: Mapping[str, int] = field(default_factory=dict)
-    damaged: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +79,6 @@ def plan_round(
         targets=targets,
         held=by_gap({name: plan.held for name, plan in plans.items()}),
         given_up=by_gap({name: plan.given_up for name, plan in plans.items()}),
-    )
-
-
-def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DealPlan:
-    """Return what is left to deal behind the marks `after` of one table, in one round or several. See `plan_round`."""
-    return deal_plan(
-        history,
-        after,
-        now_ms=now_ms,
-        closed_after_ms=terms.closed_after_ms,
-        pass_up_to=terms.pass_up_to,
-        damaged=terms.damaged,
     )
 
 

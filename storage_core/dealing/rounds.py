@@ -18,7 +18,8 @@ from typing import Protocol
 from storage_core.clock import Clock
 from storage_core.dealing.marks import starts, txns
 from storage_core.dealing.outcome import Dealt, Share, Tally, share_of
-from storage_core.dealing.plan import DealtTable, RoundPlan, Terms, plan_round
+from storage_core.dealing.plan import DealtTable, RoundPlan, plan_round
+from storage_core.dealing.remaining import Terms
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids

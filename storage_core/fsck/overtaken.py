@@ -137,11 +137,11 @@ def _records(
     for each in region.entries:
         if after < each.generation <= last:
             yield each.generation, wal_entry.decode(store.get(each.key).data, each.key).records.select(list(key))
-    for dealt in region.dealt:
-        if after < dealt.generation <= last:
+    for filed in region.filed:
+        if after < filed.generation <= last:
             # Of a sorted one only its first generation is sure: nothing is hidden by what may have come before.
-            number = dealt.flushed.first
-            yield from ((number, records.select(list(key))) for records in generation.read_records(store, dealt))
+            number = filed.flushed.first
+            yield from ((number, records.select(list(key))) for records in generation.read_records(store, filed))
 
 
 def _doubtful(

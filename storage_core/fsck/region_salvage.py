@@ -1,33 +1,22 @@
-"""Regions in a new place: every acknowledged record that is not merged, in order, under fresh numbers (design page 03).
+"""What the regions of a damaged table hold: every acknowledged record, found without trust in any one object.
 
-A region is written anew, not copied. Its records are what counts: entries get the next free numbers, so that a lost one
-leaves no hole, and generations continue behind the merged one, so that the next writer's rows are seen.
+Entries say their number and generation themselves; a manifest only adds what they cannot say (design page 03).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field
 
-import pyarrow as pa
-
-from storage_core.clock import Clock
-from storage_core.errors import CommitConflict
 from storage_core.formats import keys, region_registry, wal_entry
 from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
-from storage_core.formats.wal_entry import WalEntry
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE
-from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_numbered
-from storage_core.region import generation, generation_write
-from storage_core.region.manifest import commit, read_version
-from storage_core.region.memtable import Memtable
-from storage_core.region_fields import WHOLE_TABLE_SPEC
-from storage_core.rows.fold import record_schema
+from storage_core.region import generation
+from storage_core.region.manifest import read_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +33,10 @@ class Acknowledged:
 class RegionSalvage:
     """What a region holds: its acknowledged entries in order, and the generation that its writer was filling.
 
-    `complete` are the flushed generations all of whose records are there. `dealt` are those that the newest sound
+    `complete` are the flushed generations all of whose records are there. `filed` are those that the newest sound
     manifest names and that have their records in a file which is sound: dealt ones, and sorted ones, which stand for
     the range of those that they replaced; `marks` are its tide marks of the raw log, so that what is dealt is not dealt
-    again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells
-    the spec, or nothing does.
+    again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells the spec, or nothing does.
     """
 
     region: str
@@ -57,34 +45,25 @@ class RegionSalvage:
     complete: frozenset[int] = frozenset()
     spec_id: int | None = None
     sealed_by: int = 0
-    dealt: tuple[Generation, ...] = ()
+    filed: tuple[Generation, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
 
-    def dealt_above(self, merged: int) -> tuple[Generation, ...]:
+    def filed_above(self, merged: int) -> tuple[Generation, ...]:
         """Return the generations with a file of records that are not merged.
 
         A sorted one of which the base has a part is among them, whole: its records do the same again (decision 0054).
         """
-        return tuple(each for each in self.dealt if each.generation > merged)
+        return tuple(each for each in self.filed if each.generation > merged)
 
     def above(self, merged: int) -> tuple[Acknowledged, ...]:
         """Return the entries of generations that are not merged, and that no sorted one stands for."""
-        sorted_ones = _stood_for(self.dealt)
+        sorted_ones = _stood_for(self.filed)
         return tuple(each for each in self.entries if each.generation > merged and each.generation not in sorted_ones)
 
     def records_above(self, merged: int) -> int:
         """Return how many records are not merged."""
         written = sum(each.rows for each in self.above(merged))
-        return written + sum(each.records for each in self.dealt_above(merged))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseTable:
-    """What the regions of a table need to know of its base: schema, primary key, merge progress per region."""
-
-    schema: pa.Schema
-    key: tuple[str, ...]
-    merged: Mapping[str, int]
+        return written + sum(each.records for each in self.filed_above(merged))
 
 
 def read_regions(store: ObjectStore, inventory: Inventory) -> dict[str, RegionSalvage]:
@@ -93,109 +72,6 @@ def read_regions(store: ObjectStore, inventory: Inventory) -> dict[str, RegionSa
     Entries say their own number, so one that lies under another's key counts where it belongs.
     """
     return {region: _read_region(store, inventory, region) for region in inventory.regions}
-
-
-def write_region(
-    source: ObjectStore,
-    target: ObjectStore,
-    found: RegionSalvage,
-    base: BaseTable,
-    *,
-    clock: Clock,
-    ids: Ids,
-) -> None:
-    """Write the unmerged records of a region into `target`, which must not have the region.
-
-    One GET and one PUT per entry, two PUTs per generation, two for the manifest and its hint. Memory: one generation.
-    """
-    merged = base.merged.get(found.region, 0)
-    schema, key = record_schema(base.schema), base.key
-    writing = _Writing(
-        source, target, region=found.region, schema=schema, key=key, clock=clock, ids=ids, writer_id=ids.uuid()
-    )
-    waiting = found.above(merged)
-    numbers = {each.generation for each in waiting if each.generation < found.current_generation}
-    dealt = {each.generation: each for each in found.dealt_above(merged)}
-    flushed: list[FlushedGeneration] = []
-    for number in sorted(numbers | dealt.keys()):
-        members = [each for each in waiting if each.generation == number]
-        following = merged + 1 + len(flushed)
-        flushed.append(
-            writing.dealt(dealt[number], following) if number in dealt else writing.generation(members, following)
-        )
-    current = merged + 1 + len(flushed)
-    replay_after = writing.last
-    writing.tail([each for each in waiting if each.generation not in numbers], current)
-    manifest = RegionManifest(
-        region_id=found.region,
-        version=1,
-        writer_epoch=1,
-        current_generation=current,
-        replay_after_wal_id=replay_after,
-        wal_id_last_seen=writing.last,
-        flushed_generations=tuple(flushed),
-        region_spec_id=found.spec_id or WHOLE_TABLE_SPEC,
-        sealed_by=found.sealed_by,
-        writer_id=writing.writer_id,
-        dealt=found.marks,
-        collected_generation=merged,
-    )
-    if not commit(target, manifest, clock=clock):
-        raise _taken(keys.region_manifest_key(found.region, 1))
-
-
-@dataclass(slots=True)
-class _Writing:
-    """One region in its new place, entry after entry."""
-
-    _source: ObjectStore
-    _target: ObjectStore
-    _: KW_ONLY
-    region: str
-    schema: pa.Schema
-    key: tuple[str, ...]
-    clock: Clock
-    ids: Ids
-    writer_id: str
-    last: int = 0
-
-    def generation(self, entries: list[Acknowledged], number: int) -> FlushedGeneration:
-        memtable = Memtable(self.schema, self.key)
-        for each in entries:
-            written = self._entry(each, number)
-            memtable.add(self.last, written.records)
-        flushed = generation_write.write(
-            self._target, memtable, region=self.region, generation=number, clock=self.clock, ids=self.ids
-        )
-        return FlushedGeneration(generation=number, path=flushed.path)
-
-    def dealt(self, found: Generation, number: int) -> FlushedGeneration:
-        records = pa.concat_tables(generation.read_records(self._source, found))
-        written = generation_write.write_records(
-            self._target,
-            records,
-            self.key,
-            region=self.region,
-            generation=number,
-            clock=self.clock,
-            ids=self.ids,
-        )
-        return FlushedGeneration(generation=number, path=written.path)
-
-    def tail(self, entries: list[Acknowledged], number: int) -> None:
-        for each in entries:
-            self._entry(each, number)
-
-    def _entry(self, each: Acknowledged, number: int) -> WalEntry:
-        found = wal_entry.decode(self._source.get(each.key).data, each.key)
-        self.last += 1
-        written = replace(
-            found, writer_epoch=1, generation=number, writer_id=self.writer_id, seq=self.last, number=self.last
-        )
-        key = keys.wal_entry_key(self.region, self.last)
-        if not create_numbered(self._target, key, wal_entry.encode(written), clock=self.clock):
-            raise _taken(key)
-        return written
 
 
 def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> RegionSalvage:
@@ -207,7 +83,7 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         if epoch == highest and each.rows:
             acknowledged.append(each)
     manifest = _newest_manifest(store, inventory, region)
-    dealt = () if manifest is None else tuple(_dealt(store, manifest))
+    filed = () if manifest is None else tuple(_filed(store, manifest))
     return RegionSalvage(
         region=region,
         entries=tuple(acknowledged),
@@ -215,8 +91,8 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         current_generation=1 if manifest is None else manifest.current_generation,
         spec_id=_registered_spec(store, region) if manifest is None else manifest.region_spec_id,
         sealed_by=0 if manifest is None else manifest.sealed_by,
-        complete=_complete(store, inventory, region, {each.number for each in acknowledged}) | _stood_for(dealt),
-        dealt=dealt,
+        complete=_complete(store, inventory, region, {each.number for each in acknowledged}) | _stood_for(filed),
+        filed=filed,
         marks={} if manifest is None else manifest.dealt,
     )
 
@@ -259,7 +135,7 @@ def _has_records(store: ObjectStore, found: Generation) -> bool:
 
 
 def _newest_manifest(store: ObjectStore, inventory: Inventory, region: str) -> RegionManifest | None:
-    """The newest sound one; without it every record counts as not flushed, and no generation as dealt."""
+    """The newest sound one; without it every record counts as not flushed, and no generation has a file."""
     versions = [each.version for each in inventory.of(KeyKind.REGION_MANIFEST) if each.region == region]
     for version in sorted((each for each in versions if each is not None), reverse=True):
         try:
@@ -278,7 +154,7 @@ def _registered_spec(store: ObjectStore, region: str) -> int | None:
     return None if known is None else known.spec_id
 
 
-def _dealt(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:
+def _filed(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:
     """Only a manifest tells a dealt generation from what a dealer that died left behind."""
     for flushed in manifest.flushed_generations:
         yield from _with_records(store, manifest.region_id, flushed)
@@ -297,10 +173,6 @@ def _with_records(store: ObjectStore, region: str, flushed: FlushedGeneration) -
             yield from _with_records(store, region, each)
 
 
-def _stood_for(dealt: Iterable[Generation]) -> frozenset[int]:
-    sorted_ones = (each for each in dealt if each.sorted_from)
+def _stood_for(filed: Iterable[Generation]) -> frozenset[int]:
+    sorted_ones = (each for each in filed if each.sorted_from)
     return frozenset(number for each in sorted_ones for number in range(each.sorted_from, each.generation + 1))
-
-
-def _taken(key: str) -> CommitConflict:
-    return CommitConflict(f"{key}: somebody else writes into the new location; repair into another one", key=key)

@@ -10,7 +10,8 @@ from storage_core.config import TableConfig
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.outcome import Lost
 from storage_core.fsck.region_check import check_regions
-from storage_core.fsck.region_salvage import BaseTable, RegionSalvage, write_region
+from storage_core.fsck.region_salvage import RegionSalvage
+from storage_core.fsck.region_writing import BaseTable, write_region
 from storage_core.fsck.report import Kind, Severity
 from storage_core.fsck.salvage import Salvage
 from storage_core.ids import Ids

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from storage_core.config import REGIONS_KEY
 from storage_core.errors import CommitConflict
 from storage_core.gc.protection import doomed
 from storage_core.history.kept import objects_of, replaced, require_kept
@@ -23,6 +22,7 @@ from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import missing
+from storage_core.region_fields import REGIONS_KEY
 
 OPERATION = "RESTORE"
 MAX_PLANS = 10

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from storage_core.config import REGIONS_KEY
 from storage_core.log.actions import OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE, Action, Add, Metadata, Protocol
+from storage_core.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_core.config import TableConfig
 from storage_core.dealing import execute
 from storage_core.dealing.outcome import Dealt
-from storage_core.dealing.plan import Terms
+from storage_core.dealing.remaining import Terms
 from storage_core.dealing.rounds import Dealer, Tasks
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source
 from storage_core.ids import Ids

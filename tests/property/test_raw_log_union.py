@@ -12,7 +12,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.dealing.remaining import deal_plan
+from storage_core.dealing.remaining import Terms, left
 from storage_core.formats.raw_chunk import RawChunk
 from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
@@ -157,7 +157,8 @@ def test_dealing_in_any_rounds_gives_each_record_once_and_each_writer_in_order(s
             for store in random.sample(visible, random.randint(1, 2)):
                 store.put(key, whole.get(key).data, IfAbsent())
             infos.remove(key)
-        plan = deal_plan(union(visible), positions, now_ms=ManualClock().now + (0 if infos else 10 * CLOSED_AFTER_MS))
+        now_ms = ManualClock().now + (0 if infos else 10 * CLOSED_AFTER_MS)
+        plan = left(union(visible), positions, Terms(), now_ms=now_ms)
         for ref in plan.chunks:
             chunk = read_columns(visible, ref)
             assert isinstance(chunk, RawColumns)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from storage_core.dealing.plan import Terms
+from storage_core.dealing.remaining import Terms
 from storage_core.errors import TidemarkError
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.objectstore.contract import ObjectStore

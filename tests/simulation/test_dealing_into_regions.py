@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from storage_core.config import TableConfig
-from storage_core.dealing.plan import Terms
+from storage_core.dealing.remaining import Terms
 from storage_core.dealing.rounds import Tasks
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
 from storage_core.errors import RegionSealed

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from storage_core.dealing.marks import read_marks
-from storage_core.dealing.plan import HeldChunks, Terms, cut_into_works
+from storage_core.dealing.plan import HeldChunks, cut_into_works
+from storage_core.dealing.remaining import Terms
 from storage_core.errors import CommitConflict, Fenced, Unavailable
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.lease import acquire, break_lease
@@ -243,8 +244,8 @@ def test_behind_a_gap_a_writer_waits_and_others_go_on_until_it_is_restored_or_gi
     restored.stores[0].put(keys[2], lost, Overwrite())
     assert restored.deal().held == ()
     assert restored.numbers("a") == [1, 2, 3, 4, 5, 100]
-    assert given.deal(Terms(pass_up_to={writer: 2})).held == done.held, "only what is named is given up"
-    passed = given.deal(Terms(pass_up_to={writer: 3}))
+    assert given.deal(Terms(give_up_to={writer: 2})).held == done.held, "only what is named is given up"
+    passed = given.deal(Terms(give_up_to={writer: 3}))
     assert (passed.held, passed.given_up) == ((), list(done.held))
     assert (given.numbers("a"), list(given.rows("users"))) == ([1, 2, 4, 5, 100], [1, 2, 4, 5])
     given.stores[0].put(keys[2], lost, Overwrite())
@@ -271,7 +272,7 @@ def test_a_torn_end_can_be_given_up_for_good() -> None:
     given, writer, keys = gapped()
     given.stores[0].put(keys[4], b"Obj", Overwrite())
     assert given.deal().held == (HeldChunks(writer=writer, first=5, last=5, tables=("a", "users")),)
-    given.deal(Terms(pass_up_to={writer: 5}))
+    given.deal(Terms(give_up_to={writer: 5}))
     after = given.deal()
     assert (after.held, after.damaged, after.records) == ((), {}, 0)
     assert given.numbers("a") == [1, 2, 3, 4, 100]
@@ -283,7 +284,7 @@ def test_nothing_is_given_up_while_a_store_that_may_have_it_is_silent() -> None:
     given.stores[0].delete([keys[2]])
     both = Board([*given.stores, silent], given.tables)
     with pytest.raises(Unavailable, match="may have what is missing"):
-        both.deal(Terms(pass_up_to={writer: 3}))
+        both.deal(Terms(give_up_to={writer: 3}))
 
 
 def test_two_stores_of_which_one_is_lost_half_way_deal_as_one() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.dealing.remaining import deal_plan
+from storage_core.dealing.remaining import Terms, left
 from storage_core.errors import InvalidInput, Unavailable
 from storage_core.formats.raw_chunk import RawChunk, encode
 from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns, columns_of
@@ -230,21 +230,21 @@ def test_a_segment_is_closed_by_a_newer_one_or_by_its_age() -> None:
 
 def test_dealing_goes_on_where_it_stopped_and_takes_closed_segments_only() -> None:
     store, writer_id = filled(5)
-    plan = deal_plan(union([store]), {}, now_ms=START_MS)
+    plan = left(union([store]), {}, Terms(), now_ms=START_MS)
     assert [each.number for each in plan.chunks] == [1, 2, 3, 4]
     assert plan.positions == {writer_id: 4}
-    again = deal_plan(union([store]), plan.positions, now_ms=START_MS)
+    again = left(union([store]), plan.positions, Terms(), now_ms=START_MS)
     assert (again.chunks, again.positions) == ((), plan.positions)
-    rest = deal_plan(union([store]), plan.positions, now_ms=START_MS + CLOSED_AFTER_MS * 2)
+    rest = left(union([store]), plan.positions, Terms(), now_ms=START_MS + CLOSED_AFTER_MS * 2)
     assert [each.number for each in rest.chunks] == [5]
 
 
 def test_a_chunk_that_comes_into_a_segment_that_counted_as_closed_is_dealt_next() -> None:
     store, _ = filled(1)
     late = START_MS + CLOSED_AFTER_MS
-    plan = deal_plan(union([store]), {}, now_ms=late)
+    plan = left(union([store]), {}, Terms(), now_ms=late)
     more, _ = filled(2)
-    after = deal_plan(union([copy_of(more, "more"), store]), plan.positions, now_ms=late)
+    after = left(union([copy_of(more, "more"), store]), plan.positions, Terms(), now_ms=late)
     assert [each.number for each in after.chunks] == [2]
 
 
@@ -254,25 +254,25 @@ def test_dealing_waits_before_a_missing_chunk_until_it_is_given_up() -> None:
     backup = copy_of(store, "backup")
     store.delete(keys(store)[1:3])
     late = START_MS + CLOSED_AFTER_MS * 2
-    held = deal_plan(union([store]), {}, now_ms=late)
+    held = left(union([store]), {}, Terms(), now_ms=late)
     assert ([each.number for each in held.chunks], held.held, held.given_up) == ([1], (missing,), ())
-    healed = deal_plan(union([store, backup]), held.positions, now_ms=late)
+    healed = left(union([store, backup]), held.positions, Terms(), now_ms=late)
     assert [each.number for each in healed.chunks] == [2, 3, 4, 5, 6]
-    passed = deal_plan(union([store]), held.positions, now_ms=late, pass_up_to={writer_id: 3})
+    passed = left(union([store]), held.positions, Terms(give_up_to={writer_id: 3}), now_ms=late)
     assert ([each.number for each in passed.chunks], passed.held, passed.given_up) == ([4, 5, 6], (), (missing,))
-    assert deal_plan(union([store, backup]), passed.positions, now_ms=late).chunks == ()
+    assert left(union([store, backup]), passed.positions, Terms(), now_ms=late).chunks == ()
 
 
 def test_a_chunk_that_is_damaged_everywhere_counts_as_missing_once_a_task_found_it_so() -> None:
     store, writer_id = filled(6)
     damage(store, keys(store)[2], Harm.EMPTY)
     late = START_MS + CLOSED_AFTER_MS * 2
-    plan = deal_plan(union([store]), {}, now_ms=late)
+    plan = left(union([store]), {}, Terms(), now_ms=late)
     assert isinstance(read_columns([store], plan.chunks[2]), Damage)
-    found = {(writer_id, 3)}
-    held = deal_plan(union([store]), {}, now_ms=late, damaged=found)
+    found = frozenset({(writer_id, 3)})
+    held = left(union([store]), {}, Terms(damaged=found), now_ms=late)
     assert ([each.number for each in held.chunks], held.positions) == ([1, 2], {writer_id: 2})
-    passed = deal_plan(union([store]), {}, now_ms=late, damaged=found, pass_up_to={writer_id: 3})
+    passed = left(union([store]), {}, Terms(damaged=found, give_up_to={writer_id: 3}), now_ms=late)
     assert [each.number for each in passed.chunks] == [1, 2, 4, 5, 6]
     assert passed.given_up == (MissingChunks(writer=writer_id, first=3, last=3),)
 
@@ -282,7 +282,7 @@ def test_nothing_is_given_up_while_a_store_does_not_answer() -> None:
     silent = FaultStore(copy_of(store, "silent"))
     silent.on("list", "", ListFault.REFUSED)
     with pytest.raises(Unavailable, match="memory://silent"):
-        deal_plan(union([store, silent]), {}, now_ms=START_MS, pass_up_to={writer_id: 3})
+        left(union([store, silent]), {}, Terms(give_up_to={writer_id: 3}), now_ms=START_MS)
 
 
 def test_a_task_reads_a_chunk_as_columns_by_what_the_plan_says_in_json() -> None:
@@ -291,7 +291,7 @@ def test_a_task_reads_a_chunk_as_columns_by_what_the_plan_says_in_json() -> None
     log.append_many(
         [RawRecord(table="t", fields={"n": 1}), RawRecord(table="u", fields={}, operation="delete", key="k")]
     )
-    (ref,) = deal_plan(union([store]), {}, now_ms=START_MS + CLOSED_AFTER_MS).chunks
+    (ref,) = left(union([store]), {}, Terms(), now_ms=START_MS + CLOSED_AFTER_MS).chunks
     chunk = read_columns([store], RawChunkRef.from_json(json.loads(json.dumps(ref.to_json()))))
     assert isinstance(chunk, RawColumns)
     found = chunk.records
