@@ -16,8 +16,8 @@ from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.clock import SystemClock
+from storage_core.formats.gc_plan import Candidate
 from storage_core.gc.collect import CollectionReport, collect
-from storage_core.gc.plan import Candidate
 
 SUMMARY = "Delete what no retained version needs any more."
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from storage_core.clock import Clock
 from storage_core.errors import CommitUnknown, Corrupt, NotFound, Unavailable
 from storage_core.formats.keys import LOCKS_PREFIX
-from storage_core.formats.lease import LeaseRecord, decode_lease, encode_lease
+from storage_core.formats.lease import LeaseRecord, decode, encode
 from storage_core.objectstore.contract import (
     Committed,
     Conflict,
@@ -62,7 +62,7 @@ def read_lease(store: ObjectStore, key: str, *, strict: bool = False) -> StoredL
     except NotFound:
         return None
     try:
-        return StoredLease(decode_lease(blob.data, key), key, blob.etag)
+        return StoredLease(decode(blob.data, key), key, blob.etag)
     except Corrupt:
         if strict:
             raise
@@ -79,7 +79,7 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
     for attempt in range(_ATTEMPTS):
         if attempt:
             clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
-        match put_or_unknown(store, before.key, encode_lease(wanted), unchanged(before.etag or None)):
+        match put_or_unknown(store, before.key, encode(wanted), unchanged(before.etag or None)):
             case Committed(etag):
                 return StoredLease(wanted, before.key, etag)
             case Conflict():

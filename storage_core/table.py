@@ -28,6 +28,7 @@ from storage_core.definition import (
     late_setting,
 )
 from storage_core.errors import InvalidInput
+from storage_core.formats.tags import Tag
 from storage_core.history.restore import Restored
 from storage_core.history.restore import restore as restore_version
 from storage_core.history.tagging import set_tag
@@ -38,7 +39,7 @@ from storage_core.late_data import LateData
 from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.tags import Tag, read_tags, remove_tag
+from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.read import describe, lookup

@@ -12,6 +12,7 @@ from pipelines.commands.target import open_table
 
 if TYPE_CHECKING:
     from storage_core.stored_lease import StoredLease
+    from storage_core.table import Table
 
 
 def leases(
@@ -27,20 +28,30 @@ def leases(
 
     Times are by the clock of whoever holds the lease. An abandoned one is taken over by the next run.
     """
-    from jobs.holder import holder_of, is_gone
-    from storage_core.clock import SystemClock
+    table = open_table(uri)
+    if resource is None:
+        _show(table, as_json=as_json)
+    else:
+        _break(table, resource, as_json=as_json)
+
+
+def _break(table: Table, resource: str, *, as_json: bool) -> None:
+    from jobs.holder import holder_of
     from storage_core.lease import break_lease
+
+    table.require_capable()
+    token = break_lease(table.log, resource, holder_of("tidemark leases"))
+    if as_json:
+        output.json_line({"broken": resource, "token": token})
+    else:
+        output.line(f"broken: {resource}; from now on only tokens above {token} commit")
+
+
+def _show(table: Table, *, as_json: bool) -> None:
+    from jobs.holder import is_gone
+    from storage_core.clock import SystemClock
     from storage_core.stored_lease import stored_leases
 
-    table = open_table(uri)
-    if resource is not None:
-        table.require_capable()
-        token = break_lease(table.log, resource, holder_of("tidemark leases"))
-        if as_json:
-            output.json_line({"broken": resource, "token": token})
-        else:
-            output.line(f"broken: {resource}; from now on only tokens above {token} commit")
-        return
     now_ms = SystemClock().now_ms()
     found = [
         _row(each, now_ms, ended=bool(each.record and is_gone(each.record.holder)))

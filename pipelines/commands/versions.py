@@ -17,7 +17,7 @@ from storage_core.errors import InvalidInput, Unavailable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from storage_core.log.tags import Tag
+    from storage_core.formats.tags import Tag
     from storage_core.table import Table
 
 VERSION = "VERSION|TIME|TAG"

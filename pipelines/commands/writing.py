@@ -24,6 +24,7 @@ from storage_core.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from storage_core.append import Appended
     from storage_core.table import Table
 
 Format = Literal["ndjson", "csv", "parquet"]
@@ -57,8 +58,6 @@ def append(
     When a single row does not fit, nothing is added, and each such row is named with its reason. With --table URI is a
     raw log: it takes NDJSON, acknowledges lines as they come, and leaves out only those that are no rows.
     """
-    from storage_core.rows.late import LateFigures
-
     if table_name is not None:
         stores = [resolve(each).uri for each in (uri, *(also or []))]
         target = RawTarget(stores=stores, optional=optional or [], table=table_name, operation=operation, key=key)
@@ -69,17 +68,7 @@ def append(
     table = open_table(uri)
     with _landed(file) as path:
         rows = _rows(table, path, format_ or _format_of(file))
-    done = table.append(rows)
-    came_in = done.rows + done.late.set_aside
-    status = "committed" if done.commit_id else "acknowledged" if came_in else "nothing_to_do"
-    if as_json:
-        about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
-        output.json_line({"status": status, **about, **done.late.as_mapping()})
-    else:
-        output.line(f"{done.rows:,} rows {status.replace('_', ' ')} (version {done.version}, {done.splits} splits)")
-        if done.late != LateFigures():
-            late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
-            output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
+    _show(table.append(rows), as_json=as_json)
 
 
 def ingest(
@@ -113,6 +102,21 @@ def ingest(
     # A declaration that was named belongs to the folder it was named in; a declared table's to its own.
     with chdir(Path() if declaration else target.root):
         run_job(run, request, as_json=as_json)
+
+
+def _show(done: Appended, *, as_json: bool) -> None:
+    from storage_core.rows.late import LateFigures
+
+    came_in = done.rows + done.late.set_aside
+    status = "committed" if done.commit_id else "acknowledged" if came_in else "nothing_to_do"
+    if as_json:
+        about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
+        output.json_line({"status": status, **about, **done.late.as_mapping()})
+    else:
+        output.line(f"{done.rows:,} rows {status.replace('_', ' ')} (version {done.version}, {done.splits} splits)")
+        if done.late != LateFigures():
+            late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
+            output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
 
 
 def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from storage_core.errors import InvalidInput, Unsupported
+from storage_core.formats.json_fields import number, text
 
 FORMAT_VERSION = 1
 _CHECKSUM_BYTES = 8
@@ -119,45 +120,33 @@ def decode(text: str) -> HistoryToken:
 
 def _token(body: dict[str, Any]) -> HistoryToken:
     kind, *fields = body["p"]
-    place = _PLACES[_number(kind)](*fields)
+    place = _PLACES[number(kind)](*fields)
     marks = tuple(_mark(each) for each in body["r"])
     match place:
         case InBase(path, row):
-            _text(path), _number(row)
+            text(path), number(row)
         case _:
-            numbers = [_number(each) for each in astuple(place)]
+            numbers = [number(each) for each in astuple(place)]
             marks[numbers[0]]  # an index error says that there is no such region
     return HistoryToken(
-        table_id=_text(body["t"]),
-        version=_number(body["v"]),
-        consistency=_text(body["c"]),
+        table_id=text(body["t"]),
+        version=number(body["v"]),
+        consistency=text(body["c"]),
         regions=marks,
         place=place,
-        restarts=_number(body["n"]),
+        restarts=number(body["n"]),
     )
 
 
 def _mark(fields: Sequence[Any]) -> RegionMark:
     region, *numbers = fields
-    manifest, flushed, first, last = map(_number, numbers)
-    return RegionMark(region=_text(region), manifest=manifest, flushed=flushed, first=first, last=last)
+    manifest, flushed, first, last = map(number, numbers)
+    return RegionMark(region=text(region), manifest=manifest, flushed=flushed, first=first, last=last)
 
 
 def _sealed(content: bytes) -> str:
     data = content + xxhash.xxh3_64_digest(content)
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no number of ours")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
 
 
 def _refused(why: str) -> InvalidInput:

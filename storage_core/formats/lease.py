@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.json_fields import number, text
 from storage_core.formats.keys import lock_key
 
 FORMAT_VERSION = 1
@@ -38,8 +39,8 @@ class LeaseRecord:
         return now_ms < self.expires_at_ms
 
 
-def encode_lease(record: LeaseRecord) -> bytes:
-    """Return the bytes that `decode_lease` reads back as this record."""
+def encode(record: LeaseRecord) -> bytes:
+    """Return the bytes that `decode` reads back as this record."""
     body = {
         "format": FORMAT_VERSION,
         "resource": record.resource,
@@ -52,22 +53,22 @@ def encode_lease(record: LeaseRecord) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def decode_lease(data: bytes, key: str) -> LeaseRecord:
+def decode(data: bytes, key: str) -> LeaseRecord:
     """Return the lease that lies at `key`.
 
     Raises `Corrupt` for anything else, also for the lease of another resource, and `Unsupported` for a newer format.
     """
     try:
         body = json.loads(data)
-        if _number(body["format"]) > FORMAT_VERSION:
+        if number(body["format"]) > FORMAT_VERSION:
             raise Unsupported(f"{key}: lease of format {body['format']}, this release reads {FORMAT_VERSION}; upgrade")
         record = LeaseRecord(
-            resource=_text(body["resource"]),
-            holder=_text(body["holder"]),
-            fencing_token=_number(body["fencing_token"]),
-            acquired_at_ms=_number(body["acquired_at"]),
-            expires_at_ms=_number(body["expires_at"]),
-            nonce=_text(body["nonce"]),
+            resource=text(body["resource"]),
+            holder=text(body["holder"]),
+            fencing_token=number(body["fencing_token"]),
+            acquired_at_ms=number(body["acquired_at"]),
+            expires_at_ms=number(body["expires_at"]),
+            nonce=text(body["nonce"]),
         )
         _require(lock_key(record.resource) == key, f"it is the lease of {record.resource!r}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -82,15 +83,3 @@ def decode_lease(data: bytes, key: str) -> LeaseRecord:
 def _require(condition: bool, otherwise: str) -> None:  # noqa: FBT001 -- a condition and what it means
     if not condition:
         raise ValueError(otherwise)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no number from 0 to 2**63 - 1")
-    return value

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from storage_core.formats.avro_state import content_id
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key, parse
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk, missing_versions
 from storage_core.fsck.witness import Witness, lost_versions, newest_witness
 from storage_core.log.actions import is_ours
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.files import LiveFiles
 from storage_core.log.hint import read_hint
 from storage_core.log.json_checkpoint import load_json_checkpoint

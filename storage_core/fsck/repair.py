@@ -14,6 +14,7 @@ from functools import partial
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats.keys import KeyKind, tags_key, version_key
+from storage_core.formats.tags import Tag
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import Inventory, take_inventory
 from storage_core.fsck.known_log import Kept, Replacement
@@ -37,7 +38,7 @@ from storage_core.log.renumbered import with_renumbered
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
-from storage_core.log.tags import Tag, read_tags
+from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import read_entry
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator
 
 from storage_core.clock import Clock
+from storage_core.formats import gc_plan
 from storage_core.formats.keys import KeyKind, gc_boundary_key, gc_candidates_key, tags_key
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.gc.boundary import first_version
 from storage_core.gc.mark import mark
-from storage_core.gc.plan import parse_plan
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags
@@ -58,7 +58,7 @@ def _plan(store: ObjectStore, inventory: Inventory) -> Iterator[Finding]:
     if key not in inventory.objects:
         return
     try:
-        parse_plan(store.get(key).data)
+        gc_plan.decode(store.get(key).data)
     except DAMAGE as error:
         yield damage_of(Kind.GC_PLAN_DAMAGED, error, key, "a plan of the collector")
 

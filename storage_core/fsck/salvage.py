@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from storage_core.config import TableConfig
 from storage_core.errors import Unsupported
+from storage_core.formats import gc_plan
 from storage_core.formats.keys import KeyKind, gc_candidates_key, version_key
 from storage_core.fsck.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
 from storage_core.fsck.found_split import FoundSplit, read_found
@@ -23,8 +24,6 @@ from storage_core.fsck.log_check import LogCheck, checkpoints_in, part_of_log
 from storage_core.fsck.overtaken import DatedSplit, overtaken
 from storage_core.fsck.region_salvage import RegionSalvage
 from storage_core.fsck.report import DAMAGE, Kind
-from storage_core.gc.mark import Reason
-from storage_core.gc.plan import parse_plan
 from storage_core.log.actions import Action, Add, IndexSegment, Metadata
 from storage_core.log.codec import decode_version
 from storage_core.log.log import TransactionLog
@@ -267,10 +266,10 @@ def _collected(store: ObjectStore, inventory: Inventory) -> list[str]:
     if gc_candidates_key() not in inventory.objects:
         return []
     try:
-        plan = parse_plan(store.get(gc_candidates_key()).data)
+        plan = gc_plan.decode(store.get(gc_candidates_key()).data)
     except DAMAGE:
         return []
-    return [each.key for each in plan.candidates.values() if each.reason is Reason.REMOVED_SPLIT]
+    return [each.key for each in plan.candidates.values() if each.reason is gc_plan.Reason.REMOVED_SPLIT]
 
 
 def _actions(store: ObjectStore, version: int) -> list[Action]:

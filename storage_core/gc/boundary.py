@@ -6,9 +6,8 @@ with a number below the boundary has come back from a long stall: the name was t
 
 from __future__ import annotations
 
-import json
-
-from storage_core.errors import Corrupt, NotFound
+from storage_core.errors import NotFound
+from storage_core.formats.gc_boundary import decode, encode
 from storage_core.formats.keys import gc_boundary_key
 from storage_core.gc.replace import replace_state
 from storage_core.objectstore.contract import ObjectStore
@@ -30,8 +29,7 @@ def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:
     current, etag = _read(store)
     if current >= first:
         return
-    body = json.dumps({"firstVersion": first, "nonce": nonce}, separators=(",", ":")).encode()
-    replace_state(store, gc_boundary_key(), body, etag=etag)
+    replace_state(store, gc_boundary_key(), encode(first, nonce=nonce), etag=etag)
 
 
 def _read(store: ObjectStore) -> tuple[int, str | None]:
@@ -40,7 +38,4 @@ def _read(store: ObjectStore) -> tuple[int, str | None]:
         blob = store.get(gc_boundary_key())
     except NotFound:
         return 0, None
-    try:
-        return int(json.loads(blob.data)["firstVersion"]), blob.etag
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{gc_boundary_key()}: not a boundary: {error}", key=gc_boundary_key()) from error
+    return decode(blob.data), blob.etag

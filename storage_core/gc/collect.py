@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput
+from storage_core.formats.gc_plan import Candidate, Plan, Reason
 from storage_core.formats.keys import gc_candidates_key
-from storage_core.gc.mark import Reason, mark
-from storage_core.gc.plan import Candidate, Plan, merged_candidates, read_plan, write_plan
+from storage_core.gc.mark import mark
+from storage_core.gc.plan import merged_candidates, read_plan, write_plan
 from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import assert_never
 
+from storage_core.formats.gc_plan import Reason
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.gc.roots import Roots, roots
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
-
-
-class Reason(StrEnum):
-    """Why an object may go."""
-
-    ORPHAN_SPLIT = "orphan_split"
-    REMOVED_SPLIT = "removed_split"
-    UNNAMED_VECTOR = "unnamed_vector"
-    ORPHAN_SEGMENT = "orphan_segment"
-    REMOVED_SEGMENT = "removed_segment"
-    MERGED_GENERATION = "merged_generation"
-    ORPHAN_GENERATION = "orphan_generation"
-    WAL_ENTRY = "wal_entry"
-    OLD_VERSION = "old_version"
-    OLD_STATE = "old_state"
-    OLD_MANIFEST = "old_manifest"
-    OLD_REGION_MANIFEST = "old_region_manifest"
-    LEFT_BY_PROBE = "left_by_probe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

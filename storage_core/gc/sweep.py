@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from storage_core.errors import CommitConflict
+from storage_core.formats.gc_plan import Candidate, Plan
 from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.formats.keys import KeyKind, gc_candidates_key, parse
 from storage_core.gc.boundary import advance_boundary
 from storage_core.gc.mark import Unreachable, mark
-from storage_core.gc.plan import Candidate, Plan
 from storage_core.gc.retention import named_since
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore

@@ -6,13 +6,14 @@ import logging
 
 from storage_core.errors import InvalidInput, NotFound, SnapshotExpired
 from storage_core.formats.keys import validate_tag_name
+from storage_core.formats.tags import Tag
 from storage_core.history.kept import objects_of, replaced, require_kept
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
-from storage_core.log.tags import Tag, exchange, read_tags
+from storage_core.log.tags import exchange, read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 

@@ -21,11 +21,12 @@ from storage_core.formats.avro_state import (
     encode_entries,
     encode_state,
 )
+from storage_core.formats.hint import CheckpointHint, CheckpointKind
 from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.file_columns import entries_of
 from storage_core.log.files import LiveFiles
-from storage_core.log.hint import CheckpointHint, advance_hint
+from storage_core.log.hint import advance_hint
 from storage_core.log.json_checkpoint import write_json_checkpoint
 from storage_core.log.listed_files import ListedFiles, Part, Recover
 from storage_core.log.schema_registry import renames, renormalized

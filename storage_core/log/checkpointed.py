@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from storage_core.config import CheckpointFormat
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import KeyKind, ParsedKey, json_checkpoint_key, state_key
-
-
-class CheckpointKind(StrEnum):
-    """In which form a version is checkpointed, as the hint spells it."""
-
-    AVRO_STATE = "avro-state"
-    JSON = "json"
-    JSON_MULTIPART = "json-multipart"
-
 
 _OF_KEY: Mapping[KeyKind, CheckpointKind] = {
     KeyKind.STATE: CheckpointKind.AVRO_STATE,

@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from storage_core.errors import Corrupt, NotFound
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import (
     LOG_PREFIX,
     KeyKind,
@@ -26,7 +27,7 @@ from storage_core.formats.keys import (
     parse,
 )
 from storage_core.log.actions import Action, Add, CommitInfo
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import (
     LOG_PREFIX,
     STATES_PREFIX,
@@ -21,7 +22,7 @@ from storage_core.formats.keys import (
     state_key,
     version_key,
 )
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
 
 SPAN = 1_000

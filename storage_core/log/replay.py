@@ -14,9 +14,10 @@ from functools import partial
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, NotFound, SnapshotExpired
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Action, is_ours
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import decode_numbered
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.hint import read_hint

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import ManifestInfo, StateManifest
+from storage_core.formats.hint import CheckpointKind
 from storage_core.log.actions import (
     Action,
     Metadata,
     Protocol,
     from_json_object,
 )
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import decode_line, encode_line
 from storage_core.log.file_columns import bounds_of
 from storage_core.log.files import LiveFiles

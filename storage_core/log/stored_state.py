@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import ManifestInfo, StateManifest, content_id, decode_entries, decode_state
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key, version_key
 from storage_core.log.actions import Metadata
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import decode_numbered
 from storage_core.log.file_columns import conform
 from storage_core.log.json_checkpoint import part_keys

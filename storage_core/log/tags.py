@@ -7,60 +7,21 @@ and taken away; `history.tagging` sets them.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from storage_core.errors import (
-    CommitConflict,
-    Corrupt,
-    NotFound,
-    Unsupported,
-)
-from storage_core.formats.keys import tags_key, validate_tag_name
+from storage_core.errors import CommitConflict, NotFound
+from storage_core.formats.keys import tags_key
+from storage_core.formats.tags import Tag, Tags, decode, encode
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
 from storage_core.objectstore.exchange import ATTEMPTS
 from storage_core.objectstore.exchange import exchange as exchange_object
 
-FORMAT_VERSION = 1
-
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tag:
-    """A name for a version. Times in ms; without `expires_at_ms` it holds until it is removed.
-
-    `id` tells apart two settings of one name to one version.
-    """
-
-    name: str
-    version: int
-    created_at_ms: int
-    expires_at_ms: int | None
-    id: str
-
-    def is_live(self, now_ms: int) -> bool:
-        """Return whether the tag still protects its version: until the moment it expires, and not at it."""
-        return self.expires_at_ms is None or now_ms < self.expires_at_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """The tags of a table by name, expired ones included, as one object held them. `etag` is None without any."""
-
-    by_name: Mapping[str, Tag] = field(default_factory=dict)
-    counter: int = 0
-    etag: str | None = None
-
-    def live(self, now_ms: int) -> list[Tag]:
-        """Return the tags that have not expired, by name."""
-        return [tag for _, tag in sorted(self.by_name.items()) if tag.is_live(now_ms)]
 
 
 Change = Callable[[Mapping[str, Tag]], Mapping[str, Tag]]
@@ -76,15 +37,7 @@ def read_tags(store: ObjectStore) -> Tags:
         blob = store.get(tags_key())
     except NotFound:
         return Tags()
-    try:
-        body = json.loads(blob.data)
-        version = int(body["format"])
-        if version > FORMAT_VERSION:
-            raise Unsupported(f"{tags_key()}: tags of format {version}, this release reads {FORMAT_VERSION}; upgrade")
-        found = [_parse(name, each) for name, each in body["tags"].items()]
-        return Tags({tag.name: tag for tag in found}, int(body["counter"]), blob.etag)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{tags_key()}: not the tags of a table: {error!r}", key=tags_key()) from error
+    return decode(blob.data, etag=blob.etag)
 
 
 def tagged(log: TransactionLog, name: str) -> Tag:
@@ -157,33 +110,4 @@ def _replace(log: TransactionLog, change: Change) -> None:
 
 
 def _put(log: TransactionLog, wanted: Tags) -> PutResult:
-    body = {
-        "format": FORMAT_VERSION,
-        "counter": wanted.counter + 1,
-        "nonce": log.ids.uuid(),
-        "tags": {name: _body(tag) for name, tag in sorted(wanted.by_name.items())},
-    }
-    data = json.dumps(body, separators=(",", ":")).encode()
-    return put_or_unknown(log.store, tags_key(), data, unchanged(wanted.etag))
-
-
-def _body(tag: Tag) -> dict[str, object]:
-    expires = {} if tag.expires_at_ms is None else {"expiresAtMs": tag.expires_at_ms}
-    return {"version": tag.version, "createdAtMs": tag.created_at_ms, **expires, "id": tag.id}
-
-
-def _parse(name: str, body: Mapping[str, Any]) -> Tag:
-    version, expires = _number(body["version"]), body.get("expiresAtMs")
-    return Tag(
-        name=validate_tag_name(name),
-        version=version,
-        created_at_ms=_number(body["createdAtMs"]),
-        expires_at_ms=None if expires is None else _number(expires),
-        id=str(body["id"]),
-    )
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no number from 0 to 2**63 - 1")
-    return value
+    return put_or_unknown(log.store, tags_key(), encode(wanted, nonce=log.ids.uuid()), unchanged(wanted.etag))

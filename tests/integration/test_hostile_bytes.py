@@ -22,12 +22,11 @@ import pytest
 import xxhash
 
 from storage_core.errors import Corrupt, TidemarkError
-from storage_core.formats import bloom, bundle, keys, region_manifest, wal_entry
+from storage_core.formats import bloom, bundle, gc_plan, keys, region_manifest, wal_entry
 from storage_core.formats.bundle import Expected
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.gc.boundary import first_version
-from storage_core.gc.plan import parse_plan
 from storage_core.log.actions import Add
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import Overwrite
@@ -166,7 +165,7 @@ def cases() -> Mapping[str, Case]:
         "generation manifest, a number of 10,000 digits": partial(_generation, b'{"xxh3":' + b"9" * 10_000 + b"}"),
         "quarantine entry, deep": partial(_quarantine, DEEP),
         "quarantine entry of others": partial(_quarantine, b'{"formatVersion":1,"rejected":[1],"source":1,"size":1}'),
-        "collector's plan, deep": lambda: parse_plan(DEEP),
+        "collector's plan, deep": lambda: gc_plan.decode(DEEP),
         "collector's boundary, deep": lambda: _stored(keys.gc_boundary_key(), DEEP, first_version),
         "tags, deep": lambda: _stored(keys.tags_key(), DEEP, read_tags),
         "origin of a split, deep": lambda: read_origin(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from storage_core.clock import SystemClock
 from storage_core.formats.keys import lock_key
-from storage_core.formats.lease import decode_lease
+from storage_core.formats.lease import decode
 from storage_core.lease import acquire
 from storage_core.log.actions import Action, Add
 from storage_core.log.log import TransactionLog
@@ -112,7 +112,7 @@ def check(uri: str, told: str) -> None:
     other, paused = {split("other").path}, {split("paused").path}
     assert added == ([paused, other] if told == "committed" else [other])
     assert set(versions[-1].state["live"]) == other
-    lease = decode_lease(store.get(lock_key("merge")).data, lock_key("merge"))
+    lease = decode(store.get(lock_key("merge")).data, lock_key("merge"))
     assert (lease.holder, lease.is_live(SystemClock().now_ms())) == ("other", True)
     assert dict(log_on(store).snapshot().fences) == {"merge": lease.fencing_token}
 

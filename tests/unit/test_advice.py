@@ -12,9 +12,8 @@ import pytest
 
 from jobs.failure import Failed
 from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, NotFound, TidemarkError, error_of
-from storage_core.formats import bundle
+from storage_core.formats import bundle, lease
 from storage_core.formats.keys import lock_key, version_key
-from storage_core.formats.lease import decode_lease
 from storage_core.fsck.report import Kind, damage_of
 from storage_core.ingest.landing import LandedFile, LandingSpec
 from storage_core.ingest.parse import parse
@@ -47,7 +46,7 @@ def test_damage_is_shown_with_the_advice_to_run_fsck_and_with_its_own_where_it_h
     version = version_key(3)
     expected = bundle.Expected(where="index/a", size=100, footer_offset=10, xxh3="0" * 16, identity="a")
     assert advices(str(raised(lambda: decode_version(b"", version)))) == [SEE_CORRUPT]
-    assert advices(str(raised(lambda: decode_lease(b"{}", lock_key("merge"))))) == ["break it"]
+    assert advices(str(raised(lambda: lease.decode(b"{}", lock_key("merge"))))) == ["break it"]
     assert advices(str(raised(lambda: bundle.unpack(b"", expected)))) == ["restore the object"]
 
 

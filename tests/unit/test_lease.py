@@ -9,7 +9,7 @@ import pytest
 
 from storage_core.errors import CommitUnknown, Corrupt, Fenced, Held, NotFound, Unavailable, Unsupported
 from storage_core.formats.keys import lock_key
-from storage_core.formats.lease import LeaseRecord, decode_lease, encode_lease
+from storage_core.formats.lease import LeaseRecord, decode, encode
 from storage_core.gc.collect import collect
 from storage_core.heartbeat import INTERVAL_MS, Heartbeat
 from storage_core.lease import BEYOND_LOST, TTL_MS, Lease, acquire, break_lease
@@ -60,7 +60,7 @@ class Maintainer:
 
 
 def record_in(store: ObjectStore) -> LeaseRecord:
-    return decode_lease(store.get(KEY).data, KEY)
+    return decode(store.get(KEY).data, KEY)
 
 
 # --- one holder at a time
@@ -328,7 +328,7 @@ def test_a_lease_is_read_as_it_was_written() -> None:
     record = LeaseRecord(
         resource="catch_up.ü", holder='a"b', fencing_token=2**62, acquired_at_ms=1, expires_at_ms=0, nonce="n.1"
     )
-    assert decode_lease(encode_lease(record), lock_key("catch_up.ü")) == record
+    assert decode(encode(record), lock_key("catch_up.ü")) == record
 
 
 def test_the_collector_keeps_leases(store: MemoryStore) -> None:

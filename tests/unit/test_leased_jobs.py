@@ -24,7 +24,7 @@ from pipelines.cli import main as tidemark
 from storage_core import Table
 from storage_core.errors import Fenced, Held
 from storage_core.formats.keys import lock_key
-from storage_core.formats.lease import decode_lease
+from storage_core.formats.lease import decode
 from storage_core.gc.collect import collect as collect_garbage
 from storage_core.lease import TTL_MS, acquire, break_lease
 from storage_core.log.snapshot import Snapshot
@@ -88,7 +88,7 @@ class Bench:
 
     def released(self, resource: str) -> bool:
         key = lock_key(resource)
-        return not decode_lease(self.store.get(key).data, key).is_live(0)
+        return not decode(self.store.get(key).data, key).is_live(0)
 
 
 def one_thing(snapshot: Snapshot) -> list[Snapshot]:

@@ -9,9 +9,10 @@ import pytest
 
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, Txn
-from storage_core.log.checkpointed import Checkpointed, CheckpointKind
+from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.hint import read_hint
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog

@@ -6,9 +6,9 @@ from storage_core.clock import HOUR_MS
 from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unavailable, WriterFenced
 from storage_core.formats import keys
+from storage_core.formats.gc_plan import Reason
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.gc.collect import CollectionReport, collect
-from storage_core.gc.mark import Reason
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore

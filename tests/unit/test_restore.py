@@ -6,9 +6,9 @@ import pytest
 
 from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, SnapshotExpired
+from storage_core.formats.gc_plan import Candidate, Reason
 from storage_core.formats.keys import version_key
-from storage_core.gc.mark import Reason
-from storage_core.gc.plan import Candidate, read_plan, write_plan
+from storage_core.gc.plan import read_plan, write_plan
 from storage_core.history.restore import MAX_PLANS, OPERATION, Restored, restore
 from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Action, Fence, MergedGenerations, Metadata, RemoveIndexSegment, Txn
