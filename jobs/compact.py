@@ -15,7 +15,7 @@ from jobs.report import JobReport, named, with_report
 from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
-from jobs.window_groups import Outcome, compact_groups
+from jobs.window_groups import GroupsOutcome, compact_groups
 from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock
 from storage_core.compaction import planner
@@ -53,7 +53,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             operations = chosen.operations()
             windows = dict.fromkeys(operation.window for operation in operations)
             return job.report("planned", figures=_planned(operations), details={"windows": list(windows)})
-        outcome = Outcome()
+        outcome = GroupsOutcome()
         for operations in chosen.parts():
             outcome.take(compact_groups(job, operations))
         report = _report(job, outcome)
@@ -71,7 +71,7 @@ def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> 
     return chosen.first(MOST_INPUTS)
 
 
-def _report(job: JobRun, outcome: Outcome) -> JobReport:
+def _report(job: JobRun, outcome: GroupsOutcome) -> JobReport:
     last = outcome.commits[-1] if outcome.commits else None
     done = [window for each in outcome.commits for window in each.windows]
     return job.report(
@@ -90,7 +90,7 @@ def _report(job: JobRun, outcome: Outcome) -> JobReport:
     )
 
 
-def _failure(outcome: Outcome) -> TidemarkError:
+def _failure(outcome: GroupsOutcome) -> TidemarkError:
     """The first error by window, with the windows that failed and what was done beside them."""
     failed = outcome.failed_by_start()
     skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
