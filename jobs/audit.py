@@ -23,7 +23,7 @@ from storage_core.compaction.retained import Selection
 
 SUMMARY = "Judge every invariant of splits and compactions by the files. Writes nothing."
 
-MOST_NAMED = 1_000
+MOST_REPORTED = 1_000
 """Of more violations a report gives the number, and these."""
 
 DRIVER_BYTES = 64 * 2**20
@@ -59,9 +59,9 @@ def _details(found: AuditReport) -> dict[str, object]:
         "splits": found.splits,
         "merges": found.merges,
         "violated": dict(sorted(Counter(each.invariant for each in found.violations).items())),
-        "violations": [{**asdict(each), "advice": each.advice} for each in found.violations[:MOST_NAMED]],
+        "violations": [{**asdict(each), "advice": each.advice} for each in found.violations[:MOST_REPORTED]],
         "not_checkable": len(found.unchecked),
-        "unchecked": [asdict(each) for each in found.unchecked[:MOST_NAMED]],
+        "unchecked": [asdict(each) for each in found.unchecked[:MOST_REPORTED]],
     }
 
 

@@ -11,7 +11,8 @@ from functools import partial
 
 from jobs.command import table_command
 from jobs.figures import Figures
-from jobs.report import JobReport, named, with_report
+from jobs.lists import listed
+from jobs.report import JobReport, with_report
 from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
@@ -94,9 +95,9 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
     """The first error by window, with the windows that failed and what was done beside them."""
     failed = outcome.failed_by_start()
     skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
-    versions = named([each.version for each in outcome.commits if each.windows])  # not of the skips alone
+    versions = listed([each.version for each in outcome.commits if each.windows])  # not of the skips alone
     others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
-    which = named([window for window, _ in failed])
+    which = listed([window for window, _ in failed])
     first = failed[0][1]
     return error_of(first.kind, f"{first.message}; the windows {which} were not compacted{skipped}; {others}")
 

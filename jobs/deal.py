@@ -18,7 +18,7 @@ from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
 from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
-from jobs.report import JobReport, add_requests, with_report
+from jobs.report import JobReport, with_report
 from jobs.run import require_shared
 from jobs.spark import Answer, Spark
 from storage_core.clock import SystemClock
@@ -34,7 +34,7 @@ from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.heartbeat import Heartbeat
 from storage_core.ids import SystemIds
 from storage_core.lease import Lease, acquire
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.meter import MeteredStore, add_requests
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
 from storage_core.raw_log.history import History, union

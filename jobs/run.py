@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from jobs.figures import NO_FIGURES, Figures
 from jobs.holder import holder_of, is_gone
-from jobs.report import JobReport, Status, add_requests
+from jobs.report import JobReport, Status
 from jobs.side_by_side import side_by_side
 from jobs.spark import Answer, Item, Spark
 from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkError
@@ -21,6 +21,7 @@ from storage_core.log.actions import Action
 from storage_core.log.conflicts import Rebase
 from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.meter import add_requests
 from storage_core.table import Table
 
 LOG = logging.getLogger(__name__)
