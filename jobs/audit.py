@@ -5,6 +5,7 @@ python -m jobs.audit --table-uri … [--window START | --from A --to B] [--since
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from jobs.audit_request import AuditRequest, parse, parser
 from jobs.command import command, on_spark
 from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.run import LOG, JobRun
+from jobs.run import JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
 from storage_core.compaction.retained import Selection
+
+LOG = logging.getLogger(__name__)
 
 SUMMARY = "Judge every invariant of splits and compactions by the files. Writes nothing."
 
