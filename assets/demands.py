@@ -64,6 +64,15 @@ class Demands:
     cursor: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there is to look at: the declaration of one table, the table where it exists, and the time."""
+
+    declaration: TableDeclaration
+    table: Table | None
+    clock: Clock
+
+
 def demands(
     job: JobName, declaration: TableDeclaration, clock: Clock | None = None, *, after: str | None = ""
 ) -> Demands:
@@ -74,14 +83,15 @@ def demands(
     and writes nothing. Raises what reading raises: a look that failed does not say what there is to do.
     """
     table = Table.open(declaration.uri) if exists(declaration.uri) else None
-    clock = clock or SystemClock()
-    found = _ingest(declaration, table, clock, after) if job == "ingest" else _LOOKS[job](declaration, table, clock)
+    seen = Seen(declaration, table, clock or SystemClock())
+    found = _ingest(seen, after) if job == "ingest" else _LOOKS[job](seen)
     return replace(found, wanted=found.wanted[:MOST_PER_LOOK])
 
 
-def _ingest(declaration: TableDeclaration, table: Table | None, clock: Clock, after: str | None) -> Demands:
-    spec, span = declaration.landing_spec(), span_of(declaration, clock)
-    snapshot = table.snapshot if table else None
+def _ingest(seen: Seen, after: str | None) -> Demands:
+    declaration = seen.declaration
+    spec, span = declaration.landing_spec(), span_of(declaration, seen.clock)
+    snapshot = seen.table.snapshot if seen.table else None
     if spec is None:
         return Demands()
     candidates = waiting_files(snapshot, spec)
@@ -94,7 +104,7 @@ def _ingest(declaration: TableDeclaration, table: Table | None, clock: Clock, af
         time_column=declaration.time_column,
         window_seconds=span.window_seconds,
     )
-    waiting = list(look(_turned(candidates, after, clock), reading))
+    waiting = list(look(_turned(candidates, after, seen.clock), reading))
     by_window: dict[int, list[LandedFile]] = {}
     for each in waiting:
         for window in _asked(each, span):
@@ -133,8 +143,8 @@ def _outside(declaration: TableDeclaration, waiting: Iterable[Waiting], span: Sp
             )
 
 
-def _merge(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    del declaration, clock
+def _merge(seen: Seen) -> Demands:
+    table = seen.table
     work = merging.plan(table.store, table.snapshot) if table else []
     if not work:
         return Demands()
@@ -142,8 +152,8 @@ def _merge(declaration: TableDeclaration, table: Table | None, clock: Clock) -> 
     return Demands((Demand(mark=mark, reason=f"{sum(len(each.generations) for each in work)} generations wait"),))
 
 
-def _sort(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    del declaration, clock
+def _sort(seen: Seen) -> Demands:
+    table = seen.table
     work = sorting.plan(table.store, table.snapshot) if table else []
     if not work:
         return Demands()
@@ -152,11 +162,12 @@ def _sort(declaration: TableDeclaration, table: Table | None, clock: Clock) -> D
     return Demands((Demand(mark=mark, reason=f"{count} generations wait unsorted"),))
 
 
-def _expire(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+def _expire(seen: Seen) -> Demands:
+    table = seen.table
     if table is None:
         return Demands()
     # By the retention that is declared: the run declares it first.
-    found = expiry.plan(table.snapshot, retention_ms=declaration.retention, now_ms=clock.now_ms())
+    found = expiry.plan(table.snapshot, retention_ms=seen.declaration.retention, now_ms=seen.clock.now_ms())
     if not found.splits:
         return Demands()
     windows = found.windows
@@ -166,9 +177,10 @@ def _expire(declaration: TableDeclaration, table: Table | None, clock: Clock) ->
     return Demands((Demand(mark=f"{windows[-1].window_start} v{newest}", reason=reason),))
 
 
-def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
+def _compact(seen: Seen) -> Demands:
+    declaration, table = seen.declaration, seen.table
     debts = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT] if table else []
-    span = span_of(declaration, clock)
+    span = span_of(declaration, seen.clock)
     if table is None or not debts:
         return Demands()
     if span is None:
@@ -185,8 +197,8 @@ def _compact(declaration: TableDeclaration, table: Table | None, clock: Clock) -
     return Demands(tuple(wanted), tuple(warnings if left_out else ()))
 
 
-def _checkpoint(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    del declaration, clock
+def _checkpoint(seen: Seen) -> Demands:
+    table = seen.table
     if table is None or table.snapshot.checkpoint_version == table.version:
         return Demands()
     newest = table.snapshot.checkpoint_version
@@ -194,11 +206,11 @@ def _checkpoint(declaration: TableDeclaration, table: Table | None, clock: Clock
     return Demands((Demand(mark=f"v{table.version}", reason=f"version {table.version}, {behind}"),))
 
 
-def _catch_up(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    del clock
+def _catch_up(seen: Seen) -> Demands:
+    table = seen.table
     if table is None:
         return Demands()
-    declared = declaration.config().indexes
+    declared = seen.declaration.config().indexes
     defined = [index.name for index in declared if index in table.snapshot.config.indexes]
     new = [index.name for index in declared if index.name not in defined]  # or changed: the run declares it first
     plans = [indexing.plan(table.snapshot, name) for name in defined]
@@ -211,21 +223,21 @@ def _catch_up(declaration: TableDeclaration, table: Table | None, clock: Clock) 
     return Demands((Demand(mark=mark, reason=reason, indexes=(*missing, *new)),))
 
 
-def _collect(declaration: TableDeclaration, table: Table | None, clock: Clock) -> Demands:
-    del declaration
+def _collect(seen: Seen) -> Demands:
+    table = seen.table
     if table is None:
         return Demands()
-    found = collection(table.store, table.log, clock=clock, dry_run=True)
+    found = collection(table.store, table.log, clock=seen.clock, dry_run=True)
     plan = read_plan(table.store)
     new = [each for each in found.candidates if each.key not in plan.candidates]
     horizon = Horizon(asked_ms=found.horizon_ms, configured_ms=found.horizon_ms)
-    if not new and not found.forgotten and not may_be_due(plan, horizon, now_ms=clock.now_ms()):
+    if not new and not found.forgotten and not may_be_due(plan, horizon, now_ms=seen.clock.now_ms()):
         return Demands()
     reason = f"{len(found.candidates)} objects are unreachable, {len(new)} of them newly so"
     return Demands((Demand(mark=f"v{table.version} plan {plan.counter} new {len(new)}", reason=reason),))
 
 
-_LOOKS: Mapping[JobName, Callable[[TableDeclaration, Table | None, Clock], Demands]] = {
+_LOOKS: Mapping[JobName, Callable[[Seen], Demands]] = {
     "merge": _merge,
     "sort": _sort,
     "expire": _expire,

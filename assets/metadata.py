@@ -9,7 +9,7 @@ from dagster import AssetKey, AssetObservation, JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
 from assets.partitions import partition_key
-from jobs.report import shortened
+from jobs.lists import shortened
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
 _COUNTS = ("rows_in", "rows_out", *_LATE, "bytes_in", "bytes_out", "splits_in", "splits_out", "version")

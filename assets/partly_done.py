@@ -11,7 +11,7 @@ from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failu
 from assets.launcher import PartlyDone
 from assets.metadata import commits_by_partition, metadata_of, windows_failed
 from assets.partitions import partition_key
-from jobs.report import named
+from jobs.lists import listed
 
 DATA_VERSION = "dagster/data_version"
 FAILED_PARTITIONS = "failed_partitions"
@@ -39,4 +39,4 @@ def record_part(context: AssetExecutionContext, key: AssetKey, partly: PartlyDon
 
 
 def _windows(failed: dict[str, str]) -> str:
-    return f"windows {named(list(failed))}: " if failed else ""
+    return f"windows {listed(list(failed))}: " if failed else ""

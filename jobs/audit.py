@@ -5,6 +5,7 @@ python -m jobs.audit --table-uri … [--window START | --from A --to B] [--since
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,14 +17,16 @@ from jobs.audit_request import AuditRequest, parse, parser
 from jobs.command import command, on_spark
 from jobs.figures import Figures
 from jobs.report import JobReport
-from jobs.run import LOG, JobRun
+from jobs.run import JobRun
 from jobs.spark import Answer, Spark
 from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
 from storage_core.compaction.retained import Selection
 
+LOG = logging.getLogger(__name__)
+
 SUMMARY = "Judge every invariant of splits and compactions by the files. Writes nothing."
 
-MOST_NAMED = 1_000
+MOST_REPORTED = 1_000
 """Of more violations a report gives the number, and these."""
 
 DRIVER_BYTES = 64 * 2**20
@@ -59,9 +62,9 @@ def _details(found: AuditReport) -> dict[str, object]:
         "splits": found.splits,
         "merges": found.merges,
         "violated": dict(sorted(Counter(each.invariant for each in found.violations).items())),
-        "violations": [{**asdict(each), "advice": each.advice} for each in found.violations[:MOST_NAMED]],
+        "violations": [{**asdict(each), "advice": each.advice} for each in found.violations[:MOST_REPORTED]],
         "not_checkable": len(found.unchecked),
-        "unchecked": [asdict(each) for each in found.unchecked[:MOST_NAMED]],
+        "unchecked": [asdict(each) for each in found.unchecked[:MOST_REPORTED]],
     }
 
 

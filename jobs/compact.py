@@ -11,11 +11,12 @@ from functools import partial
 
 from jobs.command import table_command
 from jobs.figures import Figures
-from jobs.report import JobReport, named, with_report
+from jobs.lists import listed
+from jobs.report import JobReport, with_report
 from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
-from jobs.window_groups import Outcome, compact_groups
+from jobs.window_groups import GroupsOutcome, compact_groups
 from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock
 from storage_core.compaction import planner
@@ -53,7 +54,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             operations = chosen.operations()
             windows = dict.fromkeys(operation.window for operation in operations)
             return job.report("planned", figures=_planned(operations), details={"windows": list(windows)})
-        outcome = Outcome()
+        outcome = GroupsOutcome()
         for operations in chosen.parts():
             outcome.take(compact_groups(job, operations))
         report = _report(job, outcome)
@@ -71,7 +72,7 @@ def _plan(wanted: WindowRange, mode: Mode, clock: Clock, snapshot: Snapshot) -> 
     return chosen.first(MOST_INPUTS)
 
 
-def _report(job: JobRun, outcome: Outcome) -> JobReport:
+def _report(job: JobRun, outcome: GroupsOutcome) -> JobReport:
     last = outcome.commits[-1] if outcome.commits else None
     done = [window for each in outcome.commits for window in each.windows]
     return job.report(
@@ -90,13 +91,13 @@ def _report(job: JobRun, outcome: Outcome) -> JobReport:
     )
 
 
-def _failure(outcome: Outcome) -> TidemarkError:
+def _failure(outcome: GroupsOutcome) -> TidemarkError:
     """The first error by window, with the windows that failed and what was done beside them."""
     failed = outcome.failed_by_start()
     skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
-    versions = named([each.version for each in outcome.commits if each.windows])  # not of the skips alone
+    versions = listed([each.version for each in outcome.commits if each.windows])  # not of the skips alone
     others = f"what else there was to do is in version {versions}" if versions else "no window was compacted"
-    which = named([window for window, _ in failed])
+    which = listed([window for window, _ in failed])
     first = failed[0][1].error()
     return first.reworded(f"{first.found}; the windows {which} were not compacted{skipped}; {others}")
 

@@ -7,39 +7,32 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 
 from jobs import tasks
 from jobs.command import command, on_spark
 from jobs.deal_request import DealRequest, parse, parser
+from jobs.deal_tables import DealTables
 from jobs.figures import Figures
 from jobs.holder import holder_of, is_gone
-from jobs.report import JobReport, add_requests, with_report
-from jobs.run import require_shared
+from jobs.report import JobReport, with_report
 from jobs.spark import Answer, Spark
+from jobs.spent import Spent
 from storage_core.clock import SystemClock
 from storage_core.dealing.marks import log_marks
 from storage_core.dealing.outcome import Dealt
 from storage_core.dealing.plan import HeldChunks, by_gap
 from storage_core.dealing.remaining import DealPlan, Terms, left
 from storage_core.dealing.rounds import Dealer
-from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork, Source
-from storage_core.declaration import TableDeclaration, load
-from storage_core.declaration_parts import below
-from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
+from storage_core.errors import TidemarkError
 from storage_core.heartbeat import Heartbeat
 from storage_core.ids import SystemIds
 from storage_core.lease import Lease, acquire
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
-from storage_core.raw_log.history import History, union
 from storage_core.rows.late import LateFigures
-from storage_core.table import Table, exists
+from storage_core.table import Table
 
 LOG = logging.getLogger(__name__)
 
@@ -54,89 +47,32 @@ def run(request: DealRequest, spark: Spark) -> JobReport:
     stops no other: when all are through, its error is raised, with the report in its context (`report_of`). So is
     `Held` of a table into which another run deals this raw log. A dry run changes nothing.
     """
-    started, spark_before = time.perf_counter(), spark.seconds
-    job = _Job.open(request)
+    spent = Spent(spark)
+    job = DealTables.open(request)
     terms = Terms(closed_after_ms=job.raw.closed_after, give_up_to=request.give_up_to())
     if request.dry_run:
         return _planned(job, terms)
-    work = _OnSpark(spark)
+    work = _OnSpark(spark, spent)
     done = _deal(job, work, terms, request.run_id)
-    report = JobReport(
+    dealt = JobReport(
         job="deal",
         status="committed" if done.chunks else "nothing_to_do",
         version=0,
         figures=_figures(done),
-        requests=add_requests(*(each.requests for each in job.stores), *work.requests),
-        seconds=round(time.perf_counter() - started, 3),
-        spark_seconds=round(spark.seconds - spark_before, 3),
         details=_details(job, done),
     )
+    report = spent.told(dealt, job.stores)
     if done.failures:
         raise with_report(_failure(done.failures), report)
     return report
 
 
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """The raw log and the tables of a run.
-
-    `left_out` are tables whose files declare nothing sound: their rows wait. `failures` are those that could not be
-    made or opened.
-    """
-
-    raw: RawLogDeclaration
-    source: Source
-    history: History
-    declared: Mapping[str, TableDeclaration]
-    stores: list[MeteredStore]
-    left_out: Mapping[str, str]
-    failures: dict[str, TidemarkError] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, request: DealRequest) -> _Job:
-        """Read the declarations and list the stores of the raw log. Raises `InvalidInput`."""
-        root = Path(request.root or ".")
-        raw = load_raw_log(request.raw_log)
-        declared, broken = _tables(request.tables, root)
-        known = {*declared, *broken}
-        if unknown := sorted(set(raw.tables) - known):
-            raise InvalidInput(f"{request.raw_log}: {', '.join(unknown)} is declared by no file of tables/*.yaml")
-        chosen = raw.tables or tuple(sorted(known))
-        uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)
-        stores = [MeteredStore(open_store(uri)) for uri in uris]
-        return cls(
-            raw=raw,
-            source=Source(name=raw.name, stores=uris, tables=chosen),
-            history=union(list(stores)),
-            declared={name: each for name, each in declared.items() if name in chosen},
-            stores=stores,
-            left_out={name: str(error) for name, error in broken.items() if name in chosen},
-        )
-
-    def tables(self, *, declaring: bool) -> dict[str, Table]:
-        """Open the tables, making those that do not exist, or without them; those that fail are left out."""
-        found: dict[str, Table] = {}
-        for name, declaration in self.declared.items():
-            try:
-                uri = require_shared(declaration.uri)
-                if declaring:
-                    found[name] = Table.declare(declaration)
-                    found[name].require_capable()
-                elif exists(uri):
-                    found[name] = Table.open(uri)
-            except TidemarkError as error:
-                LOG.warning("table %s: %s", name, error)
-                self.failures[name] = error
-        self.stores += [each.store for each in found.values()]
-        return found
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _OnSpark:
-    """Runs work items as Spark tasks and keeps their requests."""
+    """Runs work items as Spark tasks and counts their requests."""
 
     spark: Spark
-    requests: list[Mapping[str, int]] = field(default_factory=list)
+    spent: Spent
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
         """Run `tasks.deal_divide` for each."""
@@ -149,11 +85,11 @@ class _OnSpark:
         return [FillResult.from_json(each["result"]) for each in self._counted(answers)]
 
     def _counted(self, answers: list[Answer]) -> list[Answer]:
-        self.requests += [each["requests"] for each in answers]
+        self.spent.take(answers)
         return answers
 
 
-def _deal(job: _Job, work: _OnSpark, terms: Terms, run_id: str | None) -> Dealt:
+def _deal(job: DealTables, work: _OnSpark, terms: Terms, run_id: str | None) -> Dealt:
     tables = job.tables(declaring=True)
     with _leased(job, tables, terms, run_id) as leases:
         dealer = Dealer(
@@ -173,7 +109,9 @@ def _deal(job: _Job, work: _OnSpark, terms: Terms, run_id: str | None) -> Dealt:
 
 
 @contextmanager
-def _leased(job: _Job, tables: Mapping[str, Table], terms: Terms, run_id: str | None) -> Iterator[Mapping[str, Lease]]:
+def _leased(
+    job: DealTables, tables: Mapping[str, Table], terms: Terms, run_id: str | None
+) -> Iterator[Mapping[str, Lease]]:
     """Hold, for the block, dealing of this raw log into each table for which there is something.
 
     The commits carry no fence, since one lease is for all rounds: marks keep two runs apart, a lease only saves one of
@@ -197,12 +135,12 @@ def _leased(job: _Job, tables: Mapping[str, Table], terms: Terms, run_id: str | 
         yield leases
 
 
-def _left(job: _Job, tables: Mapping[str, Table], terms: Terms) -> dict[str, DealPlan]:
+def _left(job: DealTables, tables: Mapping[str, Table], terms: Terms) -> dict[str, DealPlan]:
     now = SystemClock().now_ms()
     return {name: left(job.history, log_marks(each.snapshot), terms, now_ms=now) for name, each in tables.items()}
 
 
-def _planned(job: _Job, terms: Terms) -> JobReport:
+def _planned(job: DealTables, terms: Terms) -> JobReport:
     """What a run would read, and what is in its way; a table that does not exist yet would get everything."""
     tables = job.tables(declaring=False)
     new = sorted(set(job.declared) - set(tables) - set(job.failures))
@@ -230,7 +168,7 @@ def _figures(done: Dealt) -> Figures:
     )
 
 
-def _details(job: _Job, done: Dealt) -> dict[str, object]:
+def _details(job: DealTables, done: Dealt) -> dict[str, object]:
     return {
         "raw_log": job.raw.name,
         "chunks": done.chunks,
@@ -243,26 +181,12 @@ def _details(job: _Job, done: Dealt) -> dict[str, object]:
     }
 
 
-def _gaps(job: _Job, held: Iterable[HeldChunks], given_up: Iterable[HeldChunks]) -> dict[str, object]:
+def _gaps(job: DealTables, held: Iterable[HeldChunks], given_up: Iterable[HeldChunks]) -> dict[str, object]:
     return {
         "held": [asdict(each) for each in held],
         "given_up": [asdict(each) for each in dict.fromkeys(given_up)],
         "unreachable": list(job.history.unreachable),
     }
-
-
-def _tables(files: Sequence[str], root: Path) -> tuple[dict[str, TableDeclaration], dict[str, InvalidInput]]:
-    """The declared tables by name, and by the names of their files those that are broken."""
-    declared: dict[str, TableDeclaration] = {}
-    broken: dict[str, InvalidInput] = {}
-    for file in files:
-        try:
-            found = load(file).below(root)
-            declared[found.name] = found
-        except InvalidInput as error:
-            LOG.warning("a table is left out: %s", error)
-            broken[Path(file).stem] = error
-    return declared, broken
 
 
 def _failure(failures: Mapping[str, TidemarkError]) -> TidemarkError:

@@ -13,7 +13,7 @@ CONNECT = "sc://"
 """How the address of a Spark Connect server starts."""
 
 
-def named(master: str) -> str:
+def resolved(master: str) -> str:
     """Return the master, or the Connect server that `SPARK_REMOTE` names where the master is the default.
 
     Raises `InvalidInput` when both are named, as PySpark does, and for a `SPARK_REMOTE` that is no Connect server.

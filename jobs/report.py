@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from jobs.figures import NO_FIGURES, Figures
 from storage_core.errors import TidemarkError
-
-MOST_NAMED: Final = 20
-"""How many windows an error names; the report has all."""
 
 Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
@@ -86,25 +82,6 @@ def _words(value: object) -> str:
             return ", ".join(filter(None, map(_words, value)))
         case _:
             return str(value)
-
-
-def add_requests(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of several request counts, by kind."""
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(total)
-
-
-def shortened(items: Sequence[object], most: int) -> list[object]:
-    """Return the first `most` items and, where there are others, a text that says how many."""
-    more = [f"and {len(items) - most} more"] if len(items) > most else []
-    return [*items[:most], *more]
-
-
-def named(names: Sequence[object]) -> str:
-    """Return the first `MOST_NAMED` of these names as an error lists them, and how many more there are."""
-    return ", ".join(map(str, shortened(names, MOST_NAMED)))
 
 
 def with_report(error: TidemarkError, report: JobReport) -> TidemarkError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,9 +11,11 @@ from typing import Protocol, TypeVar
 from jobs.as_they_end import as_they_end
 from jobs.figures import NO_FIGURES, Figures
 from jobs.holder import holder_of, is_gone
-from jobs.report import JobReport, Status, add_requests
+from jobs.report import JobReport, Status
+from jobs.shared_place import require_shared
 from jobs.spark import Answer, Item, Spark
-from storage_core.errors import CommitConflict, Held, InvalidInput, TidemarkError
+from jobs.spent import Spent
+from storage_core.errors import CommitConflict, Held, TidemarkError
 from storage_core.heartbeat import Heartbeat
 from storage_core.lease import Lease, acquire
 from storage_core.log.actions import Action
@@ -55,25 +56,16 @@ class Asked(Protocol):
         ...
 
 
-def require_shared(uri: str) -> str:
-    """Return the URI of a place that Spark tasks can see. Raises `InvalidInput` for one in the memory of a process."""
-    if uri.startswith("memory:"):
-        raise InvalidInput(f"{uri}: what is in memory lives in one process; Spark tasks cannot see it", uri=uri)
-    return uri
-
-
 class JobRun:
     """One run of one job on one table, planned against the snapshot that `before` holds."""
 
     def __init__(self, job: str, request: Asked, spark: Spark, table: Table | None = None) -> None:
         """Open the table unless it is given. Raises `InvalidInput` for a table that other processes cannot see."""
         require_shared(request.table_uri)
-        self._started = time.perf_counter()
         self._job = job
         self._request = request
         self._spark = spark
-        self._spark_seconds_before = spark.seconds
-        self._task_requests: list[Mapping[str, int]] = []
+        self._spent = Spent(spark)
         self._leases: list[Lease] = []
         self._tokens_spent = False
         self._head: Snapshot | None = None
@@ -152,7 +144,7 @@ class JobRun:
         if items and writes:
             self.table.require_capable()
         answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
-        self._task_requests += [answer["requests"] for answer in answers]
+        self._spent.take(answers)
         return answers
 
     def map_groups(
@@ -169,7 +161,7 @@ class JobRun:
         at_once = self._spark.slots + 1 if len(calls) > 1 else 1
         for number, answers in as_they_end(calls, at_once):
             if not isinstance(answers, TidemarkError):
-                self._task_requests += [answer["requests"] for answer in answers]
+                self._spent.take(answers)
             yield number, answers
 
     def commit(
@@ -218,14 +210,12 @@ class JobRun:
         details: Mapping[str, object] | None = None,
     ) -> JobReport:
         """Return the report of this run as it stands now."""
-        return JobReport(
+        report = JobReport(
             job=self._job,
             status=status,
             version=self.before.version if version is None else version,
             figures=figures,
-            requests=add_requests(self.table.store.requests, *self._task_requests),
-            seconds=round(time.perf_counter() - self._started, 3),
-            spark_seconds=round(self._spark.seconds - self._spark_seconds_before, 3),
             commit_id=commit_id,
             details=details or {},
         )
+        return self._spent.told(report, [self.table.store])

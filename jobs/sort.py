@@ -5,6 +5,7 @@ python -m jobs.sort --table-uri …
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -13,10 +14,12 @@ from jobs.command import table_command
 from jobs.figures import Figures
 from jobs.report import JobReport, Status
 from jobs.request import JobRequest
-from jobs.run import LOG, JobRun
+from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.errors import CommitConflict
 from storage_core.region.sorting import SortingResult, SortingWork, finish, plan
+
+LOG = logging.getLogger(__name__)
 
 SUMMARY = "Sort the unsorted generations of regions that have many."
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from jobs.failure import Failed
-from jobs.master import LOCAL_SPARK, named
+from jobs.master import LOCAL_SPARK, resolved
 from jobs.spark_errors import failure_of, spark_errors
 from jobs.spark_session import active, start
 from jobs.stopwatch import Stopwatch
@@ -83,7 +83,7 @@ class Spark:
         """
         if self._session is None:
             started = time.perf_counter()
-            master = named(self._master)
+            master = resolved(self._master)
             self._joined = active() is not None
             self._session = start(master)
             LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.failure import Failed
-from jobs.report import add_requests
 from storage_core.clock import SystemClock
 from storage_core.compaction import audit as auditing
 from storage_core.compaction import execute as compaction
@@ -26,7 +25,7 @@ from storage_core.index import catch_up
 from storage_core.ingest import batch
 from storage_core.ingest.batch import IngestWork
 from storage_core.log.actions import to_json_object
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.objectstore.meter import MeteredStore, add_requests
 from storage_core.objectstore.resolve import open_store
 from storage_core.region import merge as region_merge
 from storage_core.region import sorting

@@ -1,8 +1,4 @@
-"""Merges of many windows in bounded groups, each with a commit of its own (design page 08, decision 0078).
-
-A window is in one group, so all of its merges are in one commit, unless it has more than a part of a plan. The largest
-windows come first: a huge one is alone in its group and has the longest time, while the others go on beside it.
-"""
+"""Merges of many windows in groups (`jobs.group_plan`), each with a commit of its own (decision 0078)."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from typing import Any
 from jobs import tasks
 from jobs.failure import Failed
 from jobs.figures import Figures
+from jobs.group_plan import GROUP_LIMITS, GroupLimits, bundled, grouped
 from jobs.run import JobRun
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.skips import skips_of
@@ -29,27 +26,8 @@ LOG = logging.getLogger(__name__)
 Window = int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """A group ends with so many windows, or so many bytes of input, or one of `parts` of all input where that is more.
-
-    So a commit stays small, a small run is one commit, a large one loses few of its parts with its driver, and the
-    commits of a run stay few. A task takes one merge, and more while they are together within `task_merges` and
-    `task_bytes`: beginning a task costs more than a merge of that size.
-    """
-
-    windows: int = 256
-    bytes: int = 256 * 2**20
-    parts: int = 32
-    task_merges: int = 8
-    task_bytes: int = 8 * 2**20
-
-
-BOUNDS = Bounds()
-
-
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedGroup:
     """One commit of a run, and the windows that it finished."""
 
     version: int
@@ -62,14 +40,14 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GroupsOutcome:
     """What became of the windows of a run: its commits in their order, what they did, and why windows failed."""
 
-    commits: list[Committed] = field(default_factory=list)
+    commits: list[CommittedGroup] = field(default_factory=list)
     results: list[Rewrite] = field(default_factory=list)
     failed: dict[Window, Failed] = field(default_factory=dict)
 
-    def take(self, later: Outcome) -> None:
+    def take(self, later: GroupsOutcome) -> None:
         """Add what became of further windows of the run."""
         self.commits.extend(later.commits)
         self.results.extend(later.results)
@@ -108,53 +86,18 @@ class Executed:
         return Failed.from_object(self.answer["failed"]) if "failed" in self.answer else None
 
 
-def grouped(operations: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> list[list[MergeOperation]]:
-    """Return all operations in groups of whole windows, the windows with the most bytes first."""
-    by_window: dict[Window, list[MergeOperation]] = {}
-    for operation in operations:
-        by_window.setdefault(operation.window, []).append(operation)
-    sizes = {window: sum(bytes_of(each) for each in merges) for window, merges in by_window.items()}
-    full = max(bounds.bytes, sum(sizes.values()) // bounds.parts)
-    groups: list[list[MergeOperation]] = []
-    windows = size = 0
-    for window in sorted(by_window, key=sizes.__getitem__, reverse=True):
-        if not windows:
-            groups.append([])
-        groups[-1] += sorted(by_window[window], key=bytes_of, reverse=True)
-        windows, size = windows + 1, size + sizes[window]
-        if windows == bounds.windows or size >= full:
-            windows = size = 0
-    return groups
-
-
-def bundled(group: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> list[list[MergeOperation]]:
-    """Return the merges of a group, in their order, by the task that executes them."""
-    bundles: list[list[MergeOperation]] = []
-    size = 0
-    for operation in group:
-        size += bytes_of(operation)
-        if not bundles or size > bounds.task_bytes or len(bundles[-1]) == bounds.task_merges:
-            bundles.append([])
-            size = bytes_of(operation)
-        bundles[-1].append(operation)
-    return bundles
-
-
-def bytes_of(operation: MergeOperation) -> int:
-    """Return what a merge reads."""
-    return sum(add.size for add in operation.inputs)
-
-
-def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bounds = BOUNDS) -> Outcome:
+def compact_groups(
+    job: JobRun, operations: Sequence[MergeOperation], limits: GroupLimits = GROUP_LIMITS
+) -> GroupsOutcome:
     """Execute the merges on Spark and commit each group when its tasks have ended.
 
     What fails concerns its own window: a merge by its inputs, which are skipped for a day, and a window that another
     commit changed meanwhile. When Spark or the store fails a whole group, it concerns the windows of that group.
     Raises `Fenced` when another run took over; groups committed before stay.
     """
-    outcome, groups = Outcome(), grouped(operations, bounds)
+    outcome, groups = GroupsOutcome(), grouped(operations, limits)
     items = [
-        [{"operations": [each.to_json() for each in bundle]} for bundle in bundled(group, bounds)] for group in groups
+        [{"operations": [each.to_json() for each in bundle]} for bundle in bundled(group, limits)] for group in groups
     ]
     with closing(job.map_groups(tasks.compact_several, items)) as ended:
         for number, answers in ended:
@@ -170,7 +113,7 @@ def compact_groups(job: JobRun, operations: Sequence[MergeOperation], bounds: Bo
     return outcome
 
 
-def settle(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
+def settle(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
     """Commit what these merges made, without the windows that another commit changed meanwhile. Raises `Fenced`."""
     _note_failures(merges, outcome)
     while merges:
@@ -186,7 +129,7 @@ def settle(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
             return
 
 
-def _note_failures(merges: Sequence[Executed], outcome: Outcome) -> None:
+def _note_failures(merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
     for each in merges:
         if each.failed is not None:
             outcome.failed.setdefault(each.window, each.failed)
@@ -199,7 +142,7 @@ def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window
     return hit or {each.window for each in merges}
 
 
-def _commit(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
+def _commit(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
     made = [(each.operation, result) for each in merges if (result := each.result) is not None]
     results = [result for _, result in made]
     actions = [action for result in results for action in result.actions]
@@ -209,7 +152,7 @@ def _commit(job: JobRun, merges: Sequence[Executed], outcome: Outcome) -> None:
     carry_over = CarryOver(job.table.store, made, ids=job.table.log.ids)
     report = job.commit(actions, operation=OPERATION, figures=Figures.of(results), rebase=carry_over)
     windows = sorted({each.window for each in merges} - outcome.failed.keys(), key=by_start)
-    outcome.commits.append(Committed(report.version, report.commit_id, tuple(windows)))
+    outcome.commits.append(CommittedGroup(report.version, report.commit_id, tuple(windows)))
     outcome.results.extend(results)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from jobs.report import named
+from jobs.lists import listed
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
@@ -95,7 +95,7 @@ def _interrupted(ended: Sequence[ChunkDone], *, only_failed: bool) -> Interrupte
 
 def _windows_of(bad: Sequence[ChunkDone]) -> str:
     names = [name for each in bad for name in each.failed]
-    return f", of them only the windows {named(names)}" if all(each.failed for each in bad) else ""
+    return f", of them only the windows {listed(names)}" if all(each.failed for each in bad) else ""
 
 
 def _declared(name: str) -> DeclaredTable:

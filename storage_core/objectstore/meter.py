@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,14 @@ from typing import Literal
 from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, ObjectStore, PutMode, PutResult
 
 RequestKind = Literal["get", "put", "list", "head", "delete"]
+
+
+def add_requests(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the sum of several request counts, by kind."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 class RequestMeter:

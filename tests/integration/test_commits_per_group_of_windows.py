@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 from jobs import compact, tasks
+from jobs.group_plan import GroupLimits, grouped
 from jobs.report import report_of
 from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
-from jobs.window_groups import Bounds, Executed, Outcome, compact_groups, grouped, settle
+from jobs.window_groups import Executed, GroupsOutcome, compact_groups, settle
 from jobs.window_range import WindowRange
 from storage_core import Table
 from storage_core.compaction import planner
@@ -35,14 +36,15 @@ from tests.integration.halved_split import halve_split, repair
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
 FIRST = int(START.timestamp())
 WINDOWS = [FIRST + 3600 * number for number in range(5)]
-IN_PAIRS = Bounds(windows=2)
+IN_PAIRS = GroupLimits(windows=2)
 
 # The real job in a real process, which kills itself when it is about to make its second commit.
 KILLED_JOB = """
 import os, signal, sys
 from functools import partial
 from jobs import compact
-from jobs.window_groups import Bounds, compact_groups
+from jobs.group_plan import GroupLimits
+from jobs.window_groups import compact_groups
 from storage_core.log.log import TransactionLog
 commit, made = TransactionLog.commit, []
 def killed(self, *arguments, **named):
@@ -51,7 +53,7 @@ def killed(self, *arguments, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return commit(self, *arguments, **named)
 TransactionLog.commit = killed
-compact.compact_groups = partial(compact_groups, bounds=Bounds(windows=2))
+compact.compact_groups = partial(compact_groups, limits=GroupLimits(windows=2))
 compact.main(["--table-uri", sys.argv[1]])
 """
 
@@ -108,7 +110,7 @@ def everything(snapshot: Snapshot) -> list[MergeOperation]:
 
 
 def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group_are_committed(table: Table) -> None:
-    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), Outcome()
+    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
     with job.leased(everything, ["compact.all"]) as operations:
         merges = executed(table, operations)
         gone = merges[1].operation.inputs[0].path
@@ -122,7 +124,7 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
 
 
 def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_ends_it(table: Table) -> None:
-    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), Outcome()
+    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
     with job.leased(everything, ["compact.all"]) as operations:
         first, second, third = grouped(operations, IN_PAIRS)
         tokens = []

@@ -21,7 +21,8 @@ from typing import Any
 from uuid import uuid4
 
 from jobs import compact, tasks
-from jobs.window_groups import Bounds, compact_groups
+from jobs.group_plan import GroupLimits
+from jobs.window_groups import compact_groups
 from storage_core.compaction.work import MergeOperation
 
 PATIENCE_S = 240.0
@@ -89,5 +90,5 @@ TROUBLES = {"undisturbed": undisturbed, "straggle": straggle, "lose_the_executor
 if __name__ == "__main__":
     trouble, place, window, *arguments = sys.argv[1:]
     tasks.compact_several = partial(TROUBLES[trouble], place, int(window))  # the driver's; workers import their own
-    vars(compact)["compact_groups"] = partial(compact_groups, bounds=Bounds(task_merges=1))
+    vars(compact)["compact_groups"] = partial(compact_groups, limits=GroupLimits(task_merges=1))
     sys.exit(compact.main(arguments))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from jobs.figures import Figures
-from jobs.report import MOST_NAMED, JobReport, named, shortened
+from jobs.lists import MOST_LISTED, listed, shortened
+from jobs.report import JobReport
 
 
 def test_an_error_names_the_first_and_counts_the_others() -> None:
-    assert named([None, 3600]) == "None, 3600"
-    names = list(range(MOST_NAMED + 2))
-    assert named(names[:MOST_NAMED]).endswith(f", {MOST_NAMED - 1}")
-    assert named(names).endswith(f", {MOST_NAMED - 1}, and 2 more")
+    assert listed([None, 3600]) == "None, 3600"
+    names = list(range(MOST_LISTED + 2))
+    assert listed(names[:MOST_LISTED]).endswith(f", {MOST_LISTED - 1}")
+    assert listed(names).endswith(f", {MOST_LISTED - 1}, and 2 more")
 
 
 def test_a_list_is_shortened_only_when_it_is_longer() -> None:

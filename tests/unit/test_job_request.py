@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.run import require_shared
+from jobs.shared_place import require_shared
 from jobs.window_range import WindowRange, window_range
 from pipelines.commands.arguments import duration_ms
 from storage_core.errors import InvalidInput

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs.code_archive import ROOT
-from jobs.master import LOCAL_SPARK, named
+from jobs.master import LOCAL_SPARK, resolved
 from jobs.reach import connect, require_master
 from jobs.spark import Spark
 from jobs.spark_session import start
@@ -24,7 +24,7 @@ SERVER = "sc://spark.example:15002"
 
 def test_the_master_that_was_named_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    assert [named(each) for each in (LOCAL_SPARK, "spark://host:7077", SERVER)] == [
+    assert [resolved(each) for each in (LOCAL_SPARK, "spark://host:7077", SERVER)] == [
         LOCAL_SPARK,
         "spark://host:7077",
         SERVER,
@@ -33,22 +33,22 @@ def test_the_master_that_was_named_is_used(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_server_of_the_environment_takes_the_place_of_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", SERVER)
-    assert named(LOCAL_SPARK) == SERVER
-    assert named("sc://other:15002") == "sc://other:15002"
+    assert resolved(LOCAL_SPARK) == SERVER
+    assert resolved("sc://other:15002") == "sc://other:15002"
     monkeypatch.setenv("SPARK_REMOTE", "")
-    assert named(LOCAL_SPARK) == LOCAL_SPARK
+    assert resolved(LOCAL_SPARK) == LOCAL_SPARK
 
 
 def test_a_master_beside_the_server_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", SERVER)
     with pytest.raises(InvalidInput, match=r"both the master spark://host:7077 and SPARK_REMOTE=sc://spark\.example"):
-        named("spark://host:7077")
+        resolved("spark://host:7077")
 
 
 def test_what_is_no_connect_server_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "local[2]")
     with pytest.raises(InvalidInput, match=r"SPARK_REMOTE=local\[2\] is no Spark Connect server: name one as sc://"):
-        named(LOCAL_SPARK)
+        resolved(LOCAL_SPARK)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from jobs.as_they_end import as_they_end
+from jobs.group_plan import GroupLimits, bundled, grouped
 from jobs.stopwatch import Stopwatch
-from jobs.window_groups import Bounds, bundled, grouped
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Unavailable
 from storage_core.log.actions import Add
@@ -21,7 +21,7 @@ def merge(window: int | None, size: int) -> MergeOperation:
 def test_the_largest_windows_come_first_and_each_window_is_in_one_group() -> None:
     sizes = [(0, 10), (3600, 70), (0, 20), (None, 40), (7200, 5), (10800, 5)]
     operations = [merge(*each) for each in sizes]
-    groups = grouped(operations, Bounds(windows=2, bytes=60, parts=32))
+    groups = grouped(operations, GroupLimits(windows=2, bytes=60, parts=32))
     found = [[(each.window, each.inputs[0].size) for each in group] for group in groups]
     assert found == [[(3600, 70)], [(None, 40), (0, 20), (0, 10)], [(7200, 5), (10800, 5)]]
 
@@ -29,14 +29,14 @@ def test_the_largest_windows_come_first_and_each_window_is_in_one_group() -> Non
 def test_small_runs_are_one_group_and_large_ones_few() -> None:
     windows = [merge(3600 * number, 1000) for number in range(200)]
     assert len(grouped(windows)) == 1
-    assert [len(group) for group in grouped(windows, Bounds(bytes=1, parts=4))] == [50, 50, 50, 50]
-    assert [len(group) for group in grouped(windows, Bounds(windows=64))] == [64, 64, 64, 8]
+    assert [len(group) for group in grouped(windows, GroupLimits(bytes=1, parts=4))] == [50, 50, 50, 50]
+    assert [len(group) for group in grouped(windows, GroupLimits(windows=64))] == [64, 64, 64, 8]
     assert grouped([]) == []
 
 
 def test_small_merges_share_a_task_and_a_large_one_has_its_own() -> None:
     group = [merge(0, size) for size in (90, 40, 30, 20, 10, 0, 0, 0)]
-    found = bundled(group, Bounds(task_merges=3, task_bytes=80))
+    found = bundled(group, GroupLimits(task_merges=3, task_bytes=80))
     assert [[each.inputs[0].size for each in bundle] for bundle in found] == [[90], [40, 30], [20, 10, 0], [0, 0]]
     assert bundled([merge(0, 0)]) == [[merge(0, 0)]]
     assert bundled([]) == []

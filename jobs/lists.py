@@ -1,0 +1,20 @@
+"""Lists of any length as people read them: the first entries, and how many more there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+MOST_LISTED: Final = 20
+"""How many names an error lists; the report has all."""
+
+
+def shortened(items: Sequence[object], most: int) -> list[object]:
+    """Return the first `most` items and, where there are others, a text that says how many."""
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return [*items[:most], *more]
+
+
+def listed(names: Sequence[object]) -> str:
+    """Return the first `MOST_LISTED` of these names as an error lists them, and how many more there are."""
+    return ", ".join(map(str, shortened(names, MOST_LISTED)))
