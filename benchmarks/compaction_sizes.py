@@ -28,13 +28,13 @@ from benchmarks.points import MOST_BYTES
 from examples.datasets import access_log_lines, flights, weather
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import bind
 from storage_core.rows.windows import split_by_window
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.encodings import CHOSEN_DICTIONARY_BYTES, ROWS_PER_PAGE, ZSTD_LEVEL, Encoding, choose
 from storage_core.split.row_groups import ROWS_PER_GROUP

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from deltalake.transaction import AddAction, RemoveAction
 
 from benchmarks.figures import Figure, command, median, peak_mib, seconds
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.file_columns import FILES_SCHEMA, adds_of
@@ -37,6 +36,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.read.predicate import col
 from storage_core.read.pruning import manifest_filter, prune_table
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 
 MOST_FILES = 1_000_000
 PARTITIONS = 1_000

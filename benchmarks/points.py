@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.sort_order import bind
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.write import sort_and_write
 

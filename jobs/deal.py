@@ -28,9 +28,9 @@ from storage_core.dealing.remaining import DealPlan, Terms, left
 from storage_core.dealing.rounds import Dealer
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
 from storage_core.errors import TidemarkError
-from storage_core.heartbeat import Heartbeat
 from storage_core.ids import SystemIds
-from storage_core.lease import Lease, acquire
+from storage_core.leases.heartbeat import Heartbeat
+from storage_core.leases.lease import Lease, acquire
 from storage_core.rows.late import LateFigures
 from storage_core.table import Table
 

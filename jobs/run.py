@@ -16,8 +16,8 @@ from jobs.shared_place import require_shared
 from jobs.spark import Answer, Item, Spark
 from jobs.spent import Spent
 from storage_core.errors import CommitConflict, Held, TidemarkError
-from storage_core.heartbeat import Heartbeat
-from storage_core.lease import Lease, acquire
+from storage_core.leases.heartbeat import Heartbeat
+from storage_core.leases.lease import Lease, acquire
 from storage_core.log.actions import Action
 from storage_core.log.conflicts import Rebase
 from storage_core.log.requirements import Requirement

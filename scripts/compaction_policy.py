@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, Simulation, simulate
-from storage_core.compaction_settings import CompactionSettings
+from storage_core.settings.compaction import CompactionSettings
 
 MB = 1_000_000
 FULL = Ingestion(rates=[1000] * MINUTES_PER_DAY, split_bytes=MB, split_rows=2000)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from storage_core.errors import TidemarkError
-    from storage_core.index_definition import IndexDefinition
     from storage_core.raw_log.raw_log import RawLog
     from storage_core.raw_log.stores import RawStore
     from storage_core.read.predicate import col
     from storage_core.region.options import WriterOptions
+    from storage_core.settings.index import IndexDefinition
     from storage_core.table import Table
 
 _HOMES = {
-    "IndexDefinition": "storage_core.index_definition",
+    "IndexDefinition": "storage_core.settings.index",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
     "Table": "storage_core.table",

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, keeping_order
 from storage_core.errors import CommitConflict, InvalidInput
@@ -17,8 +16,9 @@ from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore import probe
-from storage_core.region_fields import REGIONS_KEY
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.region_fields import REGIONS_KEY
+from storage_core.settings.table import TableConfig
 
 LANDING = "tidemark.landing"
 """The setting that says where files of the table land."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from storage_core.config import MapMode, TableConfig
 from storage_core.declaration_parts import (
     Closed,
     ColumnDeclaration,
@@ -40,6 +39,7 @@ from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
 from storage_core.rows.sort_order import bind
+from storage_core.settings.table import MapMode, TableConfig
 
 MOST_PARTITIONS = 40_000
 

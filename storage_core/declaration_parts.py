@@ -11,14 +11,14 @@ from typing import Annotated, Literal, Self
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from storage_core.compaction_settings import CompactionSettings
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
-from storage_core.index_definition import IndexDefinition
 from storage_core.ingest.landing import LandingFormat, LandingSpec
-from storage_core.late_data import LateData, LatePolicy
 from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
+from storage_core.settings.compaction import CompactionSettings
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.table import TableConfig
 
 PARTITION_FORMAT = "%Y-%m-%dT%H:%M"
 _COLUMN_TYPES = (

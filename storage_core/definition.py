@@ -9,16 +9,16 @@ from typing import cast
 import pyarrow as pa
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.index import segments
-from storage_core.index_definition import IndexDefinition
-from storage_core.late_data import LateData, LatePolicy
 from storage_core.region.spec import check_spec
 from storage_core.rows import sort_order, sort_schema
 from storage_core.rows.fold import merging
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import parse_duration, validate_duration
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.table import TableConfig
 
 CHANGEABLE = frozenset(
     {

@@ -18,7 +18,6 @@ from storage_core.clock import SystemClock
 from storage_core.compaction.debt import Debt
 from storage_core.compaction.debt import debt as debt_of
 from storage_core.compaction.policy import Mode
-from storage_core.config import MapMode, TableConfig
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import (
     check_definition,
@@ -33,9 +32,7 @@ from storage_core.history.restore import Restored
 from storage_core.history.restore import restore as restore_version
 from storage_core.history.tagging import set_tag
 from storage_core.ids import SystemIds
-from storage_core.index_definition import IndexDefinition
 from storage_core.ingest.landing import LandingSpec
-from storage_core.late_data import LateData
 from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -66,6 +63,9 @@ from storage_core.rows.incoming import Rows, table_of
 from storage_core.rows.schema import conform
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration, parse_milliseconds
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.late_data import LateData
+from storage_core.settings.table import MapMode, TableConfig
 
 
 class Table:

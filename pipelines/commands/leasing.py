@@ -11,7 +11,7 @@ from pipelines.commands.arguments import Json, Uri
 from pipelines.commands.target import open_table
 
 if TYPE_CHECKING:
-    from storage_core.stored_lease import StoredLease
+    from storage_core.leases.stored import StoredLease
     from storage_core.table import Table
 
 
@@ -37,7 +37,7 @@ def leases(
 
 def _break(table: Table, resource: str, *, as_json: bool) -> None:
     from jobs.holder import holder_of
-    from storage_core.lease import break_lease
+    from storage_core.leases.lease import break_lease
 
     table.require_capable()
     token = break_lease(table.log, resource, holder_of("tidemark leases"))
@@ -50,7 +50,7 @@ def _break(table: Table, resource: str, *, as_json: bool) -> None:
 def _show(table: Table, *, as_json: bool) -> None:
     from jobs.holder import is_gone
     from storage_core.clock import SystemClock
-    from storage_core.stored_lease import stored_leases
+    from storage_core.leases.stored import stored_leases
 
     now_ms = SystemClock().now_ms()
     found = [

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.compaction.invariants import Fault
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.schema_registry import schema_hash
@@ -24,6 +23,7 @@ from storage_core.rows.order import is_sorted
 from storage_core.rows.schema import from_schema_string, to_schema_string
 from storage_core.rows.sort_order import SortOrder, bind, nameless, recorded_order
 from storage_core.rows.windows import validate_duration, window_starts
+from storage_core.settings.table import TableConfig
 from storage_core.split.lineage import read_origin
 from storage_core.split.metadata import PREFIX, differences
 from storage_core.split.read import OpenSplit, open_split

@@ -20,12 +20,12 @@ from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, order_of
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
+from storage_core.settings.table import TableConfig
 from storage_core.split.emission import Emission, Expected
 from storage_core.split.encode import plain_schema
 from storage_core.split.encodings import Encodings, inherited

@@ -17,14 +17,14 @@ from storage_core.compaction.expiry import has_left
 from storage_core.compaction.merges import Flags, Ints
 from storage_core.compaction.policy import Splits
 from storage_core.compaction.scope import Scope
-from storage_core.compaction_settings import CompactionSettings
-from storage_core.config import TableConfig
 from storage_core.log import deletion_vector
 from storage_core.log.file_columns import rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows import keys
 from storage_core.rows.codes import Codes, codes
 from storage_core.rows.sort_order import nameless
+from storage_core.settings.compaction import CompactionSettings
+from storage_core.settings.table import TableConfig
 
 WORN_SHARE = 1 / 3
 """Readers read at most half as much again as they need, and a rewrite copies at most two rows per deleted one."""

@@ -23,7 +23,7 @@ from enum import StrEnum
 import numpy as np
 
 from storage_core.compaction.merges import NO_MERGES, REASONS, Flags, Ints, Merges, Reason, in_order, ranges
-from storage_core.compaction_settings import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings
+from storage_core.settings.compaction import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings
 
 SEALED = MOST_GENERATIONS + 1
 """The least number of merges that says "one sorted run": above every number of generations that can be set."""

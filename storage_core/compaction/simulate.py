@@ -14,7 +14,7 @@ import numpy as np
 
 from storage_core.compaction.merges import MOST_INPUTS, Flags, Ints, Merges, bounded, outputs_of, ranges
 from storage_core.compaction.policy import LATE_SHARE, SEALED, Mode, Rules, Splits, choose
-from storage_core.compaction_settings import CompactionSettings
+from storage_core.settings.compaction import CompactionSettings
 
 MINUTE_MS = 60_000
 MINUTES_PER_DAY = 1440

@@ -30,9 +30,9 @@ from storage_core.quarantine import LateDoor, Origin
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
-from storage_core.region_fields import Region
 from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import conform
+from storage_core.settings.region_fields import Region
 from storage_core.split.write import sort_and_write
 
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from storage_core.dealing.work import Target
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.read import TypedRecords, typed
 from storage_core.region.spec import Routed, route
-from storage_core.region_fields import Region, RegionSpec
+from storage_core.settings.region_fields import Region, RegionSpec
 
 
 def fit(records: pa.Table, target: Target) -> TypedRecords:

@@ -29,7 +29,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.dealt import Stretch, positions
 from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
-from storage_core.region_fields import WHOLE_TABLE, Region
+from storage_core.settings.region_fields import WHOLE_TABLE, Region
 
 _APP = "raw:"
 

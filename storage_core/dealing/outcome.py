@@ -13,8 +13,8 @@ from storage_core.errors import TidemarkError, error_of
 from storage_core.ingest.tally import tally
 from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage
-from storage_core.region_fields import Region
 from storage_core.rows.late import LateFigures
+from storage_core.settings.region_fields import Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

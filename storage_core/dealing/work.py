@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storage_core.config import TableConfig
 from storage_core.dealing.parts import Part
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add
 from storage_core.raw_log.chunks import Damage, RawChunkRef
 from storage_core.region.dealt import Stretch, Turn
-from storage_core.region_fields import Region
 from storage_core.rows.late import LateFigures
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.region_fields import Region
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 
 Json = dict[str, Any]

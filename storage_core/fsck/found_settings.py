@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import KeyKind
 from storage_core.fsck.found_split import FoundSplit, read_found
@@ -14,7 +13,8 @@ from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region_fields import REGIONS_KEY, WHOLE_TABLE_SPEC
+from storage_core.settings.region_fields import REGIONS_KEY, WHOLE_TABLE_SPEC
+from storage_core.settings.table import TableConfig
 from storage_core.split.lineage import Origin
 
 

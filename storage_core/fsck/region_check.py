@@ -24,7 +24,7 @@ from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, generation_segments, wal
 from storage_core.region.manifest import read_latest, read_version
-from storage_core.region_fields import WHOLE_TABLE_SPEC
+from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
 
 
 def check_regions(store: ObjectStore, inventory: Inventory, merged: dict[str, int], *, deep: bool) -> Iterator[Finding]:

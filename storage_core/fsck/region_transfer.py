@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from storage_core.clock import Clock
-from storage_core.config import TableConfig
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.outcome import Lost
 from storage_core.fsck.region_check import check_regions
@@ -17,8 +16,9 @@ from storage_core.fsck.salvage import Salvage
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import region_of
-from storage_core.region_fields import WHOLE_TABLE_SPEC
 from storage_core.rows.schema import from_schema_string
+from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
+from storage_core.settings.table import TableConfig
 
 # Findings of a region that stand for acknowledged records; what else is wrong with it is written anew.
 _RECORDS = frozenset({Kind.WAL_ENTRY_DAMAGED, Kind.WAL_ENTRY_MISSING})

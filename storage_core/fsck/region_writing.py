@@ -24,8 +24,8 @@ from storage_core.objectstore.create import create_numbered
 from storage_core.region import generation, generation_write
 from storage_core.region.manifest import commit
 from storage_core.region.memtable import Memtable
-from storage_core.region_fields import WHOLE_TABLE_SPEC
 from storage_core.rows.fold import record_schema
+from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

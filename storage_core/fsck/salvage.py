@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from storage_core.config import TableConfig
 from storage_core.errors import Unsupported
 from storage_core.formats import gc_plan
 from storage_core.formats.keys import KeyKind, gc_candidates_key, version_key
@@ -28,6 +27,7 @@ from storage_core.log.actions import Action, Add, IndexSegment, Metadata
 from storage_core.log.codec import decode_version
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.settings.table import TableConfig
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import missing
-from storage_core.region_fields import REGIONS_KEY
+from storage_core.settings.region_fields import REGIONS_KEY
 
 OPERATION = "RESTORE"
 MAX_PLANS = 10

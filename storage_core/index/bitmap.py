@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
-from storage_core.index_definition import IndexDefinition
+from storage_core.settings.index import IndexDefinition
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from storage_core.formats.bundle import checksum
 from storage_core.index import segments
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.settings.index import IndexDefinition
 
 _SIZES = ".sizes.json"
 

@@ -25,7 +25,7 @@ import tantivy
 
 from storage_core.errors import InvalidInput
 from storage_core.index import text_syntax
-from storage_core.index_definition import IndexDefinition
+from storage_core.settings.index import IndexDefinition
 
 ROW_FIELD = "_row"
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")

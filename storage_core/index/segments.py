@@ -18,11 +18,11 @@ from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
 from storage_core.index import bitmap, fulltext
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
+from storage_core.settings.index import IndexDefinition
 from storage_core.split.read import conform_split, read_split
 
 _logger = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.ids import Ids
 from storage_core.ingest.content import ContentHash, as_hex
@@ -45,6 +44,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
 from storage_core.rows.late import LateRule
 from storage_core.rows.windows import by_start, window_starts
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.write import sort_and_write
 

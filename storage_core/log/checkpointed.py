@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage_core.config import CheckpointFormat
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import KeyKind, ParsedKey, json_checkpoint_key, state_key
+from storage_core.settings.table import CheckpointFormat
 
 _OF_KEY: Mapping[KeyKind, CheckpointKind] = {
     KeyKind.STATE: CheckpointKind.AVRO_STATE,

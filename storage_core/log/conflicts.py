@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput, Unsupported
 from storage_core.log.action_fields import MAX_TIME_MS
 from storage_core.log.actions import (
@@ -39,6 +38,7 @@ from storage_core.log.settings_conflicts import check_settings
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_conflicts import check_splits
 from storage_core.rows.schema import from_schema_string
+from storage_core.settings.table import TableConfig
 
 Rebase = Callable[[Sequence[Action], Snapshot], Sequence[Action]]
 """Returns the planned actions as they have to be on a newer head, whose splits it has compared with those of the plan.

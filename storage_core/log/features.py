@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from storage_core.log.actions import OWN_FEATURE, REGIONS_FEATURE, VECTORS_FEATURE, Action, Add, Metadata, Protocol
-from storage_core.region_fields import REGIONS_KEY
+from storage_core.settings.region_fields import REGIONS_KEY
 
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage_core.clock import Clock, SystemClock
-from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
@@ -34,6 +33,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.create import put_or_unknown
 from storage_core.rows.schema import from_schema_string
+from storage_core.settings.table import TableConfig
 
 _logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Action, Add, IndexSegment, Metadata, RemoveIndexSegment
 from storage_core.log.snapshot import Snapshot
+from storage_core.settings.table import TableConfig
 
 
 def without_stale_segments(actions: Sequence[Action], head: Snapshot) -> tuple[Action, ...]:

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
@@ -32,6 +31,7 @@ from storage_core.log.codec import commit_info
 from storage_core.log.files import FilesBuilder, LiveFiles
 from storage_core.log.progress import Progress
 from storage_core.rows.schema import from_schema_string
+from storage_core.settings.table import TableConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from storage_core.index.catch_up import watermark
 from storage_core.index.segments import coverage
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.progress import list_regions
 from storage_core.rows.windows import by_start
+from storage_core.settings.index import IndexDefinition
 
 Row = dict[str, object]
 

@@ -16,8 +16,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import And, Compare, Comparison, Filter, Predicate
 from storage_core.region.registry import known_regions
 from storage_core.region.spec import canonical, field_values, region_for, route
-from storage_core.region_fields import Region, RegionField, Value
 from storage_core.rows.exact import exact_array
+from storage_core.settings.region_fields import Region, RegionField, Value
 
 
 def every_region(_snapshot: Snapshot) -> Sequence[Region] | None:

@@ -19,12 +19,12 @@ from pyroaring import BitMap
 from storage_core.errors import InvalidInput
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import open_cache
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_sources import Source, sources
 from storage_core.region.unmerged import Unmerged
+from storage_core.settings.index import IndexDefinition
 
 SCORE = "score"
 

@@ -16,7 +16,7 @@ from storage_core.region import generation
 from storage_core.region.progress import RegionProgress, progress_of
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.unmerged import capture
-from storage_core.region_fields import Region
+from storage_core.settings.region_fields import Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

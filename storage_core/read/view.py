@@ -15,7 +15,7 @@ from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.regions import every_region
 from storage_core.read.scan import Consistency
 from storage_core.region import unmerged
-from storage_core.region_fields import Region
+from storage_core.settings.region_fields import Region
 
 _Captured = TypeVar("_Captured")
 

@@ -22,7 +22,7 @@ from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import register, sealed
 from storage_core.region.wal import Logged, WalAppender
-from storage_core.region_fields import Region
+from storage_core.settings.region_fields import Region
 
 _logger = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.generation_write import write_records
 from storage_core.region.manifest import advance, check_epoch, read_latest
 from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.writer import RegionWriter
-from storage_core.region_fields import Region
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.region_fields import Region
 
 _logger = logging.getLogger(__name__)
 

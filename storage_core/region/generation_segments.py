@@ -20,11 +20,11 @@ from storage_core.formats import bundle
 from storage_core.formats.bundle import Bundle
 from storage_core.formats.generation_manifest import Generation, GenerationSegment, file_key, segment_file
 from storage_core.index import segments
-from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fold
 from storage_core.rows.codes import Mask
 from storage_core.rows.schema import conform
+from storage_core.settings.index import IndexDefinition
 
 _logger = logging.getLogger(__name__)
 

@@ -22,13 +22,13 @@ from storage_core.formats.generation_manifest import (
 )
 from storage_core.formats.key_hash import key_hashes
 from storage_core.ids import Ids
-from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import sorted_file
 from storage_core.region.generation_segments import with_segments
 from storage_core.region.memtable import Memtable
 from storage_core.rows import statistics
+from storage_core.settings.index import IndexDefinition
 
 
 def write(

@@ -10,7 +10,7 @@ from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
-from storage_core.region_fields import Region, Value
+from storage_core.settings.region_fields import Region, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ import pyarrow as pa
 from storage_core.errors import CommitUnknown, TidemarkError, WriterFenced
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
-from storage_core.index_definition import IndexDefinition
 from storage_core.region import generation_write
 from storage_core.region.claim import Claim
 from storage_core.region.manifest import check_epoch, commit
 from storage_core.region.memtable import Memtable
 from storage_core.region.options import WriterOptions
+from storage_core.settings.index import IndexDefinition
 
 _logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from storage_core.objectstore.create import put_or_unknown
 from storage_core.objectstore.exchange import ATTEMPTS, exchange
 from storage_core.region.manifest import read_latest
 from storage_core.region.spec import closing_region, only_region
-from storage_core.region_fields import WHOLE_TABLE_SPEC, Region
+from storage_core.settings.region_fields import WHOLE_TABLE_SPEC, Region
 
 _logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from storage_core.region.manifest import check_epoch, commit, read_latest
 from storage_core.region.registry import close_spec, read_registry
 from storage_core.region.spec import check_spec, closing_region, only_region
 from storage_core.region.writer import RegionWriter
-from storage_core.region_fields import REGIONS_KEY, Region, RegionField, RegionSpec, specs_to_text
+from storage_core.settings.region_fields import REGIONS_KEY, Region, RegionField, RegionSpec, specs_to_text
 
 _ATTEMPTS = 10
 

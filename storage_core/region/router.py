@@ -19,10 +19,10 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.spec import Routed, route
 from storage_core.region.writer import RegionWriter
-from storage_core.region_fields import Region
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateFigures
+from storage_core.settings.region_fields import Region
 
 T = TypeVar("T")
 

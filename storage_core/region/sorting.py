@@ -21,12 +21,10 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
@@ -37,6 +35,8 @@ from storage_core.region.options import SEGMENT_ROWS
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.rows import fold
 from storage_core.rows.schema import from_schema_string, to_schema_string
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 
 _logger = logging.getLogger(__name__)
 

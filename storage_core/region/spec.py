@@ -20,11 +20,11 @@ from storage_core.errors import InvalidInput
 from storage_core.region import expressions
 from storage_core.region.manifest import region_of
 from storage_core.region.transforms import Transform, apply_transform, parse_transform, result_type, widen
-from storage_core.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, Region, RegionField, RegionSpec, Value
 from storage_core.rows.codes import codes
 from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import dense_ranks, pack
 from storage_core.rows.schema import from_schema_string, to_schema_string
+from storage_core.settings.region_fields import WHOLE_TABLE, WHOLE_TABLE_SPEC, Region, RegionField, RegionSpec, Value
 
 DeclaredField: TypeAlias = RegionField | Mapping[str, object]
 

@@ -18,8 +18,8 @@ from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import admitted
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.region.wal import Logged
-from storage_core.region_fields import Region
 from storage_core.rows.fold import record_schema
+from storage_core.settings.region_fields import Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ import pyarrow as pa
 from storage_core.clock import Clock
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError
 from storage_core.ids import Ids
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import LateDoor, Origin
@@ -27,11 +26,12 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.region_log import RegionLog
 from storage_core.region.spec import only_region
-from storage_core.region_fields import Region
 from storage_core.rows import fold
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
 from storage_core.rows.late import LateFigures, LateRule
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.region_fields import Region
 
 T = TypeVar("T")
 

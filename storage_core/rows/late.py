@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
-from storage_core.late_data import LateData
+from storage_core.settings.late_data import LateData
+from storage_core.settings.table import TableConfig
 
 Arrival: TypeAlias = int | pa.Int64Array
 """When rows arrived, in milliseconds since the epoch: all at once, or each at its own time."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.rows import sort_schema
 from storage_core.rows.sort_schema import TIMESTAMP_NAMES, ColumnType, SortColumn
+from storage_core.settings.table import TableConfig
 
 TIME_ONLY = "timestamp/V2"
 

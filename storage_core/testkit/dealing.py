@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.dealing import execute
 from storage_core.dealing.outcome import Dealt
 from storage_core.dealing.remaining import Terms
@@ -19,6 +18,7 @@ from storage_core.ids import Ids
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.history import union
+from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.ids import SeededIds

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip, Metadata, Protocol
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 
 TABLE_ID = "5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11"

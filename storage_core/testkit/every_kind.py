@@ -9,13 +9,11 @@ import pyarrow as pa
 
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.work import OPERATION
-from storage_core.config import TableConfig
 from storage_core.errors import TidemarkError
 from storage_core.formats.keys import lock_key, probe_key
 from storage_core.gc.collect import collect
 from storage_core.history.tagging import set_tag
 from storage_core.index import catch_up
-from storage_core.index_definition import IndexDefinition
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.log.json_checkpoint import write_json_checkpoint
@@ -25,7 +23,9 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.registry import register
-from storage_core.region_fields import Region
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.region_fields import Region
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import KeyedTable

@@ -10,7 +10,6 @@ import pyarrow as pa
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import OPERATION
-from storage_core.config import TableConfig
 from storage_core.ids import Ids
 from storage_core.log.actions import Metadata
 from storage_core.log.commit import CommitResult
@@ -23,9 +22,10 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.sorting import SortingTerms
 from storage_core.region.writer import RegionWriter
-from storage_core.region_fields import Region
 from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
+from storage_core.settings.region_fields import Region
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import sort_and_write

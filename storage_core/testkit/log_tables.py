@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Add, IndexSegment, Metadata, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.ids import SeededIds
 

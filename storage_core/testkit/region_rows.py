@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from storage_core.region.spec import field_values, route
-from storage_core.region_fields import Region, RegionField, RegionSpec
 from storage_core.rows.incoming import table_of
 from storage_core.rows.schema import conform
+from storage_core.settings.region_fields import Region, RegionField, RegionSpec
 
 
 def region_of_row(table_id: str, spec: RegionSpec, row: Mapping[str, object], schema: pa.Schema) -> Region:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.formats import keys
 from storage_core.log.actions import Action, Add, IndexSegment, Remove, RemoveIndexSegment
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_tables import INDEX, metadata

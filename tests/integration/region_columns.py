@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from storage_core.region.spec import field_values
 from storage_core.region.transforms import Transform, TransformKind, parse_transform
-from storage_core.region_fields import RegionField
+from storage_core.settings.region_fields import RegionField
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

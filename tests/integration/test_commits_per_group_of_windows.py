@@ -27,7 +27,7 @@ from storage_core.compaction import planner
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
 from storage_core.errors import Corrupt, Fenced
-from storage_core.lease import break_lease
+from storage_core.leases.lease import break_lease
 from storage_core.log.actions import Remove
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.merge_plan import plan

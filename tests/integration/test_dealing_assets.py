@@ -15,7 +15,7 @@ from pipelines.catalog import build_definitions
 from pipelines.dealing import tick
 from pipelines.raw_logs import read_raw_logs
 from pipelines.tables import read_tables
-from storage_core.lease import acquire
+from storage_core.leases.lease import acquire
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord

@@ -25,7 +25,7 @@ from pipelines.raw_logs import read_raw_logs
 from storage_core.declaration import load
 from storage_core.errors import Held
 from storage_core.ingest.quarantine import read_quarantine
-from storage_core.lease import acquire
+from storage_core.leases.lease import acquire
 from storage_core.objectstore.local import LocalStore
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog

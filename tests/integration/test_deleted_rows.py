@@ -12,14 +12,14 @@ import pytest
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.gc.collect import collect
 from storage_core.index import catch_up
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.deletion_vector import VectorStorage
 from storage_core.objectstore.contract import Overwrite
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_places, delete_where

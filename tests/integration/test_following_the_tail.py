@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.formats import keys
 from storage_core.gc.collect import collect
@@ -13,6 +12,7 @@ from storage_core.read.tail import CollectedEntries, Tail, TailRecord
 from storage_core.region import wal
 from storage_core.region.reshape import change_regions
 from storage_core.region.spec import first_specs
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 

@@ -18,13 +18,11 @@ import pytest
 
 from storage_core.clock import SystemClock
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import keys
 from storage_core.index import catch_up, segments
 from storage_core.index.cache import SegmentCache
 from storage_core.index.catch_up import CatchUpWork
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Action, IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -33,6 +31,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.search import explain_search, search
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.testkit import merge_plan

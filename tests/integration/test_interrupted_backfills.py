@@ -24,7 +24,7 @@ from pipelines.unfinished import unfinished
 from storage_core import Table
 from storage_core.declaration import load
 from storage_core.formats.lease import RELEASED_MS
-from storage_core.stored_lease import stored_leases
+from storage_core.leases.stored import stored_leases
 
 pytestmark = pytest.mark.dagster
 

@@ -22,9 +22,9 @@ from random import Random
 from typing import Self
 
 from storage_core import Table
-from storage_core.config import TableConfig
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.keyed_table import KeyedTable
 from storage_core.testkit.s3_server import S3Server
 from tests.integration.threaded_writer import THREADS, journal_of

@@ -15,8 +15,8 @@ from jobs.spark import Spark
 from jobs.window_range import window_range
 from storage_core import Table
 from storage_core.formats.quarantine_entry import SetAsideRows
-from storage_core.late_data import LatePolicy
 from storage_core.quarantine import read_entries
+from storage_core.settings.late_data import LatePolicy
 
 pytestmark = pytest.mark.spark
 

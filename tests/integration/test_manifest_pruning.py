@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -17,6 +16,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.predicate import Predicate, col
 from storage_core.read.pruning import explain, prune
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from storage_core.clock import SystemClock
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import decode
-from storage_core.lease import acquire
+from storage_core.leases.lease import acquire
 from storage_core.log.actions import Action, Add
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore

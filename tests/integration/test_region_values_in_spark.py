@@ -12,7 +12,7 @@ import pytest
 
 from jobs.spark import Spark
 from storage_core.region.spec import canonical, declared_fields, field_values
-from storage_core.region_fields import RegionField
+from storage_core.settings.region_fields import RegionField
 from tests.integration.region_columns import SEED_ZERO, region_column
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from jobs.spark import Spark
 from pipelines.cli import main as tidemark
 from storage_core import Table
 from storage_core.errors import Held
-from storage_core.lease import acquire
+from storage_core.leases.lease import acquire
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import read_registry
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import NotFound, SnapshotExpired, Unavailable
 from storage_core.formats import keys
 from storage_core.gc.collect import collect
@@ -19,6 +18,7 @@ from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import snapshot_at
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.log_tables import INDEX

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.index import fulltext
-from storage_core.index_definition import IndexDefinition
+from storage_core.settings.index import IndexDefinition
 
 DEFINITION = IndexDefinition("text", "fulltext", ("a", "b"))
 WORDS = st.sampled_from(["x", "y", "zebra", "Ünïcode", "日本"])

@@ -15,9 +15,9 @@ from jobs.expire import expire
 from jobs.request import JobRequest
 from jobs.run import JobRun
 from jobs.spark import Spark
-from storage_core.config import TableConfig
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds

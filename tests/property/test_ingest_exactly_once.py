@@ -10,7 +10,6 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.ingest.batch import IngestResult, execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
@@ -18,6 +17,7 @@ from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.testkit.ids import SeededIds

@@ -18,11 +18,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import TableConfig
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
-from storage_core.late_data import LateData, LatePolicy
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -31,6 +29,8 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.quarantine import read_entries
 from storage_core.rows.late import LateFigures
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.table import Table

@@ -16,13 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, Held, NotFound, Unavailable
 from storage_core.formats.keys import lock_key
-from storage_core.lease import TTL_MS, Lease, acquire, break_lease
+from storage_core.leases.lease import TTL_MS, Lease, acquire, break_lease
+from storage_core.leases.stored import read_lease
 from storage_core.log.actions import Action, Fence
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
-from storage_core.stored_lease import read_lease
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, GetFault, PutFault
 from storage_core.testkit.log_oracle import LogOracle

@@ -6,7 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_core.config import TableConfig
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, RemoveIndexSegment, Txn
 from storage_core.log.listing import list_log
@@ -14,6 +13,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
 

@@ -15,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, NotFound
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse
 from storage_core.history.restore import restore
@@ -26,6 +25,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.damage import Damage, damage
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
 from storage_core.read.relation import Verified, session, splits_relation
+from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import KeyedTable
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows import statistics
 from storage_core.rows.column_regex import mismatches
+from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import context

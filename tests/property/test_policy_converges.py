@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction.simulate import Ingestion, simulate
-from storage_core.compaction_settings import CompactionSettings
+from storage_core.settings.compaction import CompactionSettings
 
 TARGET = 1_000
 ROWS = 100

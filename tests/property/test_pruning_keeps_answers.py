@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.clock import SystemClock
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import bounds_of, table_of
 from storage_core.objectstore.memory import MemoryStore
@@ -28,6 +27,7 @@ from storage_core.read.relation import session
 from storage_core.read.sql_predicate import from_sql, parse_select, where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import sort_and_write

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.region.spec import canonical, declared_fields, field_values, route
-from storage_core.region_fields import RegionField, RegionSpec
+from storage_core.settings.region_fields import RegionField, RegionSpec
 from storage_core.testkit.region_rows import field_value, region_of_row
 
 TABLE = "00000000-0000-4000-8000-000000000001"

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.formats.keys import LOG_PREFIX, version_key
 from storage_core.fsck.repair import repair
 from storage_core.log.actions import Metadata
@@ -17,6 +16,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write

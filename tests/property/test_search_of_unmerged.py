@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import TableConfig
-from storage_core.index_definition import IndexDefinition
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
 from storage_core.region import sorting
 from storage_core.region.options import WriterOptions
 from storage_core.region.sorting import SortingTerms
 from storage_core.region.unmerged import Unmerged, capture
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.keyed_table import KeyedTable
 
 EXAMPLES = int(os.environ.get("TIDEMARK_SEARCH_EXAMPLES", "10"))

@@ -14,7 +14,6 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.history.restore import restore
 from storage_core.log.snapshot import Snapshot
@@ -25,6 +24,7 @@ from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
 from storage_core.rows import fold
+from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.testkit.keyed_table import KeyedTable
 

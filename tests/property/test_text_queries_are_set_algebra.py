@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.index import fulltext
-from storage_core.index_definition import IndexDefinition
+from storage_core.settings.index import IndexDefinition
 
 WORDS = ("alpha", "beta", "gamma")
 ROWS = [" ".join(chosen) for size in range(len(WORDS) + 1) for chosen in combinations(WORDS, size)]

@@ -10,13 +10,13 @@ from itertools import count
 
 import pyarrow as pa
 
-from storage_core.config import TableConfig
 from storage_core.log.commit import CommitResult
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.spec import first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from storage_core.testkit.consistency import History, Level, Mark, Read, Write
 from storage_core.testkit.keyed_table import PLANES, KeyedTable

@@ -12,7 +12,6 @@ from functools import cache
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.fsck.check import fsck
@@ -20,6 +19,7 @@ from storage_core.gc.collect import collect
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.manifest import read_latest, region_of
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault

@@ -15,7 +15,6 @@ from functools import cache
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.fsck.check import fsck
@@ -25,6 +24,7 @@ from storage_core.log.history import HistoryEntry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of

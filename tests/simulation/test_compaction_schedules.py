@@ -15,13 +15,13 @@ from random import Random
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.split.rewrite import Rewrite
 from storage_core.testkit import merge_plan
 from storage_core.testkit.clock import START_MS, ManualClock

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import NotFound
 from storage_core.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
 from storage_core.history.restore import restore
@@ -32,6 +31,7 @@ from storage_core.log.tags import drop_expired, read_tags, remove_tag
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
+from storage_core.settings.table import CheckpointFormat, TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import contents, copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.dealing.remaining import Terms
 from storage_core.dealing.rounds import Tasks
 from storage_core.dealing.work import DivideResult, DivideWork, FillResult, FillWork
@@ -26,6 +25,7 @@ from storage_core.region.manifest import read_latest
 from storage_core.region.registry import read_registry
 from storage_core.region.reshape import change_regions, seal_spec
 from storage_core.region.spec import declared_fields, first_specs
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.dealing import EVENTS, Board, Step, TasksMeanwhile

@@ -20,7 +20,6 @@ from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.execute import execute
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, TidemarkError
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
@@ -32,6 +31,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.reading import exists
 from storage_core.region import merge
+from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.table import Table
 from storage_core.testkit import merge_plan

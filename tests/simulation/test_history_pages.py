@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from storage_core.clock import HOUR_MS
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.errors import SnapshotExpired
 from storage_core.formats.history_token import decode
 from storage_core.gc.collect import collect
@@ -29,6 +28,7 @@ from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION
 from storage_core.rows.schema import conform
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock

@@ -13,13 +13,13 @@ import pytest
 
 from storage_core.errors import Fenced, Held
 from storage_core.formats.keys import lock_key, version_key
-from storage_core.lease import TTL_MS, Lease, acquire, break_lease
+from storage_core.leases.lease import TTL_MS, Lease, acquire, break_lease
+from storage_core.leases.stored import read_lease
 from storage_core.log.actions import Action
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
-from storage_core.stored_lease import read_lease
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, TidemarkError, Unavailable
 from storage_core.formats.keys import last_checkpoint_key
 from storage_core.history.restore import restore
@@ -29,6 +28,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import contents
 from storage_core.testkit.fault_store import (

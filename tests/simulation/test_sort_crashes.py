@@ -12,7 +12,6 @@ from functools import cache
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, TidemarkError
 from storage_core.formats import keys
 from storage_core.fsck.check import fsck
@@ -23,6 +22,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import sorting
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.sorting import SortingTerms
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds

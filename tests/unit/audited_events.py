@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from storage_core.compaction.audit import AuditReport, audit
 from storage_core.compaction.execute import execute
 from storage_core.compaction.retained import Selection
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -20,6 +19,7 @@ from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
 from storage_core.split.metadata import describe, sealed

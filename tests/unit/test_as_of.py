@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.formats.keys import state_key, version_key
 from storage_core.gc.collect import collect
@@ -14,6 +13,7 @@ from storage_core.history.tagging import set_tag
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import At, snapshot_at
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.sample_table import SampleTable
 

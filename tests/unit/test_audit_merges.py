@@ -10,9 +10,9 @@ import pytest
 
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import MergeOperation
-from storage_core.compaction_settings import CompactionSettings
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
+from storage_core.settings.compaction import CompactionSettings
 from storage_core.split.read import read_split
 from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.events import CONFIG, SCHEMA, context, events

@@ -10,9 +10,9 @@ import pytest
 from storage_core.compaction.audit import audit
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.events import CONFIG, SCHEMA
 from storage_core.testkit.keyed_table import KeyedTable

@@ -11,7 +11,7 @@ import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.index import bitmap
-from storage_core.index_definition import IndexDefinition
+from storage_core.settings.index import IndexDefinition
 
 SCHEMA = pa.schema([
     ("status", pa.int32()),

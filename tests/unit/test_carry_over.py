@@ -12,7 +12,6 @@ import pytest
 
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.carry_over import CarryOver
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, Corrupt
 from storage_core.formats.keys import version_key
 from storage_core.fsck.check import fsck
@@ -25,6 +24,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_places, delete_where

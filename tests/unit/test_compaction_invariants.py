@@ -17,11 +17,11 @@ from storage_core.compaction.execute import execute, merge, require_merged
 from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.policy import SEALED
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split, read_split
 from storage_core.split.rewrite import Rewrite

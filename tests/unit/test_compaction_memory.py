@@ -13,11 +13,11 @@ from storage_core.compaction import execute as executing
 from storage_core.compaction import streaming
 from storage_core.compaction.execute import execute
 from storage_core.compaction.work import MergeOperation
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.sort_order import bind
+from storage_core.settings.table import TableConfig
 from storage_core.split import emission, row_groups
 from storage_core.split.context import SplitContext
 from storage_core.split.encodings import ROWS_PER_PAGE

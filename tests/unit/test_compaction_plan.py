@@ -14,10 +14,10 @@ from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED, Mode
 from storage_core.compaction.scope import scope_of
 from storage_core.compaction.work import MergeOperation
-from storage_core.compaction_settings import CompactionSettings
-from storage_core.config import TableConfig
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
+from storage_core.settings.compaction import CompactionSettings
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.events import CONFIG, TABLE_ID, context, snapshot
 from storage_core.testkit.merge_plan import plan
 

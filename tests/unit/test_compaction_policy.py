@@ -11,7 +11,7 @@ import numpy as np
 from storage_core.compaction import policy
 from storage_core.compaction.merges import Merge, Reason
 from storage_core.compaction.policy import SEALED, Mode, Rules, Splits
-from storage_core.compaction_settings import MOST_RUN_INPUTS, CompactionSettings
+from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS

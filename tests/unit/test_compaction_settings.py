@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.compaction_settings import COMPACTION_KEY, CompactionSettings
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
+from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.many_splits import snapshot_of_many
 from storage_core.testkit.merge_plan import plan
 

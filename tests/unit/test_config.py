@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
-from storage_core.index_definition import IndexDefinition
-from storage_core.late_data import LateData
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.late_data import LateData
+from storage_core.settings.table import TableConfig
 
 FULL = TableConfig(
     time_column="at",

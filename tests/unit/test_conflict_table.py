@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput
 from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import version_key
@@ -37,6 +36,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
 
 BASE = TableConfig(checkpoint_interval=0, indexes=(INDEX,))

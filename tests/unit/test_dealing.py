@@ -12,7 +12,7 @@ from storage_core.dealing.plan import HeldChunks, cut_into_works
 from storage_core.dealing.remaining import Terms
 from storage_core.errors import CommitConflict, Fenced, Unavailable
 from storage_core.ingest.quarantine import read_quarantine
-from storage_core.lease import acquire, break_lease
+from storage_core.leases.lease import acquire, break_lease
 from storage_core.log.actions import Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TxnProgress

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.formats.quarantine_entry import SetAsideRows
-from storage_core.late_data import LateData, LatePolicy
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import entry_keys, read_entries
@@ -17,6 +15,8 @@ from storage_core.raw_log.read import FEW
 from storage_core.raw_log.records import RawRecord
 from storage_core.region.spec import first_specs
 from storage_core.rows.late import LateFigures
+from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.dealing import LATER_MS, Board

@@ -10,7 +10,7 @@ import pytest
 from pipelines.tables import load_tables, read_tables, tables_folder
 from storage_core import declaration
 from storage_core.errors import InvalidInput, NotFound
-from storage_core.late_data import LateData
+from storage_core.settings.late_data import LateData
 from storage_core.table import Table
 
 ROOT = Path(__file__).parents[2]

@@ -17,16 +17,16 @@ import typer
 from jobs import audit_request, deal_request, request
 from pipelines.cli import build
 from storage_core.compaction.audit import INVARIANTS
-from storage_core.compaction_settings import CompactionSettings
-from storage_core.config import PREFIX, TableConfig
 from storage_core.creation import LANDING
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
-from storage_core.index_definition import IndexDefinition
-from storage_core.late_data import LateData
 from storage_core.log.renumbered import RENUMBERED_UP_TO
-from storage_core.region_fields import RegionSpec
+from storage_core.settings.compaction import CompactionSettings
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.late_data import LateData
+from storage_core.settings.region_fields import RegionSpec
+from storage_core.settings.table import PREFIX, TableConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"

@@ -13,13 +13,13 @@ import pytest
 from storage_core import Table
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.expiry import ExpiredWindow, plan
-from storage_core.config import TableConfig
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.files import LiveFiles
 from storage_core.log.listed_files import Part
+from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot
 from storage_core.testkit.many_splits import snapshot_of_many

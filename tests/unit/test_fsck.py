@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from storage_core.clock import Clock
-from storage_core.config import TableConfig
 from storage_core.errors import NotFound, Unavailable
 from storage_core.formats.avro_state import decode_state, encode_state
 from storage_core.formats.keys import last_checkpoint_key, split_key, state_key, version_key
@@ -18,6 +17,7 @@ from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import INDEX

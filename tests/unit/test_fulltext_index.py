@@ -13,7 +13,7 @@ import tantivy
 from storage_core.errors import InvalidInput
 from storage_core.index import fulltext
 from storage_core.index.fulltext import Hit
-from storage_core.index_definition import IndexDefinition
+from storage_core.settings.index import IndexDefinition
 
 DEFINITION = IndexDefinition("text", "fulltext", ("request", "agent"))
 WORDS = ("get", "post", "kibana", "logstash", "puppet", "png", "css", "html", "robot", "search")

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.formats import keys
 from storage_core.formats.gc_plan import Reason
@@ -18,6 +17,7 @@ from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.log_tables import INDEX

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.keys import KeyKind
@@ -21,7 +20,6 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.index import fulltext
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -33,6 +31,8 @@ from storage_core.region.progress import list_regions
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.damage import Damage, damage
 from storage_core.testkit.fault_store import FaultStore

@@ -13,7 +13,6 @@ import pytest
 from storage_core import Table
 from storage_core.clock import HOUR_MS
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.formats import keys, wal_entry
 from storage_core.formats.history_token import InBase, InGenerations, InTail, decode
@@ -31,6 +30,7 @@ from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds

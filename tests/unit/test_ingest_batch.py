@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.ingest.batch import IngestResult, IngestWork, execute, pending, plan
@@ -21,6 +20,7 @@ from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.testkit.ids import SeededIds

@@ -11,7 +11,6 @@ from typing import Literal
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, state_key, version_key
 from storage_core.gc.collect import collect
@@ -24,6 +23,7 @@ from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.table import CheckpointFormat, TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split

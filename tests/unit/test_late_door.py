@@ -13,12 +13,10 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import quarantine_key
 from storage_core.formats.quarantine_entry import RejectedLines, SetAsideRows
-from storage_core.late_data import LateData, LatePolicy
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
@@ -27,6 +25,8 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.quarantine import LateDoor, Origin, keep, read_entries, read_entry
 from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.late_data import LateData, LatePolicy
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault

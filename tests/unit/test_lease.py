@@ -11,15 +11,15 @@ from storage_core.errors import CommitUnknown, Corrupt, Fenced, Held, NotFound, 
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import LeaseRecord, decode, encode
 from storage_core.gc.collect import collect
-from storage_core.heartbeat import INTERVAL_MS, Heartbeat
-from storage_core.lease import BEYOND_LOST, TTL_MS, Lease, acquire, break_lease
+from storage_core.leases.heartbeat import INTERVAL_MS, Heartbeat
+from storage_core.leases.lease import BEYOND_LOST, TTL_MS, Lease, acquire, break_lease
+from storage_core.leases.stored import stored_leases
 from storage_core.log.actions import Action, Fence
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.stored_lease import stored_leases
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, GetFault, PutFault
 from storage_core.testkit.ids import SeededIds

@@ -26,13 +26,13 @@ from storage_core.errors import Fenced, Held
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import decode
 from storage_core.gc.collect import collect as collect_garbage
-from storage_core.lease import TTL_MS, acquire, break_lease
+from storage_core.leases.lease import TTL_MS, acquire, break_lease
+from storage_core.leases.stored import stored_leases
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.reading import exists
-from storage_core.stored_lease import stored_leases
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import log_on, metadata, split

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX
 from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.log_tables import log_on, metadata, removal, split
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats import avro_state
 from storage_core.formats.keys import last_checkpoint_key, state_key
@@ -19,6 +18,7 @@ from storage_core.log.schema_registry import PREFIX, canonical
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.foreign_logs import OWN_FIELD_IDS
 from storage_core.testkit.log_tables import full_split, log_on, metadata, removal, segment, split
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, InvalidInput, NotFound
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
@@ -23,6 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import (

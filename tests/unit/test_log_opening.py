@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
@@ -21,6 +20,7 @@ from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import (

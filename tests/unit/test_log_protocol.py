@@ -7,7 +7,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import Protocol
@@ -19,6 +18,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.reshape import change_regions
 from storage_core.region.spec import declared_fields, first_specs
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.log_tables import log_on, metadata, split
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.definition import check_definition
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.map_union import union
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 from storage_core.testkit.keyed_table import KeyedTable
 

@@ -13,12 +13,12 @@ from storage_core.compaction import execute as compaction
 from storage_core.compaction.audit import audit
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.retained import PARALLEL_READS, Selection, compactions
-from storage_core.config import TableConfig
 from storage_core.errors import Unavailable
 from storage_core.formats.keys import KeyKind, parse, version_key
 from storage_core.objectstore.ahead import ahead, all_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
+from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.deleted_rows import delete_where
 from storage_core.testkit.fault_store import FaultStore

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, Unavailable, WriterFenced
 from storage_core.formats import keys
 from storage_core.formats.gc_plan import Reason
@@ -13,6 +12,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.manifest import region_of
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.keyed_table import KeyedTable

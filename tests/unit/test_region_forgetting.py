@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import SnapshotExpired
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import MANIFEST_FILE
@@ -25,6 +24,7 @@ from storage_core.region import merge, sorting, unmerged
 from storage_core.region.collected import forget_collected
 from storage_core.region.manifest import commit, read_latest, region_of
 from storage_core.region.sorting import SortingWork
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import ALWAYS, KeyedTable
 

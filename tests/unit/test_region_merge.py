@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.compaction import execute as compaction
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import keys
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
@@ -21,6 +20,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.progress import list_regions
+from storage_core.settings.table import TableConfig
 from storage_core.split.rewrite import Rewrite
 from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row

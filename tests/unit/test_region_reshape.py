@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, RegionSealed, TidemarkError, Unavailable, WriterFenced
 from storage_core.formats.keys import region_registry_key
 from storage_core.fsck.check import fsck
@@ -18,7 +17,8 @@ from storage_core.region.progress import list_regions
 from storage_core.region.reshape import change_regions
 from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import DeclaredField, declared_fields, first_specs
-from storage_core.region_fields import RegionField
+from storage_core.settings.region_fields import RegionField
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row, seats

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput, WriterFenced
 from storage_core.formats import keys
 from storage_core.fsck.check import fsck
@@ -27,6 +26,7 @@ from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.ids import SeededIds

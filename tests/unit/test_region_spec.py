@@ -5,14 +5,14 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.definition import check_definition
 from storage_core.errors import InvalidInput
 from storage_core.region import expressions
 from storage_core.region.manifest import region_of
 from storage_core.region.spec import check_spec, declared_fields, first_specs, route
 from storage_core.region.transforms import Transform, TransformKind, parse_transform
-from storage_core.region_fields import RegionField, RegionSpec, specs_from_text, specs_to_text
+from storage_core.settings.region_fields import RegionField, RegionSpec, specs_from_text, specs_to_text
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.region_rows import field_value, region_of_row
 
 TABLE = "00000000-0000-4000-8000-000000000001"

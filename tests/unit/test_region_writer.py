@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable, WriterFenced
 from storage_core.formats import keys, wal_entry
 from storage_core.formats.generation_manifest import MANIFEST_FILE
@@ -21,6 +20,7 @@ from storage_core.region.options import WriterOptions
 from storage_core.region.progress import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
 

@@ -18,7 +18,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict
 from storage_core.ingest.batch import IngestResult, IngestWork, execute, plan
 from storage_core.ingest.content import ContentHash, as_hex
@@ -33,6 +32,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.testkit.ids import SeededIds

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, SnapshotExpired
 from storage_core.formats.gc_plan import Candidate, Reason
 from storage_core.formats.keys import version_key
 from storage_core.gc.plan import read_plan, write_plan
 from storage_core.history.restore import MAX_PLANS, OPERATION, Restored, restore
-from storage_core.index_definition import IndexDefinition
 from storage_core.log.actions import Action, Fence, MergedGenerations, Metadata, RemoveIndexSegment, Txn
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.log.deletion_vector import inline
@@ -22,6 +20,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.reading import LIST_FROM
 from storage_core.rows.schema import to_schema_string
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split

@@ -8,7 +8,6 @@ from itertools import count
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, SnapshotExpired
 from storage_core.formats.keys import gc_candidates_key, state_key, version_key
 from storage_core.gc.collect import collect
@@ -18,6 +17,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.meanwhile import Meanwhile

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
-from storage_core.late_data import LONGEST_ACCEPTANCE_MS, LateData
 from storage_core.rows.late import Arrival, LateFigures, LateRule
 from storage_core.rows.windows import parse_duration
+from storage_core.settings.late_data import LONGEST_ACCEPTANCE_MS, LateData
+from storage_core.settings.table import TableConfig
 
 NOW_MS = 1_700_000_000_000
 BOUND_US = (NOW_MS - HOUR_MS) * 1000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.rows.sort_order import OrderColumn, bind
+from storage_core.settings.table import TableConfig
 
 SCHEMA = pa.schema(
     [

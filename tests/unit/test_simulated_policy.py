@@ -7,8 +7,8 @@ import pytest
 from pipelines.commands.simulating import simulate_policy
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.simulate import MOST_ROUNDS, Ingestion, Simulation, simulate
-from storage_core.compaction_settings import MOST_RUN_INPUTS, CompactionSettings
 from storage_core.errors import InvalidInput
+from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
 
 MOST = CompactionSettings().most_inputs
 

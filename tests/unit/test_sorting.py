@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.formats import generation_manifest, keys, region_manifest
 from storage_core.formats.generation_manifest import RECORDS_FILE, Generation
@@ -29,6 +28,7 @@ from storage_core.region.reshape import seal_spec
 from storage_core.region.sorted_file import CHUNK_RECORDS
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.ids import SeededIds

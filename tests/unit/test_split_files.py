@@ -14,10 +14,10 @@ import xxhash
 
 from storage_core.compaction.audit import audit
 from storage_core.compaction.scope import scope_of
-from storage_core.config import TableConfig
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split

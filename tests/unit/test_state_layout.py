@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log import state_layout
@@ -19,6 +18,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
 from storage_core.testkit.log_tables import log_on, metadata, removal, split
 
 

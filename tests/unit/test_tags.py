@@ -8,7 +8,6 @@ from itertools import count
 import pytest
 
 from storage_core.clock import HOUR_MS
-from storage_core.config import CheckpointFormat, TableConfig
 from storage_core.errors import (
     CommitConflict,
     CommitUnknown,
@@ -31,6 +30,7 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.as_of import snapshot_at
+from storage_core.settings.table import CheckpointFormat, TableConfig
 from storage_core.testkit.blind_listing import BlindListing
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault

@@ -7,11 +7,11 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from storage_core.config import TableConfig
 from storage_core.errors import InvalidInput
 from storage_core.rows.siphash import siphash_2_4
 from storage_core.rows.sort_order import bind
 from storage_core.rows.timeseries_id import series_ids, with_series
+from storage_core.settings.table import TableConfig
 from storage_core.table import Table
 
 SCHEMA = pa.schema(

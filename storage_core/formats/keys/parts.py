@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from storage_core.errors import InvalidInput
-from storage_core.index_definition import INDEX_NAME
+from storage_core.settings.index import INDEX_NAME
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)

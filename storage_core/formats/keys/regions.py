@@ -8,7 +8,7 @@ from storage_core.errors import InvalidInput
 from storage_core.formats.bit_reversal import number_of, reversed_name
 from storage_core.formats.keys.parsed import KeyKind, ParsedKey, exact
 from storage_core.formats.keys.parts import matching, uuid
-from storage_core.index_definition import INDEX_NAME
+from storage_core.settings.index import INDEX_NAME
 
 REGIONS_PREFIX = "_mem_wal/"
 GENERATION_FILES = ("_manifest.json", "bloom_filter.bin", "key_index.arrow", "records.arrow")

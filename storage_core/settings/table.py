@@ -12,12 +12,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
 from storage_core.clock import HOUR_MS
-from storage_core.compaction_settings import COMPACTION_KEY, CompactionSettings
 from storage_core.errors import InvalidInput
-from storage_core.index_definition import INDEX_PREFIX, IndexDefinition
-from storage_core.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
-from storage_core.region_fields import REGIONS_KEY, WHOLE_TABLE, RegionSpec, check_specs, specs_from_text, specs_to_text
-from storage_core.settings_text import column_names, json_object, json_text, json_value, whole_number
+from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
+from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
+from storage_core.settings.json_text import column_names, json_object, json_text, json_value, whole_number
+from storage_core.settings.late_data import LATE_DATA_KEY, LONGEST_ACCEPTANCE_MS, LateData
+from storage_core.settings.region_fields import (
+    REGIONS_KEY,
+    WHOLE_TABLE,
+    RegionSpec,
+    check_specs,
+    specs_from_text,
+    specs_to_text,
+)
 
 PREFIX = "tidemark."
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from storage_core.errors import InvalidInput
-from storage_core.settings_text import column_names, json_object, json_text
+from storage_core.settings.json_text import column_names, json_object, json_text
 
 INDEX_PREFIX = "tidemark.index."
 

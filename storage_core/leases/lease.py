@@ -18,13 +18,13 @@ from storage_core.clock import Clock
 from storage_core.errors import Fenced, Held, NotFound, TidemarkError
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import RELEASED_MS, LeaseRecord
+from storage_core.leases.stored import Overtaken, StoredLease, read_lease, stored_leases, swap_lease
 from storage_core.log.actions import Fence
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TokenUnused
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.stored_lease import Overtaken, StoredLease, read_lease, stored_leases, swap_lease
 
 TTL_MS = 300_000
 BEYOND_LOST = 1_000_000

@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
-from storage_core.settings_text import json_text, json_value
+from storage_core.settings.json_text import json_text, json_value
 
 LATE_DATA_KEY = "tidemark.lateData"
 LONGEST_ACCEPTANCE_MS = 999_999_999 * HOUR_MS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from storage_core.errors import InvalidInput
-from storage_core.settings_text import json_text, json_value
+from storage_core.settings.json_text import json_text, json_value
 
 REGIONS_KEY = "tidemark.regions"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
-from storage_core.settings_text import json_object, json_text
+from storage_core.settings.json_text import json_object, json_text
 
 COMPACTION_KEY = "tidemark.compaction"
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from storage_core.errors import Fenced, TidemarkError
-from storage_core.lease import TTL_MS, Lease
+from storage_core.leases.lease import TTL_MS, Lease
 
 INTERVAL_MS = TTL_MS // 3
 
