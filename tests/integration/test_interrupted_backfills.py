@@ -19,11 +19,14 @@ from dagster import DagsterExecutionInterruptedError, raise_execution_interrupts
 from dagster._utils.interrupts import capture_interrupts
 
 from assets.factory import asset_key
+from pipelines.backfill import Chunk, ChunkDone
+from pipelines.commands.orchestration import require_complete
 from pipelines.instance import home, open_instance
 from pipelines.interruption import noticed
 from pipelines.unfinished import unfinished
 from storage_core import Table
 from storage_core.declaration import load
+from storage_core.errors import Interrupted
 from storage_core.formats.lease import RELEASED_MS
 from storage_core.stored_lease import stored_leases
 
@@ -128,6 +131,39 @@ def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
 
     assert json.loads(out)["error"] == "interrupted", err
     require_released()
+
+
+def ended(*errors: str | None, of: int) -> list[ChunkDone]:
+    """The chunks that have ended, as many as there are errors."""
+    chunk = Chunk(HOURS[2], HOURS[3], 2)
+    return [
+        ChunkDone(
+            chunk=chunk,
+            number=number,
+            of=of,
+            run_id="",
+            rows=0,
+            failed=(),
+            error=error,
+            following=HOURS[4] if number < of else None,
+        )
+        for number, error in enumerate(errors, 1)
+    ]
+
+
+@pytest.mark.parametrize("only_failed", [False, True])
+def test_a_signal_after_the_last_chunk_interrupts_nothing(only_failed: bool) -> None:
+    require_complete(ended(None, None, of=2), only_failed=only_failed)
+    require_complete(ended(None, "bad rows", of=2), only_failed=only_failed)
+
+
+def test_an_interrupted_backfill_advises_failed_only_for_what_was_begun() -> None:
+    with pytest.raises(Interrupted, match=r"1 begun or failed, 0 not begun; .* and --failed for what was begun$"):
+        require_complete(ended(None, "interrupted", of=2), only_failed=False)
+    with pytest.raises(Interrupted, match=r"1 of 2 chunks done, 0 begun or failed, 1 not begun; .* and --from \S+ for"):
+        require_complete(ended(None, of=2), only_failed=False)
+    with pytest.raises(Interrupted, match=r"0 begun or failed, 1 not begun; go on with the same command$"):
+        require_complete(ended(None, of=2), only_failed=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
