@@ -19,6 +19,7 @@ from jobs.pipes import report_to_dagster
 from jobs.report import JobReport, report_of
 from jobs.request import JobRequest, parse, parser
 from jobs.spark import Spark
+from jobs.stop_signals import heard_once
 from storage_core.errors import Interrupted, TidemarkError, typed
 
 Run = Callable[[JobRequest, Spark], JobReport]
@@ -54,6 +55,7 @@ def on_spark(
     return start
 
 
+@heard_once()
 def command(
     job: str,
     arguments: argparse.ArgumentParser,

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -72,7 +73,8 @@ class Spark:
     def stop(self) -> None:
         """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
         if self._session is not None and not self._joined:
-            self._session.stop()
+            with ThreadPoolExecutor(1) as another:  # an interrupted thread may wait on its connection for an answer
+                another.submit(self._session.stop).result()
         self._session = None
 
     def session(self) -> SparkSession:

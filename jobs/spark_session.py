@@ -17,6 +17,7 @@ from jobs import code_archive
 from jobs.code_archive import ROOT
 from jobs.master import CONNECT
 from jobs.reach import connect, require_master
+from jobs.stop_signals import handlers_kept
 from storage_core.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _start_driver(master: str, *, local: bool) -> SparkSession:
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
-    return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
+    with handlers_kept():
+        return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
 
 
 def _ship_code(session: SparkSession) -> None:

@@ -23,7 +23,7 @@ from pipelines.run_requests import range_tags
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from pipelines.unfinished import end_dead_runs, process_tags, unfinished
 from storage_core.declaration import TableDeclaration
-from storage_core.errors import InvalidInput
+from storage_core.errors import Interrupted, InvalidInput
 from storage_core.rows.windows import parse_duration
 
 STEPS = ("ingested", "compacted")
@@ -42,7 +42,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None.
+    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None;
+    it is `interrupted` of a chunk that a signal ended.
 
     `rows` were written by the last step. `failed` names the windows of the chunk that failed, where the error is only
     theirs; the other windows are done. `following` is the first window of the chunk that comes next, if any.
@@ -120,7 +121,7 @@ def _cause(event: DagsterEvent) -> str:
     """What the step failed of; Dagster words an interruption as an error of its own."""
     failure = event.step_failure_data
     if failure.error_source.name == "INTERRUPT":
-        return "interrupted"
+        return Interrupted.kind
     return failure.error_display_string.partition("Stack Trace:")[0].strip()
 
 

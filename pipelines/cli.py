@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from jobs.stop_signals import heard_once
 from pipelines.commands import (
     checking,
     creating,
@@ -115,6 +116,7 @@ def _version() -> str:
         return "(run from its source, not installed)"
 
 
+@heard_once()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error is a line on standard error, and JSON where asked for.
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from jobs.stop_signals import STOP_SIGNALS
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def noticed() -> Iterator[Callable[[], bool]]:
         written.settimeout(0)
         # Python writes the number of every signal there that any handler of Python's is called for.
         was_told = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        handlers = {each: signal.signal(each, signal.default_int_handler) for each in _SIGNALS}
+        handlers = {each: signal.signal(each, signal.default_int_handler) for each in STOP_SIGNALS}
         try:
             yield _Ear(heard).heard
         finally:
@@ -50,5 +50,5 @@ class _Ear:
     def heard(self) -> bool:
         """Return whether one of the signals has come so far."""
         with suppress(BlockingIOError):
-            self._heard = self._heard or bool(set(self._source.recv(4096)) & set(_SIGNALS))
+            self._heard = self._heard or bool(set(self._source.recv(4096)) & set(STOP_SIGNALS))
         return self._heard

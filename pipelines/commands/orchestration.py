@@ -53,9 +53,9 @@ def backfill(
                     if stopped():
                         break
         except KeyboardInterrupt:
-            raise _interrupted(ended, only_failed=failed) from None
+            require_complete(ended, only_failed=failed)
         if stopped():
-            raise _interrupted(ended, only_failed=failed)
+            require_complete(ended, only_failed=failed)
     bad = [each for each in ended if each.error is not None]
     if bad:
         raise TidemarkError(
@@ -80,17 +80,19 @@ def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, 
             yield done
 
 
-def _interrupted(ended: Sequence[ChunkDone], *, only_failed: bool) -> Interrupted:
-    """What is done, what is left, and how to go on."""
+def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
+    """Return if the signal that came left nothing to end. Raises `Interrupted`: what is left, and how to go on."""
     if not ended:
-        return Interrupted("stopped by a signal before a chunk ended; run the same command again")
+        raise Interrupted("stopped by a signal before a chunk ended; run the same command again")
     last = ended[-1]
+    if last.following is None and last.error != Interrupted.kind:
+        return
     bad = sum(each.error is not None for each in ended)
     counts = f"{len(ended) - bad} of {last.of} chunks done, {bad} begun or failed, {last.of - len(ended)} not begun"
-    advice = ["--failed for what was begun"] if bad or only_failed else []
+    advice = ["--failed for what was begun"] if bad and not only_failed else []
     advice += [f"--from {last.following} for the rest"] if last.following and not only_failed else []
-    how = f"go on with the same command and {', and with '.join(advice)}" if advice else "nothing is left"
-    return Interrupted(f"stopped by a signal: {counts}; {how}")
+    how = f" and {', and with '.join(advice)}" if advice else ""
+    raise Interrupted(f"stopped by a signal: {counts}; go on with the same command{how}")
 
 
 def _windows_of(bad: Sequence[ChunkDone]) -> str:

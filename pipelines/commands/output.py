@@ -74,7 +74,7 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool) -> None:
         wanted = as_text(batch.slice(0, MOST_TEXT_ROWS - len(shown))).to_pylist()
         shown += [[cell(value) for value in row.values()] for row in wanted]
         total += batch.num_rows
-    answer(names, shown, width=_terminal_width())
+    grid(names, shown, width=_terminal_width())
     more = total - len(shown)
     line(
         f"{total:,} {'row' if total == 1 else 'rows'}"
@@ -82,11 +82,13 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool) -> None:
     )
 
 
-def answer(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
-    """Print rows as a table, or a line per value where a terminal of this width has no room for one."""
-    drawn = _drawn(columns, lines, None)
-    if width is None or max(map(len, drawn)) <= width:
-        grid(columns, lines)
+def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
+    """Print a table after an empty line, or a line per value where a terminal of this width has no room for it.
+
+    Columns that hold figures only are aligned on the right. Without a width, as through a pipe, everything fits.
+    """
+    if width is None or max(map(len, _drawn(columns, lines, None))) <= width:
+        line("\n".join(_drawn(columns, lines, width)))
         return
     names = [f"{printable(name):<{max(map(len, columns))}}" for name in columns]
     for number, values in enumerate(lines, 1):
@@ -102,7 +104,7 @@ def records(found: Iterable[Record], columns: Mapping[str, Show], *, as_json: bo
         return
     shown = [[show(each.get(name)) for name, show in columns.items()] for each in found]
     if shown:
-        grid(list(columns), shown)
+        grid(list(columns), shown, width=_terminal_width())
     else:
         line(nothing)
 
@@ -137,11 +139,6 @@ def error(found: TidemarkError, *, as_json: bool) -> int:
     """Print a typed error and return the exit code that goes with it."""
     failure(found.kind, str(found), found.context, as_json=as_json)
     return found.exit_code
-
-
-def grid(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Print a table after an empty line; columns that hold figures only are aligned on the right."""
-    line("\n".join(_drawn(columns, list(lines), _terminal_width())))
 
 
 def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]], width: int | None) -> list[str]:

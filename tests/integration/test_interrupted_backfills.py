@@ -1,4 +1,4 @@
-"""Backfills that somebody ends with Ctrl-C or SIGTERM: all of it ends, at once, and says how to go on."""
+"""Backfills and jobs that somebody ends with Ctrl-C or SIGTERM: all of it ends, at once, and says how to go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,11 +19,14 @@ from dagster import DagsterExecutionInterruptedError, raise_execution_interrupts
 from dagster._utils.interrupts import capture_interrupts
 
 from assets.factory import asset_key
+from pipelines.backfill import Chunk, ChunkDone
+from pipelines.commands.orchestration import require_complete
 from pipelines.instance import home, open_instance
 from pipelines.interruption import noticed
 from pipelines.unfinished import unfinished
 from storage_core import Table
 from storage_core.declaration import load
+from storage_core.errors import Interrupted
 from storage_core.formats.lease import RELEASED_MS
 from storage_core.leases.stored import stored_leases
 
@@ -47,36 +51,57 @@ exec sleep 300 > /dev/null 2>&1
 """
 
 
-def stalled(checkout: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A backfill of which the first window has work, and the file that says that its job has begun it."""
+BACKFILL = ("pipelines.cli", "backfill", *RANGE)
+JOB = ("jobs.compact", "--table-uri", "warehouse/ticks", "--json")
+
+
+def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[str], Path]:
+    """A command of which the first window has work, and the file that says that its job has begun it."""
     (checkout / "tables" / "ticks.yaml").write_text(DECLARATION, encoding="utf-8")
     table = Table.declare(load(checkout / "tables" / "ticks.yaml"))
     for value in range(2):
         moments = pa.array([dt.datetime(2015, 5, 1, 2, value, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
         table.append(pa.table({"timestamp": moments, "value": pa.array([value], pa.int32())}))
-    begun, java = checkout / "begun", checkout / "java" / "bin" / "java"
+    mark, java = checkout / "begun", checkout / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text(SILENT_JAVA.format(begun=begun), encoding="utf-8")
+    java.write_text(SILENT_JAVA.format(begun=mark), encoding="utf-8")
     java.chmod(0o755)
-    command = [sys.executable, "-m", "pipelines.cli", "backfill", *RANGE]
     environment = {**os.environ, "JAVA_HOME": str(checkout / "java")}
     process = subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-m", *command],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
-    return process, begun
+    return process, mark
+
+
+@contextmanager
+def begun(checkout: Path, command: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
+    """A command whose job holds its lease and works; whatever is left of it in the end is killed."""
+    process, mark = _start(checkout, command)
+    try:
+        while process.poll() is None and not mark.exists():
+            time.sleep(0.05)
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # with what it started: nobody ends that sleep
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def require_released() -> None:
+    (lease,) = stored_leases(Table.open("warehouse/ticks").store)
+    assert lease.record is not None
+    assert lease.record.expires_at_ms == RELEASED_MS
 
 
 @pytest.mark.timeout(300)  # processes that load Dagster or Spark, on a machine that may be busy
 def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(checkout: Path) -> None:
-    process, begun = stalled(checkout)
-    try:
-        while process.poll() is None and not begun.exists():
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+    with begun(checkout, BACKFILL) as process:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the job hears it from there and from Dagster
         out, err = process.communicate(timeout=120)
-    finally:
-        with suppress(ProcessLookupError):  # with what it started: nobody ends that sleep
-            os.killpg(process.pid, signal.SIGKILL)
 
     assert process.returncode == 130, err
     cut_short, last = (json.loads(line) for line in out.splitlines())
@@ -89,9 +114,56 @@ def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(chec
     )
     with open_instance(home(checkout, {})) as instance:
         assert unfinished(instance, [asset_key("ticks", "compacted")], HOURS) == set(HOURS[2:4])
-    (lease,) = stored_leases(Table.open("warehouse/ticks").store)
-    assert lease.record is not None
-    assert lease.record.expires_at_ms == RELEASED_MS
+    require_released()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
+    first: signal.Signals, checkout: Path
+) -> None:
+    with begun(checkout, JOB) as process:
+        process.send_signal(first)
+        while process.poll() is None:
+            time.sleep(0.001)  # a release takes longer
+            process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+
+    assert json.loads(out)["error"] == "interrupted", err
+    require_released()
+
+
+def ended(*errors: str | None, of: int) -> list[ChunkDone]:
+    """The chunks that have ended, as many as there are errors."""
+    chunk = Chunk(HOURS[2], HOURS[3], 2)
+    return [
+        ChunkDone(
+            chunk=chunk,
+            number=number,
+            of=of,
+            run_id="",
+            rows=0,
+            failed=(),
+            error=error,
+            following=HOURS[4] if number < of else None,
+        )
+        for number, error in enumerate(errors, 1)
+    ]
+
+
+@pytest.mark.parametrize("only_failed", [False, True])
+def test_a_signal_after_the_last_chunk_interrupts_nothing(only_failed: bool) -> None:
+    require_complete(ended(None, None, of=2), only_failed=only_failed)
+    require_complete(ended(None, "bad rows", of=2), only_failed=only_failed)
+
+
+def test_an_interrupted_backfill_advises_failed_only_for_what_was_begun() -> None:
+    with pytest.raises(Interrupted, match=r"1 begun or failed, 0 not begun; .* and --failed for what was begun$"):
+        require_complete(ended(None, "interrupted", of=2), only_failed=False)
+    with pytest.raises(Interrupted, match=r"1 of 2 chunks done, 0 begun or failed, 1 not begun; .* and --from \S+ for"):
+        require_complete(ended(None, of=2), only_failed=False)
+    with pytest.raises(Interrupted, match=r"0 begun or failed, 1 not begun; go on with the same command$"):
+        require_complete(ended(None, of=2), only_failed=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,53 @@
+"""What a job hears of the signals that end it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+
+import pytest
+
+from jobs.command import command
+from jobs.report import JobReport
+from jobs.stop_signals import STOP_SIGNALS, handlers_kept, heard_once
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_job_that_a_signal_ends_is_interrupted_with_130(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(_: argparse.Namespace) -> JobReport:
+        signal.raise_signal(number)
+        raise AssertionError("the signal was not heard")
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    assert command("compact", parser, start, []) == 130
+    assert capsys.readouterr().err.startswith("compact: interrupted: ")
+
+
+@pytest.mark.parametrize("second", STOP_SIGNALS)
+def test_only_the_first_signal_is_heard_also_when_another_took_its_handler_meanwhile(second: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+    with heard_once():
+        with pytest.raises(KeyboardInterrupt), handlers_kept():
+            signal.raise_signal(signal.SIGINT)
+        with handlers_kept():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(second)
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
+
+
+def test_a_thread_that_hears_no_signal_changes_none() -> None:
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+    found: list[object] = []
+
+    def look() -> None:
+        with heard_once():
+            found.extend(signal.getsignal(each) for each in STOP_SIGNALS)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == before
