@@ -29,18 +29,10 @@ from storage_core.declaration import load
 from storage_core.errors import Interrupted
 from storage_core.formats.lease import RELEASED_MS
 from storage_core.leases.stored import stored_leases
+from tests.integration.ticks import DECLARATION
 
 pytestmark = pytest.mark.dagster
 
-DECLARATION = """
-name: ticks
-uri: warehouse/ticks
-columns: {timestamp: timestamp!, value: int!}
-time_column: timestamp
-window: 1h
-sort_schema: value|timestamp/V2
-partitions: {start: 2015-05-01T00:00, end: 2015-05-02T00:00}
-"""
 RANGE = ("--table", "ticks", "--from", "2015-05-01T02:00", "--to", "2015-05-01T08:00", "--chunk", "2h", "--json")
 HOURS = [f"2015-05-01T{hour:02}:00" for hour in range(8)]
 

@@ -19,20 +19,11 @@ from pipelines.instance import home, open_instance
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import Held
+from tests.integration.ticks import DECLARATION
 
 pytestmark = pytest.mark.dagster
 
 START, END = "2015-05-01T00:00", "2015-05-01T04:00"
-
-DECLARATION = """
-name: ticks
-uri: warehouse/ticks
-columns: {timestamp: timestamp!, value: int!}
-time_column: timestamp
-window: 1h
-sort_schema: value|timestamp/V2
-partitions: {start: 2015-05-01T00:00, end: 2015-05-02T00:00}
-"""
 
 
 class Interrupted:

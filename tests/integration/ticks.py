@@ -1,0 +1,13 @@
+"""A table of one day with windows of an hour, as tests of backfills declare it."""
+
+from __future__ import annotations
+
+DECLARATION = """
+name: ticks
+uri: warehouse/ticks
+columns: {timestamp: timestamp!, value: int!}
+time_column: timestamp
+window: 1h
+sort_schema: value|timestamp/V2
+partitions: {start: 2015-05-01T00:00, end: 2015-05-02T00:00}
+"""
