@@ -10,7 +10,7 @@ KILLS ?= 200
 S3_KILLS ?= 50
 
 VENV := .venv/bin
-CODE := storage_core jobs assets pipelines examples benchmarks scripts tests
+CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts tests
 
 # Test files are dealt to at most four processes; those of one file stay together, for they share Spark and servers.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile

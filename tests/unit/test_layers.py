@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("storage_core", "jobs", "assets", "pipelines")
+PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 PROGRAMS = ("examples", "benchmarks", "scripts")
 TESTKIT = "storage_core.testkit"
 
@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipelines",),
     ("assets",),
     ("jobs",),
+    ("tidemark",),
     ("storage_core.table", "storage_core"),
     ("storage_core.creation", "storage_core.append"),
     ("storage_core.raw_declaration",),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("storage_core", "jobs", "assets", "pipelines")
+PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 # Folders that only ever hold what a tool or a run made; .gitignore says the same to git.
 MADE = {".git", ".venv", ".uv", ".java", ".dagster", "warehouse", "landing", "spark-warehouse", "__pycache__", "build"}
 

@@ -1,0 +1,77 @@
+"""Tidemark: searchable tables on plain object storage.
+
+    import tidemark as tm
+
+    logs = tm.Table.open("warehouse/access_log")
+    logs.scan(["path"], filter=tm.col("status") >= 500).to_arrow()
+
+Every public name of the library is here; `tm.errors` holds the errors. A name is loaded when it is first used, so that
+this import alone loads no Arrow, DuckDB or tantivy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage_core import errors
+    from storage_core.append import Appended
+    from storage_core.log.history import HistoryEntry
+    from storage_core.raw_log.raw_log import RawLog
+    from storage_core.raw_log.stores import RawStore
+    from storage_core.read.history_pages import HistoryPage
+    from storage_core.read.predicate import Filter, col
+    from storage_core.read.scan import Consistency, Scan
+    from storage_core.region.options import WriterOptions
+    from storage_core.settings.index import IndexDefinition
+    from storage_core.settings.late_data import LateData
+    from storage_core.table import Table
+
+_HOMES = {
+    "Appended": "storage_core.append",
+    "Consistency": "storage_core.read.scan",
+    "Filter": "storage_core.read.predicate",
+    "HistoryEntry": "storage_core.log.history",
+    "HistoryPage": "storage_core.read.history_pages",
+    "IndexDefinition": "storage_core.settings.index",
+    "LateData": "storage_core.settings.late_data",
+    "RawLog": "storage_core.raw_log.raw_log",
+    "RawStore": "storage_core.raw_log.stores",
+    "Scan": "storage_core.read.scan",
+    "Table": "storage_core.table",
+    "WriterOptions": "storage_core.region.options",
+    "col": "storage_core.read.predicate",
+    "errors": "storage_core.errors",
+}
+
+__all__ = [
+    "Appended",
+    "Consistency",
+    "Filter",
+    "HistoryEntry",
+    "HistoryPage",
+    "IndexDefinition",
+    "LateData",
+    "RawLog",
+    "RawStore",
+    "Scan",
+    "Table",
+    "WriterOptions",
+    "col",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its home on first use."""
+    import importlib  # only when a public name is asked for
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    return home if name == "errors" else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those that are not loaded yet."""
+    return sorted(__all__)
