@@ -14,9 +14,10 @@ from random import SystemRandom
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from jobs.spark import Spark
     from storage_core.testkit.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -27,8 +28,9 @@ PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
 
-# On two busy cores a deadline is a coin toss. A failing example is printed so that it can be replayed.
-settings.register_profile("tidemark", deadline=None, print_blob=True)
+# On two busy cores a deadline is a coin toss, and so is whether data is generated fast enough. A failing example is
+# printed so that it can be replayed.
+settings.register_profile("tidemark", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidemark")
 
 
@@ -39,6 +41,16 @@ def _no_personal_settings() -> Iterator[None]:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
         yield
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Spark]:
+    """The one Spark session of this process: jobs that a test runs here join it, whatever master they name."""
+    from jobs.spark import Spark  # a second that tests without Spark do not pay
+
+    with Spark("local[2]") as running:
+        running.session()
+        yield running
 
 
 @pytest.fixture(scope="session")

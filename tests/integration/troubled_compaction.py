@@ -81,7 +81,7 @@ def _wait_for(file: Path) -> None:
 
 
 def side_by_side(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of the large window waits for one of a small window to begin, which another executor of one core runs."""
+    """The task of the large window waits for one of a small window, which another executor of one core runs."""
     small = Path(folder) / "small"
     if _is_of(large, item):
         _wait_for(small)
