@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.tiers import is_extended
+
 if TYPE_CHECKING:
     from jobs.spark import Spark
     from storage_core.testkit.s3_server import S3Server
@@ -32,6 +34,14 @@ Land = Callable[..., Path]
 # printed so that it can be replayed.
 settings.register_profile("tidemark", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidemark")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that `make test` leaves out."""
+    for item in items:
+        if is_extended(item.path.relative_to(REPOSITORY).as_posix(), {mark.name for mark in item.iter_markers()}):
+            item.add_marker(pytest.mark.extended)
 
 
 @pytest.fixture(scope="session", autouse=True)
