@@ -5,9 +5,7 @@ PYTHON ?= python3
 LOCK ?= dev
 PORT ?= 3000
 PYTEST_ARGS ?=
-SEEDS ?= 100000
-KILLS ?= 200
-S3_KILLS ?= 50
+SCALE ?= $(or $(TIDEMARK_SCALE),1)
 
 VENV := .venv/bin
 CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts tests
@@ -18,18 +16,22 @@ SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 # The Dagster instance of the demo and the UI. The tests make their own and never see this one.
 WITH_DAGSTER := DAGSTER_HOME="$(CURDIR)/.dagster"
 
+# Tests try SCALE times as many examples, seeds and kills.
+PYTEST = TIDEMARK_SCALE="$(SCALE)" $(VENV)/python -m pytest
+
 export DAGSTER_DISABLE_TELEMETRY = 1
 
 # Before whatever may start Spark: find a Java (or bring one along) and tell Spark which it is.
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser simulate soak check lint format types bench ui lock clean
+.PHONY: help setup demo test test-all test-rest test-browser simulate soak check lint format types bench ui lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
-	@echo "Settings: PYTHON=python3.12 (which Python), PORT=3001 (of make ui), PYTEST_ARGS='-k compact' (of make test)."
+	@echo "Settings: PYTHON=python3.12 (which Python), PORT=3001 (of make ui), PYTEST_ARGS='-k compact' and"
+	@echo "SCALE=10 (of the targets that test: ten times as many examples, seeds and kills)."
 
 setup: ## Make .venv from requirements/dev.lock and find or install Java; quick when nothing changed
 	@$(PYTHON) -m scripts.environment $(LOCK)
@@ -38,22 +40,29 @@ setup: ## Make .venv from requirements/dev.lock and find or install Java; quick 
 demo: setup .dagster/dagster.yaml ## Run the whole pipeline on real data through Dagster and ask it five questions
 	@$(WITH_JAVA) $(WITH_DAGSTER) $(VENV)/python -m examples.demo
 
-test: setup ## Run all tests but those that need a browser
-	@$(WITH_JAVA) $(VENV)/python -m pytest -m "not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+test: setup ## Run the tests that speak for the product: some minutes on two cores
+	@$(WITH_JAVA) $(PYTEST) -m "not extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+test-all: setup ## Run all tests but those that need a browser
+	@$(WITH_JAVA) $(PYTEST) -m "not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+test-rest: setup ## Run what test-all runs and test does not (tests/tiers.py says which)
+	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \
-	$(WITH_JAVA) $(VENV)/python -m pytest -m browser $(PYTEST_ARGS)
+	$(WITH_JAVA) $(PYTEST) -m browser $(PYTEST_ARGS)
 
-simulate: setup ## Run the seeded simulations for longer: SEEDS=100000 of them, or one with TIDEMARK_SEED=1234
-	@TIDEMARK_SEEDS="$(SEEDS)" $(VENV)/python -m pytest --timeout=0 tests/simulation $(PYTEST_ARGS)
+simulate: SCALE := 100
+simulate: setup ## Run the seeded simulations for longer: SCALE=100 times as many seeds, or one with TIDEMARK_SEED=1234
+	@$(PYTEST) --timeout=0 tests/simulation $(PYTEST_ARGS)
 
-soak: SEEDS := 2000
-soak: setup ## Kill writers KILLS=200 times on disk, S3_KILLS=50 times on S3, and run SEEDS=2000 of their simulations
-	@TIDEMARK_KILLS="$(KILLS)" TIDEMARK_S3_KILLS="$(S3_KILLS)" TIDEMARK_SEEDS="$(SEEDS)" $(VENV)/python -m pytest --timeout=0 -rP \
+soak: SCALE := 16
+soak: setup ## Kill writers on disk and on S3, and run simulations of them: SCALE=16 times as often
+	@$(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) \
 	  tests/integration/test_killed_writers.py tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
 
-check: lint types test test-browser demo ## Everything that CI runs
+check: lint types test test-rest test-browser demo ## Everything that CI runs
 
 lint: setup ## Check style and formatting with ruff
 	@$(VENV)/ruff check $(CODE)

@@ -14,9 +14,12 @@ from random import SystemRandom
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+from tests.tiers import is_extended
 
 if TYPE_CHECKING:
+    from jobs.spark import Spark
     from storage_core.testkit.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -27,9 +30,18 @@ PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
 
-# On two busy cores a deadline is a coin toss. A failing example is printed so that it can be replayed.
-settings.register_profile("tidemark", deadline=None, print_blob=True)
+# On two busy cores a deadline is a coin toss, and so is whether data is generated fast enough. A failing example is
+# printed so that it can be replayed.
+settings.register_profile("tidemark", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidemark")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that `make test` leaves out."""
+    for item in items:
+        if is_extended(item.path.relative_to(REPOSITORY).as_posix(), {mark.name for mark in item.iter_markers()}):
+            item.add_marker(pytest.mark.extended)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,6 +51,16 @@ def _no_personal_settings() -> Iterator[None]:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
         yield
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Spark]:
+    """The one Spark session of this process: jobs that a test runs here join it, whatever master they name."""
+    from jobs.spark import Spark  # a second that tests without Spark do not pay
+
+    with Spark("local[2]") as running:
+        running.session()
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How many generated cases a test tries: so many by default, `TIDEMARK_SCALE` times as many when that is set."""
+"""How much a test tries: so many examples, seeds, kills or days by default, `TIDEMARK_SCALE` times as many when set."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from storage_core.formats.region_registry import decode
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.reading import exists
 from storage_core.region import generation, generation_segments, wal
 from storage_core.region.manifest import read_latest, read_version
 from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
@@ -211,8 +212,12 @@ class _Region:
             self._add(kind, key, f"an entry of generation {of_generation}", f"one of {logged.entry.generation}")
 
     def _spent(self, manifest: RegionManifest) -> None:
-        """What merged generations left behind is not needed, but somebody may want to know."""
+        """What merged generations left behind is not needed, but somebody may want to know that it is damaged.
+
+        What is gone a collection took: the manifest of a generation outlives the rest, for it tells what is left.
+        """
         spent = Kind.SPENT_OBJECT_DAMAGED
+        before = len(self.findings)
         directories = {each.directory for each in self._of(KeyKind.GENERATION_FILE) if each.name == MANIFEST_FILE}
         for flushed in manifest.flushed_generations:
             if flushed.generation <= self.merged and flushed.path in directories:
@@ -220,6 +225,7 @@ class _Region:
         for parsed in self._of(KeyKind.WAL_ENTRY):
             if parsed.entry is not None and parsed.entry not in self._read:
                 self._entry(parsed.entry, None, spent)
+        self.findings[before:] = [each for each in self.findings[before:] if exists(self.store, each.key)]
 
     def _add(self, kind: Kind, key: str, expected: str, found: str) -> None:
         self.findings.append(Finding(kind=kind, key=key, expected=expected, found=found))

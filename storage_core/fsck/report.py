@@ -100,7 +100,7 @@ RULES: Final[Mapping[Kind, tuple[Severity, str]]] = {
     Kind.OLDER_SPLIT_DAMAGED: (_W, "only versions of before it was removed need it: restore it to read those"),
     Kind.OLDER_SPLIT_MISSING: (
         _N,
-        "versions of before it was removed cannot be read: a collection that was killed, or lost",
+        "versions of before it was removed cannot be read: they are not retained and it was collected, or it is lost",
     ),
     Kind.SEGMENT_MISSING: (_W, _NOTHING_LOST + "a search reads the split; a compaction or a repaired copy replaces it"),
     Kind.SEGMENT_DAMAGED: (_W, _NOTHING_LOST + "a search reads the split; a compaction or a repaired copy replaces it"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput
@@ -12,6 +13,7 @@ from storage_core.formats.keys import gc_candidates_key
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import merged_candidates, read_plan, write_plan
 from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
+from storage_core.gc.undisturbed import undisturbed
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
@@ -68,10 +70,11 @@ def collect(
     manifest is written.
 
     Age is judged by the earlier of our clock and the store's own, so a clock that runs ahead deletes nothing early
-    (lesson 48). Raises whatever a read raises, before anything is deleted; `CommitConflict` when two collectors meet.
+    (lesson 48). Raises whatever a read raises, before anything is deleted; `CommitConflict` when two collectors meet,
+    also where one finds gone what the other removed (`gc.undisturbed`).
     """
     now_ms = clock.now_ms()
-    marked = mark(store, log, now_ms=now_ms)
+    marked = undisturbed(store, lambda: mark(store, log, now_ms=now_ms))
     if not dry_run:
         require_writable(marked.roots.retained.head)
     horizon = _horizon(horizon_ms, marked.roots.retained.head.config.gc_horizon_ms)
@@ -128,7 +131,8 @@ def _forget(
 ) -> None:
     for region, generation in forgotten.items():
         require_held()
-        forget_collected(store, region, generation, clock=clock, writer_id=log.ids.uuid())
+        writer_id = log.ids.uuid()
+        undisturbed(store, partial(forget_collected, store, region, generation, clock=clock, writer_id=writer_id))
 
 
 def _horizon(asked_ms: int | None, configured_ms: int) -> Horizon:

@@ -14,6 +14,7 @@ from storage_core.formats.keys import KeyKind, gc_candidates_key, parse
 from storage_core.gc.boundary import advance_boundary
 from storage_core.gc.mark import Unreachable, mark
 from storage_core.gc.retention import named_since
+from storage_core.gc.undisturbed import undisturbed
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 
@@ -72,7 +73,7 @@ def sweep(
     stops the sweep, and so does another collector. The manifests of generations go last: only they tell which WAL
     entries are left, and a killed sweep must find them again. A batch with a failure ends the sweep after it.
     """
-    marked = mark(store, log, now_ms=now_ms)
+    marked = undisturbed(store, lambda: mark(store, log, now_ms=now_ms))
     due = [
         plan.candidates[each.key]
         for each in marked.unreachable

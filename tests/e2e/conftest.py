@@ -1,9 +1,9 @@
-"""The access log taken through all jobs, once per session, and read by many tests; and the Spark that runs them."""
+"""The access log taken through all jobs, once per session, and read by many tests."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -54,25 +54,8 @@ class Story:
         return [line for name, log in self.raw.items() if late or name != LATE_FILE for line in log.lines]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_spark_session() -> Iterator[None]:
-    """Stop the session that the tests of this folder share, whoever started it."""
-    yield
-    from pyspark.sql import SparkSession
-
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        active.stop()
-
-
-@pytest.fixture
-def spark() -> Spark:
-    """Spark for one test: it joins the running session, or starts one where another test has stopped it."""
-    return Spark("local[2]")
-
-
 @pytest.fixture(scope="session")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
     """The access log lands in pieces, the last of them late, one line of every hour in it; in between all jobs run.
 
     | step | what the table and its indexes hold then |
@@ -90,7 +73,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     request = JobRequest(table_uri=str(root / "table"), declaration=str(declaration))
     pieces = _pieces()
     steps: dict[str, Step] = {}
-    spark = Spark("local[2]")
 
     def step(name: str, job: ModuleType, windows: WindowRange = EVERY_WINDOW) -> None:
         before = set(_files(root / "table"))

@@ -164,14 +164,13 @@ def test_a_job_refuses_what_only_others_know(
 
 
 @pytest.mark.spark
-def test_spark_finds_what_this_process_finds(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_finds_what_this_process_finds(table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     lose_a_row(table)
     request = AuditRequest(table_uri=table.uri)
-    with Spark("local[2]") as spark:
-        here = jobs.audit.run(request, spark)
-        monkeypatch.setattr(jobs.audit, "DRIVER_BYTES", 0)
-        there = jobs.audit.run(request, spark)
+    here = jobs.audit.run(request, spark)
+    monkeypatch.setattr(jobs.audit, "DRIVER_BYTES", 0)
+    there = jobs.audit.run(request, spark)
     assert (here.spark_seconds == 0, there.spark_seconds > 0) == (True, True)
     assert there.details == here.details
     assert there.details["violated"] == {"MC-1": 1}

@@ -1,13 +1,12 @@
 """A backfill of many short windows: progress by chunk, a damaged window fails alone, a second run does only that one.
 
-TIDEMARK_BACKFILL_DAYS sets how many days of 15-minute windows it takes (2; the full proof is 30, 2,880 windows).
+It takes two days of 15-minute windows; `TIDEMARK_SCALE=15` is the full proof: 30 days, 2,880 windows.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +22,13 @@ from pipelines.backfill import ChunkDone, backfill
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
+from tests.scale import scaled
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 LOG = logging.getLogger(__name__)
 
-DAYS = int(os.environ.get("TIDEMARK_BACKFILL_DAYS", "2"))
+DAYS = scaled(2)
 PER_DAY = 96
 START = dt.datetime(2015, 5, 1, tzinfo=dt.UTC)
 END = START + dt.timedelta(days=DAYS)
@@ -93,45 +93,42 @@ def windows_with_two(uri: str) -> int:
 
 
 def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
-    declaration: TableDeclaration, table: Table, instance: DagsterInstance
+    declaration: TableDeclaration, table: Table, instance: DagsterInstance, spark: Spark
 ) -> None:
     file = halve_split(table, int(BAD.timestamp()))
     version = table.version
-    with Spark("local[2]") as spark:
 
-        def fill(*, only_failed: bool) -> list[ChunkDone]:
-            started = time.perf_counter()
-            start, end = (f"{each:%Y-%m-%dT%H:%M}" for each in (START, END))
-            launcher = InProcessLauncher(spark)
-            done = list(
-                backfill(declaration, start, end, only_failed=only_failed, instance=instance, launcher=launcher)
-            )
-            LOG.warning("%d chunks in %.1f s", len(done), time.perf_counter() - started)
-            return done
+    def fill(*, only_failed: bool) -> list[ChunkDone]:
+        started = time.perf_counter()
+        start, end = (f"{each:%Y-%m-%dT%H:%M}" for each in (START, END))
+        launcher = InProcessLauncher(spark)
+        done = list(backfill(declaration, start, end, only_failed=only_failed, instance=instance, launcher=launcher))
+        LOG.warning("%d chunks in %.1f s", len(done), time.perf_counter() - started)
+        return done
 
-        first = fill(only_failed=False)
-        assert [(each.number, each.of, each.chunk.windows) for each in first] == [
-            (number, DAYS, PER_DAY) for number in range(1, DAYS + 1)
-        ]
-        assert [(each.rows, each.failed) for each in first] == [
-            (8 * (PER_DAY - 1), (BAD_NAME,)) if number == 1 else (8 * PER_DAY, ()) for number in range(DAYS)
-        ]
-        assert [each.number for each in first if each.error] == [2]
-        assert BAD_NAME in str(first[1].error)
-        assert file.name in str(first[1].error)
-        assert "Stack Trace" not in str(first[1].error)  # the run has it; people and programs get one short text
-        assert windows_with_two(table.uri) == 1
-        assert Table.open(table.uri).version == version + DAYS
-        found = statuses(declaration, instance)
-        assert {name for name, status in found.items() if status == "FAILED"} == {BAD_NAME}
-        assert {status for name, status in found.items() if name != BAD_NAME} == {"MATERIALIZED"}
+    first = fill(only_failed=False)
+    assert [(each.number, each.of, each.chunk.windows) for each in first] == [
+        (number, DAYS, PER_DAY) for number in range(1, DAYS + 1)
+    ]
+    assert [(each.rows, each.failed) for each in first] == [
+        (8 * (PER_DAY - 1), (BAD_NAME,)) if number == 1 else (8 * PER_DAY, ()) for number in range(DAYS)
+    ]
+    assert [each.number for each in first if each.error] == [2]
+    assert BAD_NAME in str(first[1].error)
+    assert file.name in str(first[1].error)
+    assert "Stack Trace" not in str(first[1].error)  # the run has it; people and programs get one short text
+    assert windows_with_two(table.uri) == 1
+    assert Table.open(table.uri).version == version + DAYS
+    found = statuses(declaration, instance)
+    assert {name for name, status in found.items() if status == "FAILED"} == {BAD_NAME}
+    assert {status for name, status in found.items() if name != BAD_NAME} == {"MATERIALIZED"}
 
-        (again,) = fill(only_failed=True)
-        assert (again.chunk.first, again.chunk.windows, bool(again.error)) == (BAD_NAME, 1, True)
-        repair(file)
-        (repaired,) = fill(only_failed=True)
-        assert (repaired.chunk.first, repaired.rows, repaired.error) == (BAD_NAME, 8, None)
-        assert fill(only_failed=True) == []
+    (again,) = fill(only_failed=True)
+    assert (again.chunk.first, again.chunk.windows, bool(again.error)) == (BAD_NAME, 1, True)
+    repair(file)
+    (repaired,) = fill(only_failed=True)
+    assert (repaired.chunk.first, repaired.rows, repaired.error) == (BAD_NAME, 8, None)
+    assert fill(only_failed=True) == []
 
     assert windows_with_two(table.uri) == 0
     assert set(statuses(declaration, instance).values()) == {"MATERIALIZED"}

@@ -55,7 +55,7 @@ def test_in_a_merged_file_a_query_for_one_series_reads_a_part_of_the_pages(tmp_p
 def test_processor_seconds_count_what_a_child_process_takes() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     taken = processor_seconds(lambda: subprocess.run([sys.executable, "-c", burn], check=True))
-    assert 0.25 < taken < 30
+    assert taken > 0.25, "what the child itself saw that it took, but for the steps in which this is counted"
 
 
 def test_the_real_data_sets_are_whole_and_in_the_order_of_their_arrival() -> None:

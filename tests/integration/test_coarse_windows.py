@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.read.predicate import col
 from storage_core.testkit import merge_plan
+
+if TYPE_CHECKING:
+    from jobs.spark import Spark
 
 HOUR = 3600
 HOURS = (2, 3, 4, 6, 8, 12, 24)
@@ -130,12 +134,11 @@ def test_chunks_of_a_backfill_hold_whole_coarse_windows(tmp_path: Path, hours: i
 @pytest.mark.dagster
 @pytest.mark.spark
 def test_a_backfill_of_coarse_windows_ingests_compacts_and_passes_its_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dagster import DagsterInstance
 
     from assets.launcher import InProcessLauncher
-    from jobs.spark import Spark
     from pipelines.backfill import backfill
     from pipelines.catalog import build_definitions
     from pipelines.tables import DeclaredTable, DeclaredTables
@@ -150,7 +153,7 @@ def test_a_backfill_of_coarse_windows_ingests_compacts_and_passes_its_checks(
         lines = [f'{{"at": "{moment}", "id": {number}}}\n' for moment in moments]
         (tmp_path / "landing" / f"{number}.ndjson").write_text("".join(lines), encoding="utf-8")
 
-    with Spark("local[2]") as spark, DagsterInstance.ephemeral() as instance:
+    with DagsterInstance.ephemeral() as instance:
         launcher = InProcessLauncher(spark)
 
         def fill() -> list[tuple[str, int, str | None]]:

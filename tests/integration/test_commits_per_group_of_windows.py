@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,6 @@ def table(tmp_path: Path) -> Table:
             ]
         )
     return Table.open(created.uri)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with Spark("local[2]") as session:
-        yield session
 
 
 def rows_of(table: Table) -> Counter[tuple[object, ...]]:

@@ -7,7 +7,7 @@ in the end is a model in plain Python, whoever won.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,6 @@ compaction: {compaction}
 """
 Model = dict[int, str]
 Act = Callable[[], object]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with Spark(MASTER) as running:
-        running.session()
-        yield running
 
 
 class Overtaken(Spark):

@@ -2,7 +2,7 @@
 
 `tests/e2e/test_killed_compaction.py` kills it just before and just after the commit; here nobody chooses the moment.
 Afterwards every window is as it was or as it should be, all in one step, and the next run finishes. What the dead left
-behind is collected once the horizon has passed. `TIDEMARK_KILLS` kills more often.
+behind is collected once the horizon has passed. `TIDEMARK_SCALE` kills more often.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.copies import copy_into
 from storage_core.testkit.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
+from tests.scale import scaled
 
 pytestmark = pytest.mark.spark
 
-KILLS = int(os.environ.get("TIDEMARK_KILLS", "2"))
+KILLS = scaled(2)
 PATIENCE_S = 400.0
 LONGEST_S = 0.2
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -35,7 +35,7 @@ from storage_core.testkit.s3_server import S3Server
 from storage_core.testkit.standalone_cluster import StandaloneCluster
 from storage_core.testkit.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
 from tests.integration.job_command import run_command
-from tests.integration.troubled_compaction import lose_the_executor, straggle, undisturbed
+from tests.integration.troubled_compaction import lose_the_executor, side_by_side, straggle
 
 pytestmark = pytest.mark.spark
 
@@ -45,8 +45,6 @@ SPECULATION = {
     "spark.speculation.minTaskRuntime": "1s",
 }
 DRAWN = ("path", "operation_id", "seal")
-ALONE = ("tests.integration.troubled_compaction", undisturbed.__name__, "-", LARGE)
-"""The job itself, but for a task per merge."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +76,12 @@ def cluster(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
+def on_both(folder: Path) -> tuple[object, ...]:
+    """The job itself, but for a task per merge, the first two of them at once: each executor has one core."""
+    folder.mkdir()
+    return ("tests.integration.troubled_compaction", side_by_side.__name__, folder, LARGE)
+
+
 @dataclass(frozen=True, slots=True)
 class Compacted:
     """A table after its compaction, the report of it, and how many tasks ran on each executor."""
@@ -88,11 +92,14 @@ class Compacted:
 
 
 @pytest.fixture(scope="module")
-def on_cluster(cluster: StandaloneCluster, original: MemoryStore, s3: S3Server) -> Compacted:
+def on_cluster(
+    cluster: StandaloneCluster, original: MemoryStore, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Compacted:
     """Compacted by a driver of its own. It ends before the Connect server takes the cores of the cluster."""
     uri = copied(original, s3.uri(f"tables/{uuid4()}"))
     request = JobRequest(table_uri=uri, master=cluster.master)
-    return Compacted(uri, run_command(request, cluster.driver_environment, *ALONE), cluster.tasks())
+    job = on_both(tmp_path_factory.mktemp("on") / "cluster")
+    return Compacted(uri, run_command(request, cluster.driver_environment, *job), cluster.tasks())
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +144,7 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     expected = rows_of(Table.open(here))
     reports = [
         on_cluster.report,
-        run_command(JobRequest(table_uri=uri), through_connect(server), *ALONE),
+        run_command(JobRequest(table_uri=uri), through_connect(server), *on_both(tmp_path / "connect")),
         run_command(JobRequest(table_uri=here, master="local[2]"), os.environ, "jobs.compact"),
     ]
     results = [outputs(each) for each in (on_cluster.uri, uri, here)]

@@ -1,11 +1,10 @@
 """Threads write, flush, merge, sort, compact, collect and read one table at each level: a model judges what they saw.
 
-The history is recorded as it happens; `TIDEMARK_SECONDS` lets it happen for longer.
+The history is recorded as it happens; `TIDEMARK_SCALE` lets it happen for longer.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,12 +20,13 @@ from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.consistency import History, Level, check
 from storage_core.testkit.keyed_table import KeyedTable
 from tests.integration.threaded_writer import collected
+from tests.scale import scaled
 from tests.simulation.recorded_calls import WAYS, Ledger, RecordedReader, RecordedWriter, by_letter, letter, opened
 
-SECONDS = float(os.environ.get("TIDEMARK_SECONDS", "4"))
+SECONDS = scaled(4)
 LETTERS = "abc"
 KEYS = 5
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0
 HORIZON_MS = 5_000
 
 Act = Callable[[Random], object]

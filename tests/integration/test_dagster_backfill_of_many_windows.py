@@ -2,14 +2,13 @@
 again alone.
 
 What Dagster's daemon does at each of its ticks is done here in this process; runs and jobs are processes of their own.
-TIDEMARK_BACKFILL_DAYS sets how many days of 15-minute windows it takes (without it 97 windows, one more than a day).
+It takes a day of 15-minute windows and one window more; `TIDEMARK_SCALE` makes it so many days and one window.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,10 +25,10 @@ from assets.partitions import partition_key, partitions_of, span_of
 from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
+from tests.scale import scaled
 
 PER_RUN = 96
-DAYS = os.environ.get("TIDEMARK_BACKFILL_DAYS")
-WINDOWS = int(DAYS) * PER_RUN if DAYS else PER_RUN + 1
+WINDOWS = scaled(PER_RUN) + 1
 RUNS = -(-WINDOWS // PER_RUN)
 DEADLINE_SECONDS = 500 + 50 * RUNS
 

@@ -37,14 +37,6 @@ QUIET = {"telemetry": {"enabled": False}}
 HOURS = {RANGE_START: "2015-05-17T10:00", RANGE_END: "2015-05-17T13:00"}
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-        with Spark("local[2]") as session:
-            yield session
-
-
 @pytest.fixture
 def defs(checkout: Path, spark: Spark) -> Definitions:
     return build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark))

@@ -28,12 +28,6 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 TABLE = "name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n"
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with Spark("local[2]") as running:
-        yield running
-
-
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
     folder = tmp_path / "history"

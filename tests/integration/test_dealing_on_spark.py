@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,6 @@ APPEND = [f"events_{number:02}" for number in range(16)]
 KEYED = [f"users_{number}" for number in range(4)]
 PER_TABLE = 20
 SECOND = 1_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with Spark("local[2]") as running:
-        yield running
 
 
 def declare(root: Path, tables: list[str]) -> DealRequest:

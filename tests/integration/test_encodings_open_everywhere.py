@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -62,12 +62,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     folder = tmp_path_factory.mktemp("encodings")
     (folder / "split.parquet").write_bytes(file.finish({}))
     return folder, rows
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with Spark("local[1]") as running:
-        yield running
 
 
 def _require_same(found: pa.Table, expected: pa.Table) -> None:

@@ -147,12 +147,11 @@ def partition(item: Item) -> Answer:
 
 
 @pytest.mark.spark
-def test_each_item_is_a_task_of_its_own_however_few_there_are() -> None:
-    with Spark("local[2]") as spark:
-        for count in (2, 5):
-            answers = spark.map(partition, [{"number": each} for each in range(count)])
-            assert [each["item"] for each in answers] == [*range(count)]
-            assert {each["partition"] for each in answers} == {*range(count)}
+def test_each_item_is_a_task_of_its_own_however_few_there_are(spark: Spark) -> None:
+    for count in (2, 5):
+        answers = spark.map(partition, [{"number": each} for each in range(count)])
+        assert [each["item"] for each in answers] == [*range(count)]
+        assert {each["partition"] for each in answers} == {*range(count)}
 
 
 def raises(item: Item) -> Answer:
@@ -160,8 +159,8 @@ def raises(item: Item) -> Answer:
 
 
 @pytest.mark.spark
-def test_a_defect_in_a_task_is_an_error_that_no_retry_heals_and_names_the_cause() -> None:
-    with Spark("local[1]") as spark, pytest.raises(TidemarkError) as refused:
+def test_a_defect_in_a_task_is_an_error_that_no_retry_heals_and_names_the_cause(spark: Spark) -> None:
+    with pytest.raises(TidemarkError) as refused:
         spark.map(raises, [{"table_uri": "here"}])
     assert (refused.value.kind, refused.value.exit_code) == ("error", 1)
     assert str(refused.value).splitlines()[0].endswith("ValueError: no task for here")
@@ -174,7 +173,7 @@ def dies(item: Item) -> Answer:
 
 
 @pytest.mark.spark
-def test_a_worker_that_dies_is_unavailable_and_names_the_cause() -> None:
-    with Spark("local[1]") as spark, pytest.raises(Unavailable, match="Python worker exited unexpectedly") as refused:
+def test_a_worker_that_dies_is_unavailable_and_names_the_cause(spark: Spark) -> None:
+    with pytest.raises(Unavailable, match="Python worker exited unexpectedly") as refused:
         spark.map(dies, [{}])
     assert len(str(refused.value).splitlines()) == 1

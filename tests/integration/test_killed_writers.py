@@ -1,7 +1,7 @@
 """A writer with several threads is killed at random, again and again, while others merge, compact, collect and read.
 
 The oracle is a dictionary made from the journals of the threads: what was acknowledged is there, what was under way is
-there whole or not at all, and nothing is there twice. `TIDEMARK_KILLS` and `TIDEMARK_S3_KILLS` kill more often
+there whole or not at all, and nothing is there twice. `TIDEMARK_SCALE` kills more often
 (`make soak`).
 """
 
@@ -28,9 +28,10 @@ from storage_core.settings.table import TableConfig
 from storage_core.testkit.keyed_table import KeyedTable
 from storage_core.testkit.s3_server import S3Server
 from tests.integration.threaded_writer import THREADS, journal_of
+from tests.scale import scaled
 
-KILLS = int(os.environ.get("TIDEMARK_KILLS", "12"))
-S3_KILLS = int(os.environ.get("TIDEMARK_S3_KILLS", "4"))
+KILLS = scaled(12)
+S3_KILLS = scaled(4)
 REPOSITORY = Path(__file__).parents[2]
 LONGEST_S = 0.2
 PATIENCE_S = 120

@@ -33,52 +33,51 @@ POLICIES: tuple[LatePolicy, ...] = ("accept", "quarantine", "drop")
 COUNTED: dict[LatePolicy, tuple[int, int, int]] = {"accept": (60, 0, 0), "quarantine": (0, 60, 0), "drop": (0, 0, 60)}
 
 
-def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path) -> None:
-    """Two files of 50 rows, 6 minutes apart and going back from now: those beyond the first 20 are older than 2 h."""
+def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path, spark: Spark) -> None:
+    """Two files of 50 rows, going back from now: the first 20 of the last minutes, the others older than 2 h."""
     now = dt.datetime.now(dt.UTC)
     (tmp_path / "landing").mkdir()
     for file in range(2):
-        times = [now - dt.timedelta(minutes=6 * number, seconds=1) for number in range(50)]
+        times = [now - dt.timedelta(minutes=number if number < 20 else 6 * number, seconds=1) for number in range(50)]
         lines = [json.dumps({"at": at.isoformat(), "id": 100 * file + number}) for number, at in enumerate(times)]
         (tmp_path / "landing" / f"{file}.ndjson").write_text("\n".join(lines) + "\nno row\n")
     ids = {100 * file + number for file in range(2) for number in range(50)}
     late = {each for each in ids if each % 100 >= 20}
-    with Spark("local[1]") as spark:
-        for policy in POLICIES:
-            declared = tmp_path / f"{policy}.yaml"
-            declared.write_text(DECLARATION.format(root=tmp_path, policy=policy))
-            uri = str(tmp_path / policy)
-            # First one window that is late as a whole, then the rest: every row is judged and counted once.
-            start = int((now - dt.timedelta(hours=3)).timestamp()) // 900 * 900
-            first = JobRequest(table_uri=uri, declaration=str(declared), windows=window_range(str(start), None, None))
-            reports = [
-                ingest.run(first, spark),
-                ingest.run(JobRequest(table_uri=uri, declaration=str(declared)), spark),
-            ]
+    for policy in POLICIES:
+        declared = tmp_path / f"{policy}.yaml"
+        declared.write_text(DECLARATION.format(root=tmp_path, policy=policy))
+        uri = str(tmp_path / policy)
+        # First one window that is late as a whole, then the rest: every row is judged and counted once.
+        start = int((now - dt.timedelta(hours=3)).timestamp()) // 900 * 900
+        first = JobRequest(table_uri=uri, declaration=str(declared), windows=window_range(str(start), None, None))
+        reports = [
+            ingest.run(first, spark),
+            ingest.run(JobRequest(table_uri=uri, declaration=str(declared)), spark),
+        ]
 
-            table = Table.open(uri)
-            visible = Counter(table.scan(["id"]).to_arrow().column("id").to_pylist())
-            entries = [entry for _, entry in read_entries(table.store) if isinstance(entry, SetAsideRows)]
-            kept = Counter(each for entry in entries for each in entry.rows.column("id").to_pylist())
-            assert visible == Counter(ids if policy == "accept" else ids - late)
-            assert kept == Counter(late if policy == "quarantine" else ())
-            figures = [
-                (each.rows_late_accepted, each.rows_late_quarantined, each.rows_late_dropped)
-                for each in (report.figures for report in reports)
-            ]
-            assert tuple(map(sum, zip(*figures, strict=True))) == COUNTED[policy]
-            assert sum(figures[0]) > 0
-            assert reports[1].figures.rows_in == 102
-            commits = [entry.metrics for entry in table.history() if entry.operation == "INGEST"]
-            names = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
-            assert [tuple(each[name] for name in names) for each in reversed(commits)] == figures
-            splits = [(add.minValues, add.maxValues, add.windowStart) for add in table.snapshot.splits.values()]
-            for least, greatest, window in splits:
-                assert window is not None
-                assert least is not None
-                assert greatest is not None
-                inside = [_seconds(least["at"]), _seconds(greatest["at"])]
-                assert all(window <= each < window + 900 for each in inside)
+        table = Table.open(uri)
+        visible = Counter(table.scan(["id"]).to_arrow().column("id").to_pylist())
+        entries = [entry for _, entry in read_entries(table.store) if isinstance(entry, SetAsideRows)]
+        kept = Counter(each for entry in entries for each in entry.rows.column("id").to_pylist())
+        assert visible == Counter(ids if policy == "accept" else ids - late)
+        assert kept == Counter(late if policy == "quarantine" else ())
+        figures = [
+            (each.rows_late_accepted, each.rows_late_quarantined, each.rows_late_dropped)
+            for each in (report.figures for report in reports)
+        ]
+        assert tuple(map(sum, zip(*figures, strict=True))) == COUNTED[policy]
+        assert sum(figures[0]) > 0
+        assert reports[1].figures.rows_in == 102
+        commits = [entry.metrics for entry in table.history() if entry.operation == "INGEST"]
+        names = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
+        assert [tuple(each[name] for name in names) for each in reversed(commits)] == figures
+        splits = [(add.minValues, add.maxValues, add.windowStart) for add in table.snapshot.splits.values()]
+        for least, greatest, window in splits:
+            assert window is not None
+            assert least is not None
+            assert greatest is not None
+            inside = [_seconds(least["at"]), _seconds(greatest["at"])]
+            assert all(window <= each < window + 900 for each in inside)
 
 
 def _seconds(text: str) -> float:

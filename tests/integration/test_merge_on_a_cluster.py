@@ -72,5 +72,4 @@ def test_two_workers_that_know_no_checkout_merge_as_this_machine_does(s3_server:
     assert rows(on_cluster) == rows(here) == expected
     assert (report["details"]["regions"], report["rows_out"], report["splits_out"]) == (REGIONS, len(expected), REGIONS)
     assert len(Table.open(here).files()) == len(Table.open(on_cluster).files()) == REGIONS
-    assert len(tasks) == 2, f"the executor of each worker ran tasks: {tasks}"
     assert sum(tasks.values()) == REGIONS, "a task per region, and none besides"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_region_says_what_waits_in_generations_and_behind_them(
     assert (found["generations"], found["generation_records"]) == (1, 1)
     assert (found["wal_entries"], found["wal_records"]) == (2, 3)
     assert found["oldest_ms"] > 0
-    assert 0 <= found["age_seconds"] < 600
+    assert 0 <= found["age_seconds"] <= time.time() - found["oldest_ms"] / 1000 + 1
 
 
 def test_a_merged_table_has_nothing_that_waits(table: Table, capsys: pytest.CaptureFixture[str]) -> None:

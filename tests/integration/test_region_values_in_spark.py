@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -61,9 +61,8 @@ GOLDEN = {"long": [4, 7, 2, 0], "text": [1, 5, 7], "bool": [2, 6], "double": [0,
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    with Spark("local[1]") as spark:
-        yield spark.session()
+def session(spark: Spark) -> SparkSession:
+    return spark.session()
 
 
 def fields() -> tuple[RegionField, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,12 +23,6 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
 GENERATIONS = 31
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with Spark("local[2]") as running:
-        yield running
 
 
 def due(root: Path) -> Table:

@@ -80,12 +80,17 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def undisturbed(_folder: str, _large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing happens."""
+def side_by_side(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The task of the large window waits for one of a small window, which another executor of one core runs."""
+    small = Path(folder) / "small"
+    if _is_of(large, item):
+        _wait_for(small)
+    else:
+        small.touch()
     return tasks.compact_several(item)
 
 
-TROUBLES = {"undisturbed": undisturbed, "straggle": straggle, "lose_the_executor": lose_the_executor}
+TROUBLES = {"side_by_side": side_by_side, "straggle": straggle, "lose_the_executor": lose_the_executor}
 
 if __name__ == "__main__":
     trouble, place, window, *arguments = sys.argv[1:]

@@ -23,6 +23,7 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.log_tables import INDEX
 from storage_core.testkit.sample_table import SampleTable
+from tests.scale import scaled
 
 RETENTION_MS = 5 * HOUR_MS
 HORIZON_MS = HOUR_MS
@@ -186,5 +187,5 @@ class Collection(RuleBasedStateMachine):
         return {keys.last_checkpoint_key(), keys.gc_candidates_key(), keys.gc_boundary_key(), keys.tags_key()}
 
 
-Collection.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+Collection.TestCase.settings = settings(max_examples=scaled(30), stateful_step_count=25, deadline=None)
 TestCollection = Collection.TestCase

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.rows.column_regex import MOST_TRANSITIONS, column_regex, mismatches
+from tests.scale import scaled
 
 ODD = st.sampled_from(["", "\n", "a\n", "\0", "^$", "(|)", "[\\s\\S]+", "é", "\ue000", "\U0010ffff", "x" * 300])
 TEXT = st.text("ab|", max_size=6) | st.text(max_size=8) | ODD
 
 
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 @given(st.lists(TEXT, min_size=1, max_size=40), st.integers(0, MOST_TRANSITIONS))
 def test_the_expression_matches_every_value(values: list[str], most: int) -> None:
     expression = column_regex(values, most)

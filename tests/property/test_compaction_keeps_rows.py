@@ -24,6 +24,7 @@ from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import HOUR_SECONDS, SCHEMA, context, events, instant, snapshot
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.merge_plan import plan
+from tests.scale import scaled
 
 Row = Mapping[str, Any]
 
@@ -73,7 +74,7 @@ def _stored(store: MemoryStore, adds: Sequence[Add]) -> list[Row]:
     return [row for add in adds for row in read_split(store, add).to_pylist()]
 
 
-@settings(max_examples=75)
+@settings(max_examples=scaled(75))
 @given(INPUTS)
 def test_any_inputs_become_the_same_rows_sorted_in_one_split_per_window(
     inputs: list[tuple[list[Row], set[str]]],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from storage_core.index import fulltext
 from storage_core.settings.index import IndexDefinition
+from tests.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("a", "b"))
 WORDS = st.sampled_from(["x", "y", "zebra", "Ünïcode", "日本"])
@@ -35,7 +36,7 @@ def answers(rows: pa.Table, bounds: list[int], query: str, limit: int) -> list[t
         return [(hit.score, bounds[hit.source] + hit.row) for hit in hits]
 
 
-@settings(max_examples=20)
+@settings(max_examples=scaled(20))
 @given(rows=ROWS, query=QUERIES, limit=st.integers(1, 40), data=st.data())
 def test_any_spread_over_segments_gives_the_same_top_rows(
     rows: list[dict[str, str | None]], query: str, limit: int, data: st.DataObject

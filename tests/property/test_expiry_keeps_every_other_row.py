@@ -22,6 +22,7 @@ from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from tests.scale import scaled
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("at", pa.timestamp("us", tz="UTC"))])
 SECOND = 1_000_000
@@ -48,7 +49,7 @@ def _leaves(at: int | None, window: int, retention_ms: int, now_ms: int) -> bool
     return end_seconds * 1000 + retention_ms <= now_ms
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(BATCHES, DURATIONS, st.integers(1, 200_000_000), st.integers(0, 300_000_000))
 def test_rows_of_windows_that_have_left_are_gone_and_no_other_row_is(
     batches: list[list[int | None]], window: int, retention_ms: int, now_ms: int

@@ -25,6 +25,7 @@ from storage_core.split.write import sort_and_write
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
 COLUMNS = pa.schema(
     [*SCHEMA, pa.field("tags", pa.list_(pa.string())), pa.field("note", pa.struct([("n", pa.int64())]))]
@@ -134,7 +135,7 @@ def applied(before: Counter[str], changed: pa.Table) -> Counter[str]:
     return +found
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(history=st.lists(steps, min_size=1, max_size=8), slice_bytes=st.sampled_from([300, 2**20]), data=st.data())
 def test_changes_lead_from_one_version_to_another(
     history: list[tuple[object, ...]], slice_bytes: int, data: st.DataObject

@@ -21,6 +21,7 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
 MINUTE = 60
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("id", pa.int64())])
@@ -73,7 +74,7 @@ def _instant(second: int) -> str:
     return f"{'1970-01-01' if day == 0 else '1969-12-31'}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}Z"
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(landed=files, steps=steps)
 def test_any_runs_and_then_a_whole_run_leave_every_row_once(
     landed: list[list[int | None]], steps: list[tuple[list[int | None] | None, str]]

@@ -8,6 +8,7 @@ from storage_core.formats import keys
 from storage_core.formats.key_segments import decode_segment, encode_segment
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.objectstore.key_safety import is_safe_key
+from tests.scale import scaled
 
 versions = st.integers(0, 2**63 - 1)
 numbers = st.integers(1, 2**64 - 1)
@@ -86,7 +87,7 @@ def rebuild(parsed: ParsedKey) -> str:
 
 
 @given(built_keys)
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 def test_a_built_key_parses_into_the_parts_that_build_it_again(key: str) -> None:
     parsed = keys.parse(key)
     assert parsed is not None
@@ -100,7 +101,7 @@ def test_every_built_key_is_safe_in_every_store(key: str) -> None:
 
 
 @given(built_keys, st.data())
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 def test_a_changed_key_is_either_another_object_or_not_ours(key: str, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(key)))
     pieces = ["", "/", "..", ".", "%", "%2F", "0", "a", "A", "-", "~", " ", "\n", "\x00", "é"]

@@ -37,6 +37,7 @@ from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from tests.scale import scaled
 
 MINUTE_US = 60_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -147,7 +148,7 @@ def make_log(store: MeteredStore, case: Case) -> TransactionLog:
     return log
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(case=cases())
 def test_an_append_loses_nothing_and_straddles_no_window(case: Case) -> None:
     store = MeteredStore(MemoryStore("late"))
@@ -158,7 +159,7 @@ def test_an_append_loses_nothing_and_straddles_no_window(case: Case) -> None:
     assert (done.rows, done.late) == (case.visible.total(), case.figures)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(case=cases(), windowed=st.booleans())
 def test_a_region_writer_and_its_merge_lose_nothing_and_straddle_no_window(case: Case, windowed: bool) -> None:
     rows = [row for row in case.rows if row[0] is not None] if windowed else case.rows
@@ -197,7 +198,7 @@ def _text(time: int | None) -> str | None:
     return None if time is None else (EPOCH + dt.timedelta(microseconds=time)).replace(tzinfo=None).isoformat()
 
 
-@settings(max_examples=20)
+@settings(max_examples=scaled(20))
 @given(case=cases(), crash=st.booleans(), only=st.booleans())
 def test_a_batch_loses_nothing_and_straddles_no_window(case: Case, crash: bool, only: bool) -> None:
     """A run that dies before its commit, and runs for one window after the other, keep each late row once as well."""

@@ -2,12 +2,11 @@
 
 Steps are drawn in any order: clocks drift, jump and stand still; replies are lost, puts come late or never, reads are
 refused or torn, the lease object is lost, damaged or broken. A model keeps which commits landed under which token.
-`TIDEMARK_EXAMPLES` runs more of it than 60.
+`TIDEMARK_SCALE` runs more of it.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from hypothesis import settings
@@ -27,8 +26,9 @@ from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, GetFault, PutFault
 from storage_core.testkit.log_oracle import LogOracle
 from storage_core.testkit.log_tables import log_on, metadata, split
+from tests.scale import scaled
 
-EXAMPLES = int(os.environ.get("TIDEMARK_EXAMPLES", "60"))
+EXAMPLES = scaled(60)
 RESOURCE = "merge"
 KEY = lock_key(RESOURCE)
 MAINTAINERS = 3

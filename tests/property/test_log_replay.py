@@ -16,6 +16,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
+from tests.scale import scaled
 
 SMALL = st.integers(0, 3)
 
@@ -128,5 +129,5 @@ class LogMachine(RuleBasedStateMachine):
         return log_on(bare).snapshot()
 
 
-LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
+LogMachine.TestCase.settings = settings(max_examples=scaled(60), stateful_step_count=20)
 test_the_log_answers_the_same_however_it_is_loaded = LogMachine.TestCase

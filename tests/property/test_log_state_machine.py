@@ -1,12 +1,11 @@
 """Commits of two writers, checkpoints, losses, crashes, restores and time travel against a dictionary, in any order.
 
-The dictionary says beforehand which commits land and which conflict. `TIDEMARK_EXAMPLES` runs more of it than 60.
+The dictionary says beforehand which commits land and which conflict. `TIDEMARK_SCALE` runs more of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -32,8 +31,9 @@ from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_oracle import LogOracle
 from storage_core.testkit.log_tables import SCHEMA, log_on, metadata, removal, split
+from tests.scale import scaled
 
-EXAMPLES = int(os.environ.get("TIDEMARK_EXAMPLES", "60"))
+EXAMPLES = scaled(60)
 REGION = "0b8cf3f4-6c0e-4f5e-9c37-1de3a3c65c4f"
 ROWS = 3
 

@@ -26,6 +26,7 @@ from storage_core.read.relation import Verified, session, splits_relation
 from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import KeyedTable
+from tests.scale import scaled
 
 SCHEMA = pa.schema(
     [
@@ -169,7 +170,7 @@ def _key(row: dict[str, Any]) -> Key:
     return row["name"], row["amount"], row["at"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(steps=STEPS, windowed=st.booleans())
 def test_the_base_is_the_dictionary_with_one_live_row_per_key(steps: list[Step], windowed: bool) -> None:
     model = Model(windowed=windowed)
@@ -177,7 +178,7 @@ def test_the_base_is_the_dictionary_with_one_live_row_per_key(steps: list[Step],
     model.check_history()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=scaled(10), deadline=None)
 @given(steps=STEPS)
 def test_sql_over_the_splits_needs_no_deduplication(steps: list[Step]) -> None:
     model = Model(windowed=False)

@@ -1,13 +1,12 @@
 """A merge is the stable sort of the concatenation by the schema: against plain Python and DuckDB, by every strategy.
 
-Lessons 62, 63, 68 and 69 of design page 10; `TIDEMARK_MERGES` sets the number of examples.
+Lessons 62, 63, 68 and 69 of design page 10; `TIDEMARK_SCALE` tries more examples.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -22,8 +21,9 @@ from storage_core.compaction.columns import route, same_values, take_column
 from storage_core.compaction.kernel import MergeOrder, common_type, concatenated, merge_order
 from storage_core.compaction.strategies import Strategy
 from storage_core.rows.sort_order import OrderColumn, SortOrder
+from tests.scale import scaled
 
-EXAMPLES = int(os.environ.get("TIDEMARK_MERGES", "25"))
+EXAMPLES = scaled(25)
 FLOATS = st.sampled_from([0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 1.5, -1.5])
 TEXTS = st.sampled_from(["", "a", "ab", "A", "10", "9", "\u00e9", "\ue000", "\U0001f600", "\0"])
 VALUES: Mapping[pa.DataType, st.SearchStrategy[object]] = {

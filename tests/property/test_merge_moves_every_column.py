@@ -1,13 +1,12 @@
 """A merge moves columns of any type with their rows, and says the truth about them: against Python and DuckDB.
 
-MC-1 to MC-4 and SS-5 of design page 04. `TIDEMARK_MERGES` sets the number of examples.
+MC-1 to MC-4 and SS-5 of design page 04. `TIDEMARK_SCALE` tries more examples.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -29,8 +28,9 @@ from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import context
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
-EXAMPLES = int(os.environ.get("TIDEMARK_MERGES", "25"))
+EXAMPLES = scaled(25)
 CONFIG = TableConfig(time_column="at", sort_schema="service|timestamp/V2")
 ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 TEXTS = st.sampled_from(["", "a", "ab", "é", "\ue000", "\U0001f600", "\0", "long" * 20, "\U0010ffff" * 40])

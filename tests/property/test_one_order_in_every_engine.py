@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jobs.spark import Spark
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import OrderColumn, SortOrder
+from tests.scale import scaled
 
 FIRST_MOMENT, LAST_MOMENT = -62_135_596_800_000_000, 253_402_300_799_999_999
 MOMENTS = [FIRST_MOMENT, LAST_MOMENT, -1, 0, 1, 1_700_000_000_000_000]
@@ -66,7 +67,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, SortOrder]:
     return pa.table(columns), SortOrder(tuple(order), "")
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(tables())
 def test_duckdb_orders_rows_as_the_kernel_does(given_: tuple[pa.Table, SortOrder]) -> None:
     table, order = given_
@@ -78,7 +79,7 @@ def test_duckdb_orders_rows_as_the_kernel_does(given_: tuple[pa.Table, SortOrder
 
 
 @pytest.mark.spark
-def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path) -> None:
+def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path, spark: Spark) -> None:
     chosen = random.Random(26)
     columns = {
         f"c{number}": pa.array([chosen.choice([None, *values]) for _ in range(60)], type_)
@@ -93,11 +94,10 @@ def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path) -> None:
     ]
     numbered = table.append_column("place", pa.array(range(table.num_rows), pa.int64()))
     pq.write_table(numbered, tmp_path / "rows.parquet", store_schema=False)
-    with Spark("local[1]") as spark:
-        session = spark.session()
-        # one partition, so that to sort within it is to sort
-        session.read.parquet(str(tmp_path / "rows.parquet")).coalesce(1).cache().createOrReplaceTempView("numbered")
-        for order in orders:
-            within = clause(order, "`").replace("ORDER BY", "SORT BY")
-            found = [row["place"] for row in session.sql(f"SELECT place FROM numbered {within}").collect()]
-            assert found == sort_indices(table, order).tolist(), within
+    session = spark.session()
+    # one partition, so that to sort within it is to sort
+    session.read.parquet(str(tmp_path / "rows.parquet")).coalesce(1).cache().createOrReplaceTempView("numbered")
+    for order in orders:
+        within = clause(order, "`").replace("ORDER BY", "SORT BY")
+        found = [row["place"] for row in session.sql(f"SELECT place FROM numbered {within}").collect()]
+        assert found == sort_indices(table, order).tolist(), within

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 from decimal import Decimal
 from typing import Any
 
@@ -18,8 +17,9 @@ from storage_core.formats.raw_columns import RECORD_COLUMNS
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.plain_records import plain_records
 from storage_core.raw_log.read import FEW, one_by_one, typed
+from tests.scale import scaled
 
-EXAMPLES = int(os.environ.get("TIDEMARK_PLAIN_EXAMPLES", "60"))
+EXAMPLES = scaled(60)
 
 SCHEMA = pa.schema(
     [
@@ -221,7 +221,7 @@ def test_what_is_typed_by_column_is_typed_as_one_by_one(pairs: list[tuple[str, s
 
 
 @given(st.lists(given_fields, min_size=3, max_size=8), st.randoms(use_true_random=False))
-@settings(max_examples=10)
+@settings(max_examples=scaled(10))
 def test_plain_and_other_records_come_back_in_the_order_they_were_given(
     few: list[tuple[str, str]], random: Any
 ) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from storage_core.compaction.simulate import Ingestion, simulate
 from storage_core.settings.compaction import CompactionSettings
+from tests.scale import scaled
 
 TARGET = 1_000
 ROWS = 100
@@ -31,7 +32,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(loads)
 def test_every_window_converges(load: Ingestion) -> None:
     done = simulate(load)
@@ -45,7 +46,7 @@ def test_every_window_converges(load: Ingestion) -> None:
     assert done.write_amplification <= 1 + load.settings.generations + 1 / 0.1 + 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(20), deadline=None)
 @given(loads)
 def test_a_simulation_can_be_repeated(load: Ingestion) -> None:
     assert simulate(load) == simulate(load)

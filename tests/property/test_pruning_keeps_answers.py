@@ -33,6 +33,7 @@ from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 HOUR = 3600
@@ -205,7 +206,7 @@ def assert_sound(sample: Sample, predicate: Predicate, matching: set[int]) -> No
             assert not matching & set(range(number * 10, number * 10 + 10))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(wanted=conditions(WIDE.names))
 def test_no_split_with_a_matching_row_is_left_out(sample: Sample, wanted: Filter) -> None:
     assert_sound(sample, wanted.predicate, sample.matching(wanted.expression))
@@ -225,7 +226,7 @@ def test_every_column_prunes(sample: Sample, name: str) -> None:
     assert 0 < sum(pruned.keep.to_pylist()) < sample.count
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 @given(GROUPS, conditions())
 def test_a_pruned_read_returns_the_rows_of_a_full_read(groups: list[list[dict[str, object]]], wanted: Filter) -> None:
     store, splits = written(groups)
@@ -271,7 +272,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     del found.rows
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(20), deadline=None)
 @given(wanted=conditions())
 def test_a_scan_returns_what_duckdb_finds_in_all_rows(events: Written, wanted: Filter) -> None:
     found = events.table.scan(filter=wanted).to_duckdb().fetchall()

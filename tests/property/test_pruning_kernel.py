@@ -22,6 +22,7 @@ from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque
 from storage_core.read.pruning import prune_table
 from storage_core.rows.column_regex import column_regex
 from storage_core.rows.statistics import compute, decode
+from tests.scale import scaled
 
 SCHEMA = pa.schema(
     {
@@ -150,7 +151,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Add], Predicate]:
     return draw(st.lists(splits(about), max_size=6)), wanted
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=scaled(250), deadline=None)
 @given(cases(), st.integers(1, 6), st.integers(0, 2))
 def test_pruning_on_columns_equals_a_loop_over_splits(case: tuple[list[Add], Predicate], chunk: int, skip: int) -> None:
     adds, wanted = case

@@ -20,6 +20,7 @@ from storage_core.raw_log.history import union
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
 UTC = dt.UTC
 TEXTS = ["", "a", "é\U0001f600\u2028", 'say "hi"', "a\\b", "\n\t\x00\x1f\x7f", "{}", "$x"]
@@ -79,7 +80,7 @@ def test_a_column_of_every_type_is_written_as_its_values_are(type_: pa.DataType,
 
 
 @given(st.data(), st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=4), st.integers(1, 5))
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_any_columns_together_are_written_as_their_rows_are(
     data: st.DataObject, columns: list[tuple[pa.DataType, list[Any]]], count: int
 ) -> None:

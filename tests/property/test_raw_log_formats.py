@@ -16,6 +16,7 @@ from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.key_safety import is_safe_key
 from storage_core.raw_log.read import typed
+from tests.scale import scaled
 
 WRITER = "00000000-0000-4000-8000-000000000000"
 
@@ -49,7 +50,7 @@ def test_a_chunk_key_comes_back_and_is_safe_in_every_store(key: ChunkKey) -> Non
 
 
 @given(chunk_keys, st.data())
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 def test_a_changed_name_is_another_object_or_not_ours(key: ChunkKey, data: st.DataObject) -> None:
     text = chunk_key(key)
     position = data.draw(st.integers(0, len(text)))
@@ -72,7 +73,7 @@ def _with_floats(value: Any) -> Any:
 
 
 @given(st.dictionaries(names, nested, max_size=5))
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 def test_fields_come_back_with_their_types(fields: dict[str, Any]) -> None:
     assert repr(_with_floats(decode_fields(encode_fields(fields)))) == repr(fields)
 
@@ -134,7 +135,7 @@ def _typed(rows: list[dict[str, Any]]) -> Any:
 
 
 @given(st.lists(typed_rows, min_size=1, max_size=5))
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 def test_rows_of_the_table_are_kept_exactly(rows: list[dict[str, Any]]) -> None:
     found = _typed(rows)
     assert found.rejected == ()
@@ -142,7 +143,7 @@ def test_rows_of_the_table_are_kept_exactly(rows: list[dict[str, Any]]) -> None:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(SCHEMA.names), scalars | st.lists(scalars, max_size=2)), max_size=5))
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_a_record_of_any_values_is_kept_or_rejected_and_never_fails(rows: list[dict[str, Any]]) -> None:
     found = _typed(rows)
     kept, rejected = found.ids.to_pylist(), [each.record_id for each in found.rejected]

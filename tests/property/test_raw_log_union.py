@@ -28,6 +28,7 @@ from storage_core.testkit.copies import copy_of
 from storage_core.testkit.damage import Damage as Harm
 from storage_core.testkit.damage import damage
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
 STORES = 3
 
@@ -122,7 +123,7 @@ def _key(text: str) -> ChunkKey | None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @example(0)
 def test_the_union_is_what_was_acknowledged_and_what_no_store_has_is_a_gap(seed: int) -> None:
     random = Random(seed)
@@ -144,7 +145,7 @@ def test_the_union_is_what_was_acknowledged_and_what_no_store_has_is_a_gap(seed:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_dealing_in_any_rounds_gives_each_record_once_and_each_writer_in_order(seed: int) -> None:
     random = Random(seed)
     whole, written = _write(random)

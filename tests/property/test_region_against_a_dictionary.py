@@ -15,6 +15,7 @@ from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.scale import scaled
 
 KEYS = st.sampled_from(["a", "b", "c", "é", "zz", ""])
 FIELDS = st.fixed_dictionaries(
@@ -121,5 +122,5 @@ class KeyedTableMachine(RuleBasedStateMachine):
         assert self.table.rows() == self.model
 
 
-KeyedTableMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+KeyedTableMachine.TestCase.settings = settings(max_examples=scaled(40), stateful_step_count=25, deadline=None)
 TestAKeyedTableIsADictionary = KeyedTableMachine.TestCase

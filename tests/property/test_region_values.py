@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from storage_core.region.spec import canonical, declared_fields, field_values, route
 from storage_core.settings.region_fields import RegionField, RegionSpec
 from storage_core.testkit.region_rows import field_value, region_of_row
+from tests.scale import scaled
 
 TABLE = "00000000-0000-4000-8000-000000000001"
 
@@ -58,7 +59,7 @@ def field_of(name: str, type_: pa.DataType) -> RegionField:
 
 
 @pytest.mark.parametrize(("name", "type_"), CASES, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(data=st.data())
 def test_row_and_batch_and_promotion_agree(name: str, type_: pa.DataType, data: st.DataObject) -> None:
     schema = pa.schema([("v", type_)])
@@ -80,7 +81,7 @@ def same(left: object, right: object) -> bool:
     return left == right
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1)), width=st.integers(1, 2**31 - 1))
 def test_truncation_is_the_floor(values: list[int], width: int) -> None:
     schema = pa.schema([("v", pa.int64())])
@@ -89,7 +90,7 @@ def test_truncation_is_the_floor(values: list[int], width: int) -> None:
     assert found == [max(value // width * width, -(2**63)) for value in values]
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(moment=moments)
 def test_parts_of_a_moment_are_those_of_its_calendar(moment: dt.datetime) -> None:
     schema = pa.schema([("v", pa.timestamp("us", tz="UTC"))])
@@ -100,7 +101,7 @@ def test_parts_of_a_moment_are_those_of_its_calendar(moment: dt.datetime) -> Non
 
 
 # Each evaluation of an expression opens a DuckDB: few rows and few examples.
-@settings(max_examples=8)
+@settings(max_examples=scaled(8))
 @given(
     rows=st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text(max_size=2)), min_size=1, max_size=4)
 )

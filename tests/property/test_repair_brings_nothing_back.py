@@ -25,6 +25,7 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
+from tests.scale import scaled
 
 Rows = frozenset[int]
 Damage = tuple[str, int, int]
@@ -113,7 +114,7 @@ def _openable(store: ObjectStore, newest: int) -> Iterator[int]:
         yield version
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @example(steps=RESTORED, damages=[("copy", 18, 19)])
 @example(steps=RESTORED, damages=[("copy", 20, 19)])
 @example(steps=RESTORED, damages=[("copy", 15, 22)])

@@ -25,6 +25,7 @@ from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 from storage_core.testkit.merge_plan import plan
+from tests.scale import scaled
 
 Step = str
 STEPS = st.lists(
@@ -83,7 +84,7 @@ def _repaired(table: _Table) -> MemoryStore:
     return target
 
 
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 @given(steps=STEPS)
 def test_without_any_log_every_row_is_there_once(steps: list[Step]) -> None:
     table = _Table()
@@ -93,7 +94,7 @@ def test_without_any_log_every_row_is_there_once(steps: list[Step]) -> None:
     assert _numbers(_repaired(table)) == list(range(table.rows))
 
 
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 @given(steps=STEPS, lost=st.sets(st.integers(0, 9), min_size=1, max_size=4), data=st.data())
 def test_without_some_versions_every_row_is_there_once(steps: list[Step], lost: set[int], data: st.DataObject) -> None:
     table = _Table()
@@ -145,7 +146,7 @@ def _keyed(history: list[tuple[str, list[str]]]) -> tuple[KeyedTable, MemoryStor
     return table, store
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(history=_keyed_histories(), data=st.data())
 def test_a_keyed_table_keeps_the_newest_row_of_every_key_whatever_is_lost_of_its_log(
     history: list[tuple[str, list[str]]], data: st.DataObject

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from storage_core.region.unmerged import Unmerged, capture
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.keyed_table import KeyedTable
+from tests.scale import scaled
 
-EXAMPLES = int(os.environ.get("TIDEMARK_SEARCH_EXAMPLES", "10"))
+EXAMPLES = scaled(10)
 SCHEMA = pa.schema(
     [pa.field("lot", pa.int64(), nullable=False), pa.field("name", pa.string(), nullable=False)]
     + [pa.field(name, pa.string()) for name in ("text", "tag")]

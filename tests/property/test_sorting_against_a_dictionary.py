@@ -27,6 +27,7 @@ from storage_core.rows import fold
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.testkit.keyed_table import KeyedTable
+from tests.scale import scaled
 
 MAP = pa.map_(pa.string(), pa.int64())
 SCHEMA = (
@@ -220,7 +221,7 @@ def _rows(listed: Sequence[dict[str, Any]]) -> Rows:
     return rows
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(20), deadline=None)
 @given(steps=STEPS)
 def test_readers_at_every_level_see_the_dictionary_whatever_is_sorted(steps: list[Step]) -> None:
     model = Model()

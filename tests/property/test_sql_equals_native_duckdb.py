@@ -21,6 +21,7 @@ from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from storage_core.read.relation import Verified, session, splits_relation
 from storage_core.split.writer import with_file_figures
+from tests.scale import scaled
 
 SCHEMA = pa.schema(
     [
@@ -98,7 +99,7 @@ def ours(table: Table, query: str) -> list[str] | str:
         return "refused"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(groups=st.lists(ROWS, min_size=1, max_size=2), wanted=st.lists(conditions(), min_size=4, max_size=6))
 def test_a_query_over_splits_equals_the_query_over_a_native_table(
     groups: list[list[dict[str, object]]], wanted: list[str]

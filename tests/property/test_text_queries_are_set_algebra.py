@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from storage_core.index import fulltext
 from storage_core.settings.index import IndexDefinition
+from tests.scale import scaled
 
 WORDS = ("alpha", "beta", "gamma")
 ROWS = [" ".join(chosen) for size in range(len(WORDS) + 1) for chosen in combinations(WORDS, size)]
@@ -78,7 +79,7 @@ QUERIES = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(st.lists(QUERIES, min_size=5, max_size=15))
 def test_a_text_query_finds_what_sets_of_rows_say(queries: list[Expected]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Which seeds a simulation runs: so many by default, `TIDEMARK_SEEDS` of them, or just the one of `TIDEMARK_SEED`."""
+"""Which seeds a simulation runs: `TIDEMARK_SCALE` times so many, or just that of `TIDEMARK_SEED`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.scale import scaled
+
 BLOCK = 100
 
 
 def seed_blocks(default: int) -> pytest.MarkDecorator:
     """Parametrise a test by `seeds`, blocks of them: few enough tests, and each of them soon over."""
-    one, count = os.environ.get("TIDEMARK_SEED"), int(os.environ.get("TIDEMARK_SEEDS", default))
+    one, count = os.environ.get("TIDEMARK_SEED"), scaled(default)
     blocks = (
         [range(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
         if one is None

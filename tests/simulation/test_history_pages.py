@@ -6,7 +6,6 @@ the moment it began; that page with the dictionary.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,8 +34,9 @@ from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.keyed_table import PLANES, KeyedTable
 from storage_core.testkit.merge_plan import plan as plan_compaction
 from storage_core.testkit.paged_history import folded, page_of
+from tests.scale import scaled
 
-SEEDS = int(os.environ.get("TIDEMARK_HISTORY_SEEDS", "8"))
+SEEDS = scaled(8)
 STEPS = 80
 NAMES = [f"N{number}" for number in range(12)]
 
@@ -248,5 +248,4 @@ def test_pages_read_at_random_moments_are_one_read_of_the_rows_that_were_written
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
-    if SEEDS >= 8:
-        assert not {"InBase", "InGenerations", "InTail", "restarted", "expired", "ended"} - set(seen), seen
+    assert not {"InBase", "InGenerations", "InTail", "restarted", "expired", "ended"} - set(seen), seen

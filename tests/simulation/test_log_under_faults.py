@@ -4,7 +4,7 @@ One thread plays all of them: before any request of one writer the seed may let 
 a delayed put arrive. Afterwards the log is held against what the writers were told. A seed replays exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
-    TIDEMARK_SEEDS=100000 python -m pytest tests/simulation   the first so many (`make simulate`)
+    TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ after the calls that were acknowledged, with or without those whose outcome nobo
 good. A call under a lost epoch is never acknowledged and never seen. A seed replays exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
-    TIDEMARK_SEEDS=100000 python -m pytest tests/simulation   the first so many (`make simulate`)
+    TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
 """
 
 from __future__ import annotations

@@ -5,11 +5,8 @@ Counted are steps, never seconds: lines of Python run, functions called, of C as
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import CodeType, FrameType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,49 +22,16 @@ from storage_core.log.file_columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.many_splits import snapshot_of_many, with_splits
 from storage_core.testkit.merge_plan import plan
+from tests.steps import steps_of
 
 SPLITS = 40_000
 FEW_INPUTS = 200
 INPUTS = 10_000
 
 
-class _Steps:
-    """Counts, while it is watched by, each line that Python runs, each call, and the calls of single functions."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.calls: dict[CodeType, int] = {}
-
-    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
-        self.count += 1
-        if event == "call":
-            self.calls[frame.f_code] = self.calls.get(frame.f_code, 0) + 1
-        return self.trace
-
-    def profile(self, _frame: FrameType, event: str, _argument: object) -> None:
-        self.count += event == "c_call"
-
-    def made(self, record: type) -> int:
-        """How many records of a class were made."""
-        return self.calls.get(record.__init__.__code__, 0)  # type: ignore[misc]  # of the class itself
-
-
-def _steps(work: Callable[[], object]) -> _Steps:
-    work()  # settings parsed, columns put together: what is done once per snapshot
-    steps, before = _Steps(), sys.gettrace()
-    sys.settrace(steps.trace)
-    sys.setprofile(steps.profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-        sys.settrace(before)
-    return steps
-
-
 def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot], object]) -> float:
     """How many steps each split more costs. A loop over splits takes at least one."""
-    few, many = (_steps(partial(work, snapshot_of(count))).count for count in (SPLITS // 2, SPLITS))
+    few, many = (steps_of(partial(work, snapshot_of(count))).count for count in (SPLITS // 2, SPLITS))
     return (many - few) / (SPLITS // 2)
 
 
@@ -82,7 +46,7 @@ def test_debt_takes_no_step_per_split(windows: int, mode: Mode) -> None:
     assert _per_split(lambda count: snapshot_of_many(count, windows), partial(_debts, mode=mode)) < 1 / 2
     many = snapshot_of_many(SPLITS, windows)
     assert sum(each.splits for each in _debts(many, mode=mode)) >= SPLITS * 0.9
-    steps = _steps(lambda: _debts(many, mode=mode))
+    steps = steps_of(lambda: _debts(many, mode=mode))
     assert (steps.made(Add), steps.made(Merge), steps.made(WindowDebt)) == (0, 0, windows)
 
 
@@ -93,7 +57,7 @@ def test_a_plan_makes_records_only_of_what_it_replaces(windows: int, mode: Mode)
     assert _per_split(lambda count: snapshot_of_many(count, windows), planned) < 1 / 2
     many = snapshot_of_many(SPLITS, windows)
     operations = planned(many)
-    steps = _steps(lambda: planned(many))
+    steps = steps_of(lambda: planned(many))
     assert steps.made(Add) == sum(len(each.inputs) for each in operations) <= FEW_INPUTS + 256
     assert steps.made(Merge) == steps.made(MergeOperation) == len(operations)
 

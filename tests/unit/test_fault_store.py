@@ -27,6 +27,7 @@ from storage_core.testkit.fault_store import (
     Rates,
 )
 from storage_core.testkit.store_conformance import StoreConformance
+from tests.scale import scaled
 
 RATES: Rates = {fault: 0.1 for kind in FAULTS.values() for fault in kind}
 KEYS = [f"k{number:02}0" for number in range(12)]
@@ -189,7 +190,7 @@ def test_rates_are_shares_of_the_requests_of_their_kind(rates: Rates) -> None:
 
 
 @given(seed=st.integers(0, 2**64))
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 def test_a_seed_replays_every_request_every_fault_and_every_byte(seed: int) -> None:
     first, first_answers = scenario(seed)
     again, again_answers = scenario(seed)

@@ -16,6 +16,7 @@ from storage_core.log.listing import has_log, list_head, list_log, list_near
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
+from tests.scale import scaled
 
 AVRO, JSON = CheckpointKind.AVRO_STATE, CheckpointKind.JSON
 
@@ -85,7 +86,7 @@ def test_the_head_is_found_behind_more_parts_of_a_checkpoint_than_a_page_holds()
         assert list_head(store).versions[-1] == newest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(
     gone=st.integers(0, 30_000),
     count=st.integers(1, 5_000),

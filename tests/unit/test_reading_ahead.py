@@ -26,7 +26,7 @@ from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
 
 SPLITS = 3
-MEETING_SECONDS = 20
+MEETING_SECONDS = 120
 CONFIG = TableConfig(checkpoint_interval=0)
 
 

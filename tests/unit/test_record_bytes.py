@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.rows.record_bytes import row_bytes
+from tests.scale import scaled
 
 SCHEMA = pa.schema(
     [
@@ -42,7 +43,7 @@ def bytes_of(row: dict[str, object]) -> int:
     return int(row_bytes(pa.Table.from_pylist([row], SCHEMA))[0])
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(st.lists(ROWS, max_size=20), st.integers(0, 20), st.integers(0, 20))
 def test_rows_anywhere_in_a_table_are_charged_what_they_are_charged_alone_and_never_take_more(
     rows: list[dict[str, object]], start: int, length: int

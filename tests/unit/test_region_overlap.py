@@ -21,6 +21,7 @@ from storage_core.region import unmerged
 from storage_core.region.overlap import admitted, may_hold, may_overlap
 from storage_core.rows.statistics import compute, decode
 from storage_core.testkit.keyed_table import KeyedTable
+from tests.scale import scaled
 
 SCHEMA = pa.schema({"n": pa.int64(), "s": pa.string(), "f": pa.float64(), "d": pa.decimal128(9, 2)})
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -78,7 +79,7 @@ def test_no_splits_give_no_answers() -> None:
     assert answers([], generation({"n": "7"}, {"n": "8"})) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(KEYS, max_size=4), st.lists(KEYS, min_size=1, max_size=2), st.permutations(SCHEMA.names))
 def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
     base: list[list[dict[str, Any]]], touched: list[list[dict[str, Any]]], order: list[str]
@@ -96,7 +97,7 @@ def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
         assert may or not wanted & {identity(row, key) for row in rows}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(KEYS, max_size=4), KEYS, st.permutations(SCHEMA.names))
 def test_a_split_that_holds_a_wanted_key_is_never_ruled_out(
     base: list[list[dict[str, Any]]], asked: list[dict[str, Any]], order: list[str]
@@ -120,7 +121,7 @@ def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(row[name] + 0.0) if name == "f" else str(row[name]) for name in key)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(KEYS, KEYS, st.permutations(SCHEMA.names), st.sets(st.sampled_from(SCHEMA.names)))
 def test_a_key_is_admitted_exactly_when_each_of_its_columns_lies_within_the_bounds(
     held: list[dict[str, Any]], asked: list[dict[str, Any]], order: list[str], unbounded: set[str]

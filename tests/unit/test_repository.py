@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import LONG, SPEAK_FOR_THE_PRODUCT
+
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 # Folders that only ever hold what a tool or a run made; .gitignore says the same to git.
@@ -143,3 +145,7 @@ def test_every_public_module_class_and_function_has_a_docstring() -> None:
 
 def test_every_package_ships_its_types() -> None:
     assert [name for name in PRODUCT if not (ROOT / name / "py.typed").is_file()] == []
+
+
+def test_every_file_that_a_tier_names_exists() -> None:
+    assert [name for name in sorted(SPEAK_FOR_THE_PRODUCT | LONG) if not (ROOT / name).is_file()] == []

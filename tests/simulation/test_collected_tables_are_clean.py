@@ -1,0 +1,128 @@
+"""Whatever a table went through, collections leave nothing that `fsck` warns about, killed ones included.
+
+In the end, when nobody is at work and every horizon has passed, nothing is left that no version needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+from storage_core.clock import HOUR_MS
+from storage_core.fsck.check import fsck
+from storage_core.fsck.report import Finding, Kind
+from storage_core.gc.collect import collect
+from storage_core.history.tagging import set_tag
+from storage_core.log.tags import read_tags, remove_tag
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.settings.table import TableConfig
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
+from tests.simulation.seeds import naming, seed_blocks
+
+STEPS = 25
+LAST_REQUEST = 120
+HORIZONS_MS = (None, None, 0, HOUR_MS // 2, 3 * HOUR_MS)
+
+
+class Life:
+    """A keyed table, and one of the things that happen to it after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.clock = ManualClock(step_ms=1)
+        self.table = KeyedTable(MemoryStore("life", clock=self.clock), SeededIds(seed), self.clock)
+        config = TableConfig(
+            primary_key=("tailnum",),
+            checkpoint_interval=self.random.choice([0, 3]),
+            version_retention_ms=self.random.choice([0, HOUR_MS]),
+            gc_horizon_ms=self.random.choice([0, HOUR_MS]),
+        )
+        self.table.create(config=config)
+        self.acts: tuple[Callable[[], object], ...] = (
+            self.write,
+            self.write,
+            self.merge,
+            self.merge,
+            self.table.sort,
+            self.table.compact,
+            self.checkpoint,
+            self.tag,
+            self.wait,
+            self.wait,
+            self.collect,
+            self.collect,
+            self.collect_and_crash,
+        )
+
+    def write(self) -> None:
+        with self.table.writer() as writer:
+            for _ in range(self.random.randint(1, 3)):
+                name = self.random.choice("abcd")
+                if self.random.random() < 0.2:
+                    writer.delete([name])
+                else:
+                    writer.put({"tailnum": name, "seats": self.random.randint(1, 9), "model": None})
+                if self.random.random() < 0.7:
+                    writer.flush()
+
+    def merge(self) -> None:
+        self.table.merge()
+
+    def checkpoint(self) -> None:
+        self.table.log.checkpoint(self.table.snapshot)
+
+    def tag(self) -> None:
+        name = self.random.choice("tu")
+        if name in read_tags(self.table.store).by_name:
+            remove_tag(self.table.log, name)
+        else:
+            set_tag(self.table.log, name, self.table.snapshot)
+
+    def wait(self) -> None:
+        self.clock.sleep_ms(self.random.randint(0, 2 * HOUR_MS))
+
+    def collect(self) -> None:
+        collect(self.table.store, self.table.log, clock=self.clock, horizon_ms=self.random.choice(HORIZONS_MS))
+
+    def collect_and_crash(self) -> None:
+        store = FaultStore(self.table.store)
+        store.at(self.random.randint(0, LAST_REQUEST), self.random.choice(list(CrashFault)))
+        log = KeyedTable(store, self.table.ids, self.clock).log
+        with suppress(Crash):
+            collect(store, log, clock=self.clock, horizon_ms=self.random.choice(HORIZONS_MS))
+
+    def findings(self) -> tuple[Finding, ...]:
+        report = fsck(self.table.store, clock=self.clock, deep=True)
+        assert report.clean, [each for each in report.findings if each.severity != "note"]
+        return report.findings
+
+    def quiet(self) -> None:
+        """Nobody is at work for long, only the collector comes by."""
+        for name in read_tags(self.table.store).by_name:
+            remove_tag(self.table.log, name)
+        self.merge()
+        self.checkpoint()
+        for _ in range(6):
+            self.clock.sleep_ms(4 * HOUR_MS)
+            collect(self.table.store, self.table.log, clock=self.clock)
+
+
+@seed_blocks(20)
+def test_after_any_life_a_deep_check_warns_of_nothing_and_in_the_end_nothing_is_left(seeds: range) -> None:
+    for seed in seeds:
+        with naming(seed):
+            life = Life(seed)
+            for _ in range(STEPS):
+                act = life.random.choice(life.acts)
+                act()
+                if act in (life.collect, life.collect_and_crash):
+                    life.findings()
+            rows = life.table.rows()
+            life.quiet()
+            # Version files below the retained ones stay for the second newest checkpoint, their splits do not.
+            assert [each for each in life.findings() if each.kind is not Kind.OLDER_SPLIT_MISSING] == []
+            assert life.table.rows() == rows

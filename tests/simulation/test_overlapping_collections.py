@@ -1,0 +1,238 @@
+"""Two collections of one table overlap, the older one paused for any while; each ends well or with a conflict.
+
+A collection that was paused may have lost its lease long ago. What it read first another one may have removed since:
+that is no damage, and the advice to run `fsck` would be wrong (`gc.undisturbed`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import count
+from random import Random
+
+import pytest
+
+from storage_core.errors import CommitConflict
+from storage_core.fsck.check import fsck
+from storage_core.gc.collect import collect
+from storage_core.history.tagging import set_tag
+from storage_core.log.tags import read_tags
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import RequestKind
+from storage_core.settings.table import TableConfig
+from storage_core.testkit.clock import START_MS, ManualClock
+from storage_core.testkit.copies import copy_of
+from storage_core.testkit.fault_store import FaultStore
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable, Row
+from storage_core.testkit.meanwhile import Meanwhile
+from tests.simulation.seeds import naming, seed_blocks
+
+HORIZON_MS = 60_000
+TAG = "kept"
+LONGEST_BURST = 60
+
+
+def _plane(name: str, seats: int) -> Row:
+    return {"tailnum": name, "seats": seats, "model": None}
+
+
+def _process(store: ObjectStore, seed: int, clock: ManualClock | None = None) -> KeyedTable:
+    return KeyedTable(store, SeededIds(seed), clock or ManualClock(step_ms=1))
+
+
+def _collect(store: ObjectStore, seed: int, clock: ManualClock | None = None) -> None:
+    # By days: every commit so far is older than the retention, whichever process made it.
+    table = _process(store, seed, clock or ManualClock(START_MS + 10**9, step_ms=1))
+    collect(store, table.log, clock=table.clock)
+
+
+def _merge(table: KeyedTable) -> None:
+    while table.merge() is not None:
+        pass
+    table.log.checkpoint(table.snapshot)
+
+
+def _go_on(store: ObjectStore, seats: int, clock: ManualClock | None = None) -> None:
+    """Write, merge and checkpoint, so that what a collector kept before need not be kept any more."""
+    table = _process(store, 100 + seats, clock)
+    with table.writer() as writer:
+        for name in ("a", "b"):
+            writer.put(_plane(name, seats))
+            writer.flush()
+    table.sort()
+    _merge(table)
+
+
+@cache
+def start(horizon_ms: int) -> MemoryStore:
+    """Merged, sorted and waiting generations, checkpoints to keep and to drop, and a tagged version among them."""
+    config = TableConfig(
+        primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=0, gc_horizon_ms=horizon_ms
+    )
+    store = MemoryStore("planes")
+    table = _process(store, 1).create(config=config)
+    for seats in (1, 2):
+        _go_on(store, seats)
+        if seats == 1:
+            set_tag(table.log, TAG, table.snapshot)
+    with table.writer() as writer:
+        for name in ("c", "d"):
+            writer.put(_plane(name, 7))
+            writer.flush()
+        table.sort()
+        writer.put(_plane("tail", 8))
+    return store
+
+
+def _rows(seats: int) -> dict[object, Row]:
+    """The rows of the table when `a` and `b` were last given so many seats."""
+    return {name: _plane(name, n) for name, n in {"a": seats, "b": seats, "c": 7, "d": 7, "tail": 8}.items()}
+
+
+TAGGED = [_plane("a", 1), _plane("b", 1)]
+
+
+class Judge:
+    """Judges each table that a run leaves behind, equal ones once: nothing that is needed was deleted."""
+
+    def __init__(self) -> None:
+        self.seen: set[frozenset[str]] = set()
+
+    def __call__(self, store: MemoryStore, seats: int) -> None:
+        left = frozenset(info.key for info in store.list(""))
+        if left in self.seen:
+            return
+        self.seen.add(left)
+        table = _process(store, 4)
+        for _ in range(2):
+            assert table.rows() == _rows(seats)
+            tagged = table.log.snapshot(version=read_tags(store).by_name[TAG].version)
+            assert sorted(table.base_rows(tagged), key=lambda row: str(row["tailnum"])) == TAGGED
+            assert fsck(store, clock=table.clock, deep=True).clean
+            _collect(store, 5)
+
+
+class Outcomes:
+    """How often a collection ended how; any other error is the test's failure."""
+
+    def __init__(self) -> None:
+        self.well = self.conflicts = 0
+
+    def of(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except CommitConflict:
+            self.conflicts += 1
+        else:
+            self.well += 1
+
+
+def _collects(store: MemoryStore) -> int:
+    _collect(store, 7)
+    return 2
+
+
+def _goes_on_and_collects(store: MemoryStore) -> int:
+    """The versions that the paused one meant to keep are not needed any more, and gone."""
+    for seats in (11, 12):
+        _go_on(store, seats)
+    _collect(store, 7)
+    return 12
+
+
+@pytest.mark.parametrize("act", [_collects, _goes_on_and_collects])
+def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict(
+    act: Callable[[MemoryStore], int],
+) -> None:
+    judge, outcomes, seats = Judge(), Outcomes(), [2]
+    for moment in count():
+        objects = copy_of(start(0))
+        meanwhile = Meanwhile(moment, lambda objects=objects: seats.append(act(objects)))  # type: ignore[misc]
+        outcomes.of(lambda meanwhile=meanwhile, objects=objects: _collect(FaultStore(objects, watch=meanwhile), 2))  # type: ignore[misc]
+        if not meanwhile.acted:
+            break
+        judge(objects, seats[-1])
+    assert moment > 40
+    assert outcomes.conflicts
+    print(f"{moment} requests, {outcomes.conflicts} conflicts, {len(judge.seen)} different tables")  # noqa: T201 -- for `pytest -rA`
+
+
+class Turns:
+    """Gives the requests of several processes turns, bursts of them, as a seed decides.
+
+    A process that has made the requests of its burst waits at its next one, so nobody runs beside it.
+    """
+
+    def __init__(self, seed: int, names: Sequence[str]) -> None:
+        self._random = Random(seed)
+        self._running = list(names)
+        self._changed = threading.Condition()
+        self._draw()
+
+    def _draw(self) -> None:
+        self._turn = self._random.choice(self._running) if self._running else ""
+        self._left = self._random.randint(1, LONGEST_BURST)
+
+    def of(self, name: str) -> Callable[[RequestKind, str], None]:
+        """Return the `watch` of a process: each of its requests waits for its turn."""
+
+        def wait(_kind: RequestKind, _key: str) -> None:
+            with self._changed:
+                if self._turn == name and self._left == 0:
+                    self._draw()
+                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._turn == name)
+                self._left -= 1
+
+        return wait
+
+    def ended(self, name: str) -> None:
+        """The process makes no more requests."""
+        with self._changed:
+            self._running.remove(name)
+            self._draw()
+            self._changed.notify_all()
+
+
+def _overlap(seed: int) -> Outcomes:
+    """Two collectors and everybody else take turns at one table."""
+    clock = ManualClock(step_ms=1)
+    objects, outcomes = copy_of(start(HORIZON_MS), clock=clock), Outcomes()
+
+    def go_on(store: ObjectStore) -> None:
+        for seats in (11, 12, 13):
+            _go_on(store, seats, clock)
+            clock.sleep_ms(2 * HORIZON_MS)  # no upload of ours waits for its commit now
+
+    def collect_often(store: ObjectStore) -> None:
+        for again in range(4):
+            outcomes.of(partial(_collect, store, 31 + again, clock))
+
+    acts = {"one": collect_often, "other": collect_often, "table": go_on}
+    turns = Turns(seed, list(acts))
+
+    def run(name: str) -> None:
+        try:
+            acts[name](FaultStore(objects, watch=turns.of(name)))
+        finally:
+            turns.ended(name)
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        list(pool.map(run, acts))
+    Judge()(objects, 13)
+    return outcomes
+
+
+@seed_blocks(40)
+def test_collections_that_overlap_anyhow_end_well_or_with_a_conflict(seeds: range) -> None:
+    well = conflicts = 0
+    for seed in seeds:
+        with naming(seed):
+            found = _overlap(seed)
+            well, conflicts = well + found.well, conflicts + found.conflicts
+    print(f"{well} collections ended well, {conflicts} with a conflict")  # noqa: T201 -- for `pytest -rA`
