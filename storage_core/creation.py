@@ -11,11 +11,12 @@ import pyarrow as pa
 from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, keeping_order
 from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.formats.keys import probe_key
+from storage_core.formats.keys import probe_key, version_key
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore import probe
+from storage_core.objectstore.create import require_durable
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import TableConfig
@@ -75,6 +76,8 @@ def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, st
     for attempt in range(1, _ATTEMPTS + 1):
         actions = _changing(snapshot, settings)
         if not actions:
+            # The commit that made it so may be one whose outcome was unknown.
+            require_durable(log.store, version_key(snapshot.version), advice="declare the table again")
             break
         require_capable(log)
         try:
