@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -82,6 +84,25 @@ def scheme_of(uri: str) -> str | None:
     if _UNWRITABLE.search(uri):
         raise InvalidInput(f"{scheme}://…: it holds control characters; write it without them")
     return scheme
+
+
+def locations_above(uri: str) -> Iterator[str]:
+    """Yield the URIs of the places that the place of this canonical URI lies in, the nearest first. No request."""
+    match scheme_of(uri):
+        case "file":
+            yield from (each.as_uri() for each in _file_path(uri).parents)
+        case "s3":
+            place = parse_s3_uri(uri, {})
+            while place.prefix:
+                place = replace(place, prefix=place.prefix.rpartition("/")[0])
+                yield place.uri
+        case "memory":
+            name = _memory_name(uri)
+            while "/" in name:
+                name = name.rpartition("/")[0]
+                yield f"memory://{name}"
+        case _:
+            return
 
 
 def without_locations(text: str) -> str:
