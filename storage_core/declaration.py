@@ -35,6 +35,7 @@ from storage_core.errors import InvalidInput, NotFound
 from storage_core.formats import located_yaml
 from storage_core.formats.keys import validate_table_name
 from storage_core.ingest.landing import LandingSpec, captured_columns
+from storage_core.objectstore.resolve import without_locations
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
@@ -42,6 +43,7 @@ from storage_core.rows.sort_order import bind
 from storage_core.settings.table import MapMode, TableConfig
 
 MOST_PARTITIONS = 40_000
+MOST_PROBLEMS = 100
 
 Model = TypeVar("Model", bound=Closed)
 
@@ -281,18 +283,24 @@ def load_as(model: type[Model], path: str | Path) -> Model:
     """Return what one file declares.
 
     Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems
-    as can be seen at once; `NotFound` when there is no such file.
+    as can be seen at once, and a hundred at most; `NotFound` when there is no such file.
     """
     where = str(path)
     try:
-        document = located_yaml.parse(Path(path).read_bytes(), where)
+        with Path(path).open("rb") as file:
+            data = file.read(located_yaml.MOST_BYTES + 1)
     except OSError as error:
         raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
+    document = located_yaml.parse(data, where)
     try:
         return model.model_validate(document.value)
     except ValidationError as error:
-        problems = [_problem(each, document, where, model) for each in error.errors(include_url=False)]
-        raise InvalidInput("\n".join(problems), file=where) from error
+        found = error.errors(include_url=False)
+        problems = [_problem(each, document, where, model) for each in found[:MOST_PROBLEMS]]
+        if len(found) > MOST_PROBLEMS:
+            problems.append(f"{where}: and {len(found) - MOST_PROBLEMS} more problems")
+    # Not from the error itself: it holds the values, and there may be a secret in them.
+    raise InvalidInput("\n".join(problems), file=where)
 
 
 def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str, model: type[Closed]) -> str:
@@ -309,8 +317,12 @@ def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
         case "model_type" if not error["loc"]:
             *others, last = [name for name, each in model.model_fields.items() if each.is_required()]
             least = f"{', '.join(others)} and {last}"
-            return f"a declaration is a mapping with at least {least}; found {error['input']!r:.80}"
+            return f"a declaration is a mapping with at least {least}; found {_shown(error['input'])}"
         case "value_error":
             return str(error["ctx"]["error"])
         case _:
-            return f"{error['msg']}; found {error['input']!r:.80}"
+            return f"{error['msg']}; found {_shown(error['input'])}"
+
+
+def _shown(value: object) -> str:
+    return f"{without_locations(repr(value)[:400]):.80}"

@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
 import pyarrow as pa
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from storage_core.errors import InvalidInput
 from storage_core.ingest.landing import LandingFormat, LandingSpec
+from storage_core.objectstore.resolve import check_location
 from storage_core.rows import windows
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.compaction import CompactionSettings
@@ -59,7 +60,7 @@ Cron = Annotated[str, BeforeValidator(_cron)]
 class Closed(BaseModel):
     """Immutable, and no field but the declared ones: a misspelt setting is an error, not a default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class ColumnDeclaration(Closed):
@@ -108,7 +109,7 @@ class IndexDeclaration(Closed):
 class LandingDeclaration(Closed):
     """Where files of this table land and how they read; the fields are those of `ingest.landing.LandingSpec`."""
 
-    uri: str
+    uri: Annotated[str, AfterValidator(check_location)]
     format: LandingFormat
     pattern: str | None = None
     time_format: str | None = None
@@ -199,8 +200,9 @@ class CompactionDeclaration(Closed):
 
 def place(uri: str) -> str:
     """Return where a declaration says that something is. Raises `InvalidInput` for no place, and for one with `..`."""
-    if not uri.strip() or any(ord(character) < 32 for character in uri):
+    if not uri.strip():
         raise InvalidInput(f"{uri!r} is not a place; write a path such as warehouse/events, or a URI")
+    check_location(uri)
     if ".." in PurePosixPath(uri).parts:
         raise InvalidInput(f"{uri!r} leaves its folder with `..`; write the path without it")
     return uri

@@ -10,7 +10,8 @@
     ├── Held                another maintainer is at work: try again later
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
-    │   └── Overloaded      write less, or slower: nothing of the call was written
+    │   ├── Overloaded      write less, or slower: nothing of the call was written
+    │   └── NotWritten      do what it says about the disk: nothing was written
     ├── Corrupt             stop and look: tidemark fsck, and `Corrupt` in docs/operations.md
     ├── Unsupported         upgrade: the format is newer than this reader
     ├── SnapshotExpired     open a newer version
@@ -115,6 +116,10 @@ class Overloaded(Unavailable):
     """More is given to a writer than it may hold; nothing of the call was written. Try again when less waits."""
 
     kind = "overloaded"
+
+
+class NotWritten(Unavailable):
+    """The store cannot take a write now, such as on a full or read-only disk; nothing of it was written."""
 
 
 class Corrupt(TidemarkError):

@@ -38,11 +38,13 @@ def declared() -> DeclaredTables:
 def resolve(text: str) -> Target:
     """Return the declared table of this name, else the place of this path or URI.
 
-    Raises `InvalidInput` when a file that is called like the name is broken, and `NotFound` for a bare word that is
-    neither a name nor a folder.
+    Raises `InvalidInput` when a file that is called like the name is broken and for what is no place, and `NotFound`
+    for a bare word that is neither a name nor a folder.
     """
+    from storage_core.objectstore.resolve import check_location
+
     if not _BARE_NAME.fullmatch(text):
-        return Target(text)
+        return Target(check_location(text))
     known = declared()
     if found := known.named(text):
         return Target(found.declaration.uri, found.file, known.root)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 import yaml
 
 from storage_core.errors import InvalidInput
+
+MOST_BYTES: Final = 2**18
+MOST_DEPTH: Final = 32
+MOST_NODES: Final = 100_000
+
+_BRACKET = re.compile(rb"[\[\]{}]")
+_PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{each}" for each in ("str", "int", "float", "bool", "null", "seq", "map"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +37,15 @@ class LocatedYaml:
 
 
 def parse(data: bytes, where: str) -> LocatedYaml:
-    """Return the one document in `data`.
+    """Return the one document in `data`, in time linear in its size.
 
-    Raises `InvalidInput` that starts with `where:line` for a syntax error, an empty document, several documents, and a
-    field given twice in one mapping (which YAML itself would let the last one win).
+    Raises `InvalidInput` that starts with `where:line` for a syntax error, an empty document, several documents, a
+    field given twice in one mapping (which YAML itself would let the last one win), tags that ask for an object, and
+    documents that are too large, too deep, or grow too large by their aliases.
     """
     try:
-        loader = yaml.BaseLoader(data)
+        _refuse_depth_and_size(data)
+        loader = _BoundedLoader(data)
         root = loader.get_single_node()
         if root is None:
             raise InvalidInput(f"{where}:1: the file is empty; write at least a name, a uri and columns", file=where)
@@ -47,6 +58,62 @@ def parse(data: bytes, where: str) -> LocatedYaml:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(f"{where}:1: not valid YAML: {reason}", file=where, line=1) from error
+
+
+class _BoundedLoader(yaml.BaseLoader):
+    """Composes nodes no deeper than `MOST_DEPTH`, and no more than `MOST_NODES`, each alias counted as what it names.
+
+    What is bounded here is bounded for everything that walks the value later: validation, and its messages.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._depth = 0
+        self._weights: dict[int, tuple[int, int]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        event = self.peek_event()
+        if getattr(event, "tag", None) not in (None, "!", *_PLAIN_TAGS):
+            raise _refusal(event, "a tag that asks for an object; write text, lists and mappings only")
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise _refusal(event, f"nested deeper than {MOST_DEPTH}")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None and id(node) not in self._weights:
+            self._weights[id(node)] = self._weigh(node, event)
+        return node
+
+    def _weigh(self, node: yaml.Node, event: yaml.Event) -> tuple[int, int]:
+        """How many nodes there are in this one, and how deep: of each child that is known before it."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1, 1
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal(event, "an alias of what it stands in")
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(each,) for each in node.value]
+        inside = [self._weights[id(child)] for pair in pairs for child in pair]
+        nodes, depth = 1 + sum(each for each, _ in inside), 1 + max((each for _, each in inside), default=0)
+        if nodes > MOST_NODES or depth > MOST_DEPTH:
+            raise _refusal(event, f"more than {MOST_NODES} values, or nested deeper than {MOST_DEPTH}, by its aliases")
+        return nodes, depth
+
+
+def _refusal(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+def _refuse_depth_and_size(data: bytes) -> None:
+    """Raise before the scanner sees the text: its work on a bracket grows with the brackets that are open."""
+    if len(data) > MOST_BYTES:
+        raise yaml.YAMLError(f"larger than {MOST_BYTES} bytes")
+    open_brackets = 0
+    for bracket in _BRACKET.finditer(data):
+        open_brackets = max(0, open_brackets + (1 if bracket[0] in b"[{" else -1))
+        if open_brackets > MOST_DEPTH:
+            line = data.count(b"\n", 0, bracket.start())
+            raise yaml.MarkedYAMLError(
+                problem=f"nested deeper than {MOST_DEPTH}", problem_mark=yaml.Mark("", 0, line, 0, None, None)
+            )
 
 
 def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
@@ -78,10 +145,15 @@ def _refuse_repeated_keys(mapping: yaml.MappingNode, where: str) -> None:
     first: dict[str, int] = {}
     for key, _ in mapping.value:
         line = key.start_mark.line + 1
-        earlier = first.setdefault(str(key.value), line)
-        if earlier != line:
+        if not isinstance(key, yaml.ScalarNode):
             raise InvalidInput(
-                f"{where}:{line}: field `{key.value}`: given twice, first on line {earlier}; keep one",
+                f"{where}:{line}: not valid YAML: the name of a field must be text", file=where, line=line
+            )
+        earlier = first.get(key.value)
+        first[key.value] = line
+        if earlier is not None:
+            raise InvalidInput(
+                f"{where}:{line}: field `{key.value:.80}`: given twice, first on line {earlier}; keep one",
                 file=where,
                 line=line,
                 field=str(key.value),

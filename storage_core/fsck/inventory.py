@@ -82,6 +82,10 @@ class PartOfStore:
         del data, mode
         raise InvalidInput(f"{key}: this view of {self.uri} is for reading", key=key)
 
+    def make_durable(self, key: str) -> None:
+        """Return once a shown object is durable."""
+        self._store.make_durable(self._shown(key))
+
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the shown objects of a listing."""
         return (info for info in self._store.list(prefix, start_after) if self._shows(info.key))

@@ -9,15 +9,17 @@ from functools import partial
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput
 from storage_core.formats.gc_plan import Candidate, Plan, Reason
-from storage_core.formats.keys import gc_candidates_key
+from storage_core.formats.keys import gc_candidates_key, version_key
 from storage_core.gc.mark import mark
 from storage_core.gc.plan import merged_candidates, read_plan, write_plan
+from storage_core.gc.retention import Retained
 from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
 from storage_core.gc.undisturbed import undisturbed
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.create import require_durable
 from storage_core.region.collected import forget_collected
 
 
@@ -83,6 +85,7 @@ def collect(
     candidates = merged_candidates(stored, marked.unreachable, now_ms=seen_ms)
     swept = Swept()
     if not dry_run and (candidates or stored.candidates or marked.roots.retained.expired):
+        _require_durable(store, marked.roots.retained)
         swept = _plan_and_sweep(
             store, log, stored, candidates, horizon=horizon, now_ms=now_ms, require_held=require_held
         )
@@ -100,6 +103,12 @@ def collect(
         horizon_ms=horizon.asked_ms,
         dry_run=dry_run,
     )
+
+
+def _require_durable(store: ObjectStore, retained: Retained) -> None:
+    """Return once what stands for the objects that go is durable: the head, and the checkpoints that are opened."""
+    for key in (version_key(retained.head.version), *(each.key for each in retained.checkpoints)):
+        require_durable(store, key, advice="run the collector again")
 
 
 def _plan_and_sweep(

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest.content import ContentHash
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.objectstore.resolve import open_store
+from storage_core.objectstore.resolve import check_location, open_store
 
 LandingFormat = Literal["ndjson", "csv", "parquet", "pattern"]
 
@@ -45,7 +45,7 @@ class LandingSpec:
     suffix: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a format without what it needs, and settings that the format would ignore."""
+        """Refuse a format without what it needs, settings that it would ignore, and a place that cannot be opened."""
         if self.format not in get_args(LandingFormat):
             raise InvalidInput(f"format {self.format!r} is not one of {', '.join(get_args(LandingFormat))}")
         if (self.pattern is None) == (self.format == "pattern"):
@@ -54,6 +54,7 @@ class LandingSpec:
             raise InvalidInput("parquet files carry typed values: time_format and null_values do not apply")
         if self.pattern is not None:
             captured_columns(self.pattern)
+        check_location(self.uri)
 
     def to_json(self) -> str:
         """Return the text from which `from_json` makes an equal spec."""

@@ -8,7 +8,7 @@ from typing import assert_never
 from urllib.parse import unquote
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown, Corrupt, NotFound, Unavailable
+from storage_core.errors import CommitUnknown, Corrupt, NotFound, NotWritten, Unavailable
 from storage_core.formats.keys import LOCKS_PREFIX
 from storage_core.formats.lease import LeaseRecord, decode, encode
 from storage_core.objectstore.contract import (
@@ -79,7 +79,13 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
     for attempt in range(_ATTEMPTS):
         if attempt:
             clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
-        match put_or_unknown(store, before.key, encode(wanted), unchanged(before.etag or None)):
+        try:
+            result = put_or_unknown(store, before.key, encode(wanted), unchanged(before.etag or None))
+        except NotWritten as error:
+            if not reason:
+                raise
+            result = OutcomeUnknown(f"{reason}; then {error}")
+        match result:
             case Committed(etag):
                 return StoredLease(wanted, before.key, etag)
             case Conflict():
@@ -90,6 +96,7 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
                 assert_never(unreachable)
         try:
             found = read_lease(store, before.key)
+            store.make_durable(before.key)  # before it is called ours: a read may show what goes with the power
         except Unavailable as error:
             reason = f"{reason}; then {error}"
             continue

@@ -35,8 +35,10 @@ from storage_core.log.state import Listing, manifest_info, state_of
 from storage_core.log.state_layout import Layout, layout
 from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_derived
+from storage_core.objectstore.create import create_derived, require_durable
 from storage_core.objectstore.reading import missing
+
+_ADVICE = "write the checkpoint again"
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +74,8 @@ def write_checkpoint(
     when the store does not say; calling again is safe.
     """
     wanted = Checkpointed.in_format(snapshot.version, snapshot.config.checkpoint_format)
-    if snapshot.checkpoint_version == snapshot.version:
+    if snapshot.checkpoint is not None and snapshot.checkpoint_version == snapshot.version:
+        require_durable(store, snapshot.checkpoint.key, advice=_ADVICE)
         result = CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
     elif wanted.kind is CheckpointKind.AVRO_STATE:
         result = _write_state(store, snapshot, compact=compact, recover=recover)
@@ -189,4 +192,4 @@ def _write_manifest(
 
 
 def _put(store: ObjectStore, key: str, data: bytes) -> bool:
-    return create_derived(store, key, data, advice="write the checkpoint again")
+    return create_derived(store, key, data, advice=_ADVICE)

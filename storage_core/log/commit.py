@@ -7,12 +7,12 @@ after it has read who won the one before. So an unknown outcome is resolved by r
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, Unavailable
+from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, NotWritten, Unavailable
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, random_pause_ms
 from storage_core.log.actions import Action, CommitInfo
@@ -68,11 +68,15 @@ class CommitLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """What became of one put: `head` is the newest snapshot known, `open` says that its next version may be ours."""
+    """What became of one put: `head` is the newest snapshot known, `open` says that its next version may be ours.
+
+    `reason` is why nobody knows whether it is.
+    """
 
     landed: bool
     head: Snapshot
     open: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +91,15 @@ class Committer:
         """Make the plan the next version, exactly once, or raise with nothing written.
 
         The first attempt follows `head`, by default the snapshot that was planned on; all checks are against the plan.
-        Raises `CommitConflict` and `Fenced` as `conflicts.settle` does, `CommitConflict` after 10 lost races, and
-        `CommitUnknown` when the store never said what became of the last attempt: its context holds `commit_id` and
-        the one `version` that the commit may have become.
+        Raises `CommitConflict` and `Fenced` as `conflicts.settle` does, `CommitConflict` after 10 lost races,
+        `NotWritten` when the store takes no write, and `CommitUnknown` when it never said what became of the last
+        attempt: its context holds `commit_id` and the one `version` that the commit may have become.
         """
         last = _Attempt(landed=False, head=self._still_on_the_log(head or plan.planned))
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
-                if (last := self._read_back(last.head, label.commit_id)).landed:
+                if (last := self._read_back(last.head, label.commit_id, last.reason)).landed:
                     # On a head from before the pause every attempt is lost to one who commits faster than we pause.
                     return CommitResult(
                         last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
@@ -103,7 +107,7 @@ class Committer:
             head, actions = self._settled(plan, last.head)
             if actions is None:
                 return CommitResult(head.version, label.commit_id, head, already_committed=True, attempts=attempt - 1)
-            last = self._attempt(head, actions, label)
+            last = self._attempt(head, actions, label, last)
             if last.landed:
                 _logger.info(
                     "committed version %d of %s: %s, %d actions, attempt %d",
@@ -124,38 +128,47 @@ class Committer:
                 raise
             return newest, settle(plan, newest)
 
-    def _attempt(self, head: Snapshot, actions: tuple[Action, ...], label: CommitLabel) -> _Attempt:
-        """Try to become the version after `head`."""
+    def _attempt(self, head: Snapshot, actions: tuple[Action, ...], label: CommitLabel, last: _Attempt) -> _Attempt:
+        """Try to become the version after `head`; `last` is what became of the attempt before."""
         version = head.version + 1
         # Never at or before the previous commit, whatever the clock does: times order versions.
         content = (label.info(version, max(self.clock.now_ms(), head.timestamp + 1)), *actions)
-        match put_or_unknown(self.store, version_key(version), encode_version(content), IfAbsent()):
+        try:
+            result = put_or_unknown(self.store, version_key(version), encode_version(content), IfAbsent())
+        except NotWritten as error:
+            if not last.open:
+                raise
+            result = OutcomeUnknown(last.reason or str(error))  # of the attempt before nobody knows
+        match result:
             case Committed():
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
             case Conflict() | OutcomeUnknown() as outcome:
                 # Also a conflict may be our own put whose reply was lost: only the stored bytes tell.
                 _logger.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
-                return self._read_back(head, label.commit_id)
+                reason = outcome.reason if isinstance(outcome, OutcomeUnknown) else last.reason
+                return self._read_back(head, label.commit_id, reason)
             case unreachable:
                 assert_never(unreachable)
 
-    def _read_back(self, head: Snapshot, commit_id: str) -> _Attempt:
-        """Follow the log past `head` to our commit, or to its end."""
+    def _read_back(self, head: Snapshot, commit_id: str, reason: str) -> _Attempt:
+        """Follow the log past `head` to our commit, which is durable then, or to its end."""
         start = head.version
         while True:
             try:
                 actions = read_version(self.store, head.version + 1)
                 following = None if actions is None else Snapshot.apply(head, head.version + 1, actions)
+                if actions is not None and _is_of(actions, commit_id):
+                    self.store.make_durable(version_key(head.version + 1))
             except (Unavailable, Corrupt) as error:
                 # The put was sent: whatever cannot be read now may be ours.
                 _logger.warning("version %d of %s could not be read back: %s", head.version + 1, self.store.uri, error)
                 actions = following = None
+                reason = reason or str(error)
             if actions is None or following is None:
                 # Past `start` somebody else holds the version that our put was for: it can never land.
-                return _Attempt(landed=False, head=head, open=head.version == start)
+                return _Attempt(landed=False, head=head, open=head.version == start, reason=reason)
             head = following
-            info = commit_info(actions)
-            if info is not None and info.commitId == commit_id:
+            if _is_of(actions, commit_id):
                 return _Attempt(landed=True, head=head)
 
     def _still_on_the_log(self, known: Snapshot) -> Snapshot:
@@ -177,7 +190,8 @@ class Committer:
         head = last.head
         if last.open:
             return CommitUnknown(
-                f"{version_key(head.version + 1)}: the store did not say whether commit {label.commit_id} landed; "
+                f"{version_key(head.version + 1)}: the store did not say whether commit {label.commit_id} landed "
+                f"({last.reason}); "
                 "search the history for it before doing anything else, and clean nothing up",
                 commit_id=label.commit_id,
                 version=head.version + 1,
@@ -187,3 +201,8 @@ class Committer:
             f"{head.version}; nothing was written, plan again",
             version=head.version,
         )
+
+
+def _is_of(actions: Sequence[Action], commit_id: str) -> bool:
+    info = commit_info(actions)
+    return info is not None and info.commitId == commit_id

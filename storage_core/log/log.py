@@ -31,7 +31,7 @@ from storage_core.log.replay import (
 from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
-from storage_core.objectstore.create import put_or_unknown
+from storage_core.objectstore.create import put_or_unknown, require_durable
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
 
@@ -55,6 +55,7 @@ class TransactionLog:
         from_schema_string(metadata.schemaString)
         TableConfig.from_configuration(metadata.configuration)
         if self.exists():
+            self._require_durable(0)
             raise _exists(self.store)
         now = self.clock.now_ms()
         label = CommitLabel(commit_id=self.ids.uuid(), operation=operation)
@@ -125,19 +126,29 @@ class TransactionLog:
         if commit_id is not None:
             found = find_commit(self.store, snapshot.version, commit_id)
             if found is not None:
+                self._require_durable(found)
                 return CommitResult(found, commit_id, snapshot, already_committed=True, attempts=0)
         label = CommitLabel(
             commit_id=commit_id or self.ids.uuid(), operation=operation, metrics=metrics or {}, job_run_id=job_run_id
         )
         plan = Plan(snapshot, written, tuple(requirements), rebase)
         result = Committer(self.store, self.clock, self.ids).commit(plan, label, head)
-        if result.already_committed or not _is_due(result.snapshot):
+        if result.already_committed:
+            self._require_durable(result.version)
+            return result
+        if not _is_due(result.snapshot):
             return result
         return replace(result, snapshot=self._checkpoint_if_possible(result.snapshot))
 
     def find_commit(self, commit_id: str) -> int | None:
-        """Return the version that a commit became, however many have followed; None when it never landed so far."""
-        return find_commit(self.store, open_head(self.store).version, commit_id)
+        """Return the version that a commit became, however many have followed; None when it never landed so far.
+
+        It is durable then. Raises `CommitUnknown` when it is there and cannot be made durable.
+        """
+        found = find_commit(self.store, open_head(self.store).version, commit_id)
+        if found is not None:
+            self._require_durable(found)
+        return found
 
     def history(self, newest: int | None = None) -> Iterator[HistoryEntry]:
         """Yield the retained versions from `newest` down, without it from the head, which is opened. One GET each."""
@@ -162,6 +173,9 @@ class TransactionLog:
             )
             return snapshot
 
+    def _require_durable(self, version: int) -> None:
+        require_durable(self.store, version_key(version), advice="look for it again; clean nothing up")
+
     def _require_own_version_zero(self, commit_id: str) -> None:
         actions = read_version(self.store, 0)
         if actions is None:
@@ -173,6 +187,7 @@ class TransactionLog:
         info = commit_info(actions)
         if info is None or info.commitId != commit_id:
             raise _exists(self.store)
+        self._require_durable(0)
 
 
 def _is_due(snapshot: Snapshot) -> bool:

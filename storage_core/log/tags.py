@@ -103,7 +103,13 @@ def _replace(log: TransactionLog, change: Change) -> None:
 
     key = tags_key()
     done = exchange_object(
-        partial(read_tags, log.store), changed, partial(_put, log), key=key, clock=log.clock, ids=log.ids
+        partial(read_tags, log.store),
+        changed,
+        partial(_put, log),
+        store=log.store,
+        key=key,
+        clock=log.clock,
+        ids=log.ids,
     )
     if done is None:
         raise CommitConflict(f"{key}: {ATTEMPTS} attempts lost against others; nothing was changed, try again")

@@ -52,7 +52,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The put did not take effect: the precondition did not hold."""
+    """The put did not take effect: the precondition did not hold. What is there instead is durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Blob:
 class ObjectStore(Protocol):
     """One table's directory on some storage.
 
-    Every method may raise `Unavailable`. A put by `IfAbsent` or `IfMatch` is atomic: of any number of concurrent
-    attempts with the same precondition at most one is `Committed`. A reader sees an object completely or not at all,
-    and sees it as soon as its put returned `Committed`.
+    Every method may raise `Unavailable`; a put that raises `NotWritten` has certainly written nothing. A put by
+    `IfAbsent` or `IfMatch` is atomic: of any number of concurrent attempts with the same precondition at most one is
+    `Committed`. A reader sees an object completely or not at all, and sees it as soon as its put returned `Committed`.
     """
 
     @property
@@ -114,6 +114,14 @@ class ObjectStore(Protocol):
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Write one object, durable before `Committed` is returned. One PUT."""
+        ...
+
+    def make_durable(self, key: str) -> None:
+        """Return once the object that a read showed at `key` is durable. No request.
+
+        What is visible may be lost with the power where a put ended as `OutcomeUnknown`, also in another process. So
+        nobody calls it written because a read shows it, but after this. Raises `Unavailable`.
+        """
         ...
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:

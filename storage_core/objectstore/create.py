@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown, NotFound, Unavailable
+from storage_core.errors import CommitUnknown, NotFound, NotWritten, Unavailable
 from storage_core.objectstore.contract import (
     Committed,
     Conflict,
@@ -28,9 +28,11 @@ _OPEN_AGAIN = "it may still take effect: open again, which reads back what is th
 
 
 def put_or_unknown(store: ObjectStore, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
-    """Put the object; a store that cannot be reached is an unknown outcome. One PUT."""
+    """Put the object; a store that cannot be reached is an unknown outcome. One PUT. Raises `NotWritten`."""
     try:
         return store.put(key, data, mode)
+    except NotWritten:
+        raise
     except Unavailable as error:
         # A connection that broke after the request was sent looks the same as one that broke before.
         return OutcomeUnknown(str(error))
@@ -40,7 +42,8 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
     """Create `key` with `data` durably and return True, or return False when the key holds other bytes.
 
     The key must be fresh to the caller. One PUT; after a conflict or a lost reply one GET more. Raises `CommitUnknown`
-    when the store did not say and has nothing there, or cannot be read: `advice` ends its message with what to do.
+    when the store did not say and has nothing there, cannot be read, or cannot make it durable: `advice` ends its
+    message with what to do. Raises `NotWritten`.
     """
     result = put_or_unknown(store, key, data, IfAbsent())
     match result:
@@ -83,33 +86,52 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
     is a success and never a second object. One PUT; after a conflict one GET more; after a lost reply up to three more
     PUTs, each with a growing pause.
 
-    Raises `CommitUnknown` when the store cannot be brought to say what happened: the object may appear later.
+    Raises `CommitUnknown` when the store cannot be brought to say what happened: the object may appear later; and
+    `NotWritten`.
     """
     reason = ""
     for attempt in range(_ATTEMPTS):
         if attempt:
             clock.sleep_ms(_FIRST_PAUSE_MS * 2 ** (attempt - 1))
-        match put_or_unknown(store, key, data, IfAbsent()):
+        try:
+            result = put_or_unknown(store, key, data, IfAbsent())
+        except NotWritten as error:
+            if not reason:
+                raise
+            result = OutcomeUnknown(f"{reason}; then {error}")  # of the attempt before nobody knows
+        match result:
             case Committed():
                 return True
             case Conflict():
-                return _is_ours(store, key, data, reason=_REFUSED, advice=_OPEN_AGAIN)
+                return _is_ours(store, key, data, reason=reason or _REFUSED, advice=_OPEN_AGAIN)
             case OutcomeUnknown(reason=reason):
                 # Trying again cannot do harm: it can only take effect where nothing is yet.
                 continue
     return _is_ours(store, key, data, reason=reason, advice=_OPEN_AGAIN)
 
 
+def require_durable(store: ObjectStore, key: str, *, advice: str) -> None:
+    """Return once what a read showed at `key` is durable. Raises `CommitUnknown`: it may go with the power."""
+    try:
+        store.make_durable(key)
+    except Unavailable as error:
+        raise _unknown(key, error.found, advice) from error
+
+
 def _require(store: ObjectStore, key: str, *, reason: str, advice: str) -> None:
     if not exists(store, key):
         raise _unknown(key, reason, advice)
+    require_durable(store, key, advice=advice)
 
 
 def _is_ours(store: ObjectStore, key: str, data: bytes | memoryview, *, reason: str, advice: str) -> bool:
     try:
-        return store.get(key).data == data
+        is_ours = store.get(key).data == data
     except (NotFound, Unavailable) as error:
         raise _unknown(key, f"{reason}; then {error}", advice) from error
+    if is_ours:
+        require_durable(store, key, advice=advice)
+    return is_ours
 
 
 def _unknown(key: str, reason: str, advice: str) -> CommitUnknown:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown
+from storage_core.errors import CommitUnknown, NotWritten
 from storage_core.ids import Ids, random_pause_ms
-from storage_core.objectstore.contract import Committed, OutcomeUnknown, PutResult
+from storage_core.objectstore.contract import Committed, ObjectStore, OutcomeUnknown, PutResult
+from storage_core.objectstore.create import require_durable
 
 ATTEMPTS = 10
 _FIRST_PAUSE_MS = 40
@@ -22,6 +23,7 @@ def exchange(
     change: Callable[[_T], _T],
     put: Callable[[_T], PutResult],
     *,
+    store: ObjectStore,
     key: str,
     clock: Clock,
     ids: Ids,
@@ -30,8 +32,9 @@ def exchange(
 
     Each attempt reads, changes and puts what came out; `put` must fail unless all is as it was read, and write other
     bytes each time. Where `change` returns what it was given nothing is written: there is nothing to do, or our own put
-    landed and its reply was lost. One read and one put when nobody interferes; the attempts wait for longer and longer,
-    at random. Raises `CommitUnknown` naming `key` when the store did not say, and whatever `read` and `change` raise.
+    landed and its reply was lost. That is made durable first. One read and one put when nobody interferes; the attempts
+    wait for longer and longer, at random. Raises `CommitUnknown` naming `key` when the store did not say, `NotWritten`,
+    and whatever `read` and `change` raise.
     """
     last: PutResult | None = None
     for attempt in range(ATTEMPTS):
@@ -40,8 +43,14 @@ def exchange(
         current = read()
         wanted = change(current)
         if wanted is current:
+            require_durable(store, key, advice="look, and try again")
             return current
-        last = put(wanted)
+        try:
+            last = put(wanted)
+        except NotWritten as error:
+            if not isinstance(last, OutcomeUnknown):
+                raise
+            last = OutcomeUnknown(f"{last.reason}; then {error}")
         if isinstance(last, Committed):
             return wanted
     if isinstance(last, OutcomeUnknown):

@@ -12,13 +12,14 @@ import hashlib
 import os
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSet, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage_core.clock import Clock
-from storage_core.errors import InvalidInput, NotFound, Unavailable
+from storage_core.errors import InvalidInput, NotFound, NotWritten, TidemarkError
 from storage_core.objectstore.key_safety import TEMPORARY_FOLDER
+from storage_core.objectstore.os_errors import typed, unavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -27,34 +28,83 @@ _LOCK_POLL_MS = 2.0
 _ABANDONED_AFTER_MS = 24 * 3600 * 1000
 
 
+DurableFolders = MutableSet[tuple[str, ...]]
+"""Folders, by their segments, whose own names are durable, and those of all folders above them."""
+
+
 @contextmanager
 def open_folder(root: Path, segments: Sequence[str], *, key: str, create: bool) -> Iterator[int]:
-    """Yield a descriptor of the folder `segments` below `root`; with `create`, missing ones are made durable.
+    """Yield a descriptor of the folder `segments` below `root`; with `create`, missing ones are made.
 
     Raises `NotFound` that names `key` when a folder is missing (or a file is in its place), `InvalidInput` when one is
-    a symlink.
+    a symlink, `Unavailable` when the system refuses.
     """
     descriptor = _open_root(root, key, create=create)
     try:
         for segment in segments:
-            child = _open_child(descriptor, segment, key, create=create)
-            os.close(descriptor)
+            child, _ = _open_child(descriptor, segment, key, create=create)
+            close(descriptor)
             descriptor = child
         yield descriptor
     finally:
-        os.close(descriptor)
+        close(descriptor)
 
 
-def open_object(folder: int, name: str, key: str) -> int:
-    """Return a descriptor of the regular file `name`. Raises `NotFound`, and `InvalidInput` for a symlink."""
+@contextmanager
+def open_durable_folder(
+    root: Path, segments: Sequence[str], *, key: str, create: bool, known: DurableFolders
+) -> Iterator[int]:
+    """Yield what `open_folder` does; the names of the folder and of all above it are durable then.
+
+    Also where they were there before: whoever made them may have failed to make them durable. `known` remembers it, so
+    that a folder costs one fsync of its parent more, once, and the root one of each folder above it. Raises as
+    `open_folder`, and `OSError` when an fsync fails.
+    """
+    descriptor = _open_root(root, key, create=create)
+    try:
+        if () not in known:
+            _fsync_above(root, descriptor)
+            known.add(())
+        for depth, segment in enumerate(segments, 1):
+            child, made = _open_child(descriptor, segment, key, create=create)
+            parent, descriptor = descriptor, child
+            try:
+                if made or tuple(segments[:depth]) not in known:
+                    os.fsync(parent)
+                    known.add(tuple(segments[:depth]))
+            finally:
+                close(parent)
+        yield descriptor
+    finally:
+        close(descriptor)
+
+
+@contextmanager
+def open_object(folder: int, name: str, key: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Yield a descriptor of the regular file `name`, and its figures.
+
+    Raises `NotFound`, `InvalidInput` for a symlink, `Unavailable` when the system refuses.
+    """
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except OSError as error:
-        raise _explained(error, folder, name, key) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise explained(error, folder, name, key) from error
+    try:
+        try:
+            status = os.fstat(descriptor)
+        except OSError as error:
+            raise unavailable(key, error) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise NotFound(f"{key}: no such object", key=key)
+        yield descriptor, status
+    finally:
+        close(descriptor)
+
+
+def close(descriptor: int) -> None:
+    """Close; an error tells nothing here, since what has to be durable was fsynced before."""
+    with suppress(OSError):
         os.close(descriptor)
-        raise NotFound(f"{key}: no such object", key=key)
-    return descriptor
 
 
 def stat_object(folder: int, name: str, key: str) -> os.stat_result:
@@ -62,7 +112,7 @@ def stat_object(folder: int, name: str, key: str) -> os.stat_result:
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        raise _explained(error, folder, name, key) from error
+        raise explained(error, folder, name, key) from error
     if stat.S_ISLNK(status.st_mode):
         raise _symlink(key)
     if not stat.S_ISREG(status.st_mode):
@@ -72,10 +122,8 @@ def stat_object(folder: int, name: str, key: str) -> os.stat_result:
 
 def list_folder(folder: int, key: str) -> list[str]:
     """Return the names in the folder, in any order. Raises `Unavailable` that names `key`."""
-    try:
+    with typed(key or "."):
         return os.listdir(folder)
-    except OSError as error:
-        raise Unavailable(f"{key or '.'}: {error.strerror}", key=key, errno=error.errno) from error
 
 
 @contextmanager
@@ -102,7 +150,7 @@ def exclusive(root: Path, key: str, clock: Clock) -> Iterator[None]:
 
     The lock is a file that its holder keeps `flock`ed and unlinks at the end. A lock file that a killed process left
     is stale exactly when nobody holds it, which the kernel knows and no age limit can: it is simply taken over, while
-    a paused holder is never robbed. Raises `Unavailable` after 30 seconds of waiting.
+    a paused holder is never robbed. Raises `NotWritten` after 30 seconds of waiting.
     """
     name = f"{hashlib.sha256(key.encode()).hexdigest()}.lock"
     with open_folder(root, [TEMPORARY_FOLDER], key=TEMPORARY_FOLDER, create=True) as folder:
@@ -112,7 +160,7 @@ def exclusive(root: Path, key: str, clock: Clock) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
-            os.close(descriptor)
+            close(descriptor)
 
 
 def remove_abandoned(root: Path, now_ms: int) -> int:
@@ -140,38 +188,44 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
     except NotADirectoryError as error:
         raise InvalidInput(f"{root} is not a folder; name a folder as the root of the table", root=str(root)) from error
     except OSError as error:
-        raise _explained(error, None, str(root), key) from error
-    _make_durable_folders(root)
+        raise explained(error, None, str(root), key) from error
+    root.mkdir(parents=True, exist_ok=True)
     return os.open(root, _FOLDER)
 
 
-def _make_durable_folders(path: Path) -> None:
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        descriptor = os.open(each.parent, _FOLDER)
+def _fsync_above(root: Path, descriptor: int) -> None:
+    """Make the root's own name durable, and that of each folder above it that may be new."""
+    device = os.fstat(descriptor).st_dev
+    for each in root.parents:
         try:
-            os.fsync(descriptor)
+            folder = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            if os.access(each, os.W_OK):
+                raise
+            return  # nobody makes a folder where they may not write
+        try:
+            if os.fstat(folder).st_dev != device:
+                return  # below a mount point, which no put has made
+            os.fsync(folder)
         finally:
-            os.close(descriptor)
+            close(folder)
 
 
-def _open_child(parent: int, segment: str, key: str, *, create: bool) -> int:
+def _open_child(parent: int, segment: str, key: str, *, create: bool) -> tuple[int, bool]:
+    """Return a descriptor of the folder, and whether it had to be made."""
     try:
-        return os.open(segment, _FOLDER, dir_fd=parent)
+        return os.open(segment, _FOLDER, dir_fd=parent), False
     except FileNotFoundError as error:
         if not create:
             raise NotFound(f"{key}: no such object", key=key) from error
     except OSError as error:
-        raise _explained(error, parent, segment, key) from error
+        raise explained(error, parent, segment, key) from error
     with suppress(FileExistsError):
         os.mkdir(segment, dir_fd=parent)
-    # Also when somebody else made it: their fsync may not have happened yet, and ours must cover the path to our file.
-    os.fsync(parent)
     try:
-        return os.open(segment, _FOLDER, dir_fd=parent)
+        return os.open(segment, _FOLDER, dir_fd=parent), True
     except OSError as error:
-        raise _explained(error, parent, segment, key) from error
+        raise explained(error, parent, segment, key) from error
 
 
 def _write_durably(folder: int, name: str, data: bytes | memoryview, newer_than_ns: int | None) -> None:
@@ -186,18 +240,22 @@ def _write_durably(folder: int, name: str, data: bytes | memoryview, newer_than_
             os.utime(descriptor, ns=(status.st_atime_ns, newer_than_ns + 1))
         os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        close(descriptor)
 
 
 def _acquire(folder: int, name: str, key: str, clock: Clock) -> int:
     waited_ms = 0.0
     while True:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
-        if _locked(descriptor) and _still_named(descriptor, folder, name):
-            return descriptor
-        os.close(descriptor)
+        try:
+            if _locked(descriptor) and _still_named(descriptor, folder, name):
+                return descriptor
+        except BaseException:
+            close(descriptor)
+            raise
+        close(descriptor)
         if waited_ms >= _LOCK_TIMEOUT_MS:
-            raise Unavailable(f"{key}: another process has held its lock for 30 s; try again later", key=key)
+            raise NotWritten(f"{key}: another process has held its lock for 30 s; try again later", key=key)
         clock.sleep_ms(_LOCK_POLL_MS)
         waited_ms += _LOCK_POLL_MS
 
@@ -219,20 +277,21 @@ def _still_named(descriptor: int, folder: int, name: str) -> bool:
     return named.st_ino == os.fstat(descriptor).st_ino
 
 
-def _explained(error: OSError, folder: int | None, name: str, key: str) -> Exception:
+def explained(error: OSError, folder: int | None, name: str, key: str) -> TidemarkError:
+    """Return what the error of a system call about `name` in a folder means for the object `key`."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK) and _is_symlink(folder, name):
         return _symlink(key)
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
         return NotFound(f"{key}: no such object", key=key)
     if error.errno == errno.ENAMETOOLONG:
         return InvalidInput(f"{key}: longer than this file system allows", key=key)
-    return Unavailable(f"{key}: {error.strerror}", key=key, errno=error.errno)
+    return unavailable(key, error)
 
 
 def _is_symlink(folder: int | None, name: str) -> bool:
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

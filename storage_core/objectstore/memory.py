@@ -77,6 +77,10 @@ class MemoryStore:
             self._objects[key] = _Object(content, etag, self._clock.now_ms())
             return Committed(etag)
 
+    def make_durable(self, key: str) -> None:
+        """Return: an object that is there lives as long as the store."""
+        check_key(key)
+
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects whose key starts with `prefix`, as of this call, in key order."""
         check_prefix(prefix)

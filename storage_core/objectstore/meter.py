@@ -114,6 +114,10 @@ class MeteredStore:
         self.meter.count("put", written=memoryview(data).nbytes)
         return self._store.put(key, data, mode)
 
+    def make_durable(self, key: str) -> None:
+        """Count nothing."""
+        self._store.make_durable(key)
+
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Count one LIST per page of 1,000 keys, the first one at once."""
         self.meter.count("list")

@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.s3 import S3Store
-from storage_core.objectstore.s3_location import parse_s3_uri
+from storage_core.objectstore.s3_location import FROM_THE_ENVIRONMENT, parse_s3_uri
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.ASCII | re.IGNORECASE)
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+_USERINFO = re.compile(r"(?:^|/)[^/]*:[^/]*@")
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))[^\s'\"]*")
+_EXPECTED = "use file:///…, a path, s3://bucket/prefix or memory://name"
+_MOST_CHARACTERS = 4096
 
 # The one mutable state at module level: the content of `memory://name` has to live somewhere between two calls that
 # name it, and the process is exactly the lifetime that the scheme promises.
@@ -28,41 +36,119 @@ def open_store(uri: str | Path) -> ObjectStore:
     """Return the store rooted at `uri`; nothing is created or requested yet.
 
     The same `memory://name` is the same store everywhere in this process. What an `s3://` URI leaves open comes from
-    the environment (`s3_location`). Raises `InvalidInput` for any other scheme, an empty path, a `file://` URI that
-    names a host, and an `s3://` URI that holds credentials.
+    the environment (`s3_location`). Raises `InvalidInput` for what is not exactly one of the forms, and for credentials
+    in it. Messages name the scheme and no more: what is written in a wrong place may be a secret.
     """
-    text = str(uri)
-    scheme = _SCHEME.match(text)
-    match scheme[1].lower() if scheme else None:
+    if isinstance(uri, Path):
+        return _local_store(_plain_path(str(uri)))
+    match scheme_of(uri):
         case None:
-            return LocalStore(_path(text, text))
+            return _local_store(_plain_path(uri))
         case "file":
-            return LocalStore(_path(_file_path(text), text))
+            return _local_store(_file_path(uri))
         case "memory":
-            return _memory_store(text)
+            return _memory_store(_memory_name(uri))
+        case _:
+            return S3Store(parse_s3_uri(uri, os.environ))
+
+
+def check_location(uri: str) -> str:
+    """Return the text when `open_store` would take it, whatever the environment says. Raises `InvalidInput`."""
+    match scheme_of(uri):
+        case None:
+            _plain_path(uri)
+        case "file":
+            _file_path(uri)
+        case "memory":
+            _memory_name(uri)
+        case _:
+            parse_s3_uri(uri, {})
+    return uri
+
+
+def scheme_of(uri: str) -> str | None:
+    """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
+    if len(uri) > _MOST_CHARACTERS:
+        raise InvalidInput(f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}")
+    found = _SCHEME.match(uri)
+    if found is None:
+        return None
+    if not uri.startswith("//", found.end()):
+        raise InvalidInput(
+            f"a location that starts with a word and ':' needs '//' after it ({_EXPECTED}); a path whose first part "
+            "holds ':' is written ./…"
+        )
+    scheme = found[1].lower()
+    if scheme not in ("file", "memory", "s3"):
+        raise InvalidInput(f"{scheme}://…: unknown scheme {scheme!r}; {_EXPECTED}")
+    if _UNWRITABLE.search(uri):
+        raise InvalidInput(f"{scheme}://…: it holds control characters; write it without them")
+    return scheme
+
+
+def locations_above(uri: str) -> Iterator[str]:
+    """Yield the URIs of the places that the place of this canonical URI lies in, the nearest first. No request."""
+    match scheme_of(uri):
+        case "file":
+            yield from (each.as_uri() for each in _file_path(uri).parents)
         case "s3":
-            return S3Store(parse_s3_uri(text, os.environ))
-        case other:
-            message = f"{text}: unknown scheme {other!r}; use file:///…, a path, s3://bucket/prefix or memory://name"
-            raise InvalidInput(message, uri=text)
+            place = parse_s3_uri(uri, {})
+            while place.prefix:
+                place = replace(place, prefix=place.prefix.rpartition("/")[0])
+                yield place.uri
+        case "memory":
+            name = _memory_name(uri)
+            while "/" in name:
+                name = name.rpartition("/")[0]
+                yield f"memory://{name}"
+        case _:
+            return
 
 
-def _path(path: str, uri: str) -> Path:
-    if not path or "\x00" in path:
-        raise InvalidInput(f"{uri!r} names no folder", uri=uri)
+def without_locations(text: str) -> str:
+    """Return the text with all that follows the scheme of a URI left out: there may be a secret in it."""
+    return _URI.sub(r"\1…", text)
+
+
+def _local_store(path: Path) -> LocalStore:
+    try:
+        return LocalStore(path)
+    except (OSError, RuntimeError, ValueError) as error:  # of links that lead in a circle, say
+        raise InvalidInput(f"{path} names no folder: {error}", path=str(path)) from error
+
+
+def _plain_path(path: str) -> Path:
+    if not path or _UNWRITABLE.search(path):
+        raise InvalidInput("the empty path, and one with control characters, names no folder")
+    if _USERINFO.search(path):
+        raise InvalidInput(f"a path with name:…@: {FROM_THE_ENVIRONMENT}; {_EXPECTED}")
     return Path(path)
 
 
-def _file_path(uri: str) -> str:
-    parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-        raise InvalidInput(f"{uri}: expected file:/// and an absolute path on this machine", uri=uri)
-    return unquote(parts.path)
+def _file_path(uri: str) -> Path:
+    host, slash, path = uri.split("://", 1)[1].partition("/")
+    if host.lower() not in ("", "localhost") or not slash or any(each in path for each in "?#"):
+        raise InvalidInput(
+            "file://…: expected file:/// and an absolute path on this machine, with %3F for ? and %23 for #"
+        )
+    if _ESCAPE.search(path):
+        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25")
+    try:
+        segments = [unquote_to_bytes(each).decode() for each in path.split("/")]
+    except UnicodeDecodeError as error:
+        raise InvalidInput("file://…: its escapes are no UTF-8") from error
+    if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
+        raise InvalidInput("file://…: an escaped '/' or control character, '.' or '..' in it names no folder")
+    return _plain_path("/" + "/".join(segments))
 
 
-def _memory_store(uri: str) -> MemoryStore:
-    name = uri.split("://", 1)[1].rstrip("/")
-    if not _MEMORY_NAME.fullmatch(name):
-        raise InvalidInput(f"{uri}: expected memory:// and a name of letters, digits, '.', '_', '-', '/'", uri=uri)
+def _memory_name(uri: str) -> str:
+    name = uri.split("://", 1)[1].removesuffix("/")
+    if not _MEMORY_NAME.fullmatch(name) or any(each in (".", "..") for each in name.split("/")):
+        raise InvalidInput("memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts")
+    return name
+
+
+def _memory_store(name: str) -> MemoryStore:
     with _MEMORY_LOCK:
         return _MEMORY_STORES.setdefault(name, MemoryStore(name))

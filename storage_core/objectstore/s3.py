@@ -107,6 +107,10 @@ class S3Store:
             upload = SinglePut(self._calls, target, bytes(data))
         return put_once(self._calls, upload, target, lambda: self._stored(name))
 
+    def make_durable(self, key: str) -> None:
+        """Return: what S3 shows is durable. No request."""
+        check_key(key)
+
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects whose key starts with `prefix`; what no key can name is none. One LIST per 1,000 keys."""
         check_prefix(prefix)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 from typing import Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -26,13 +27,15 @@ from storage_core.objectstore.key_safety import is_safe_key
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _REGION = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|[0-9a-f:.]+", re.ASCII)
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
+_UNWRITTEN = re.compile(r"[^!-~]")
+_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _BOOLEANS = {"true": True, "false": False}
 _PARAMETERS = ("endpoint", "region", "path_style")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _PATH_STYLE_VARIABLES = ("TIDEMARK_S3_PATH_STYLE",)
-_FROM_THE_ENVIRONMENT = "credentials come from the environment or the AWS configuration, never from a URI"
+FROM_THE_ENVIRONMENT = "credentials come from the environment or the AWS configuration, never from a URI"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +87,11 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
     path, _, query = rest.partition("?")
     bucket, _, prefix = path.partition("/")
     if "@" in bucket:
-        raise InvalidInput(f"s3://…@…: {_FROM_THE_ENVIRONMENT}; write s3://bucket/prefix")
-    if not _BUCKET.fullmatch(bucket):
+        raise InvalidInput(f"s3://…@…: {FROM_THE_ENVIRONMENT}; write s3://bucket/prefix")
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise InvalidInput("expected s3://bucket/prefix with a bucket name of 3 to 63 of a-z 0-9 . - in the URI")
-    prefix = prefix.rstrip("/")
-    if "#" in rest or (prefix and not is_safe_key(prefix)):
+    prefix = prefix.removesuffix("/")
+    if "#" in rest or path.endswith("//") or (prefix and not is_safe_key(prefix)):
         raise InvalidInput(f"s3://{bucket}/…: the prefix holds '#', or is no path without '.', '..' and empty segments")
     given = _parameters(bucket, query)
     endpoint = _chosen(given, "endpoint", environment, _ENDPOINT_VARIABLES)
@@ -106,10 +109,11 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
 def _parameters(bucket: str, query: str) -> dict[str, str]:
     pairs = parse_qsl(query, keep_blank_values=True)
     given = dict(pairs)
-    if len(given) != len(pairs) or not all(name in _PARAMETERS and value for name, value in pairs):
+    is_exact = len(given) == len(pairs) and bool(given) == bool(query) and not _ESCAPE.search(query)
+    if not is_exact or not all(name in _PARAMETERS and value for name, value in pairs):
         raise InvalidInput(
             f"s3://{bucket}/…: of parameters a URI takes {', '.join(_PARAMETERS)}, each once and with a value; "
-            f"{_FROM_THE_ENVIRONMENT}"
+            f"{FROM_THE_ENVIRONMENT}"
         )
     return given
 
@@ -124,20 +128,21 @@ def _chosen(
 
 
 def _endpoint(text: str, place: str) -> str:
+    """Return the endpoint in lower case and without a slash at its end; what would change otherwise is refused."""
     try:
         parts = urlsplit(text)
-        port = parts.port
+        host, port = parts.hostname or "", parts.port
+        shown = f"[{IPv6Address(host)}]" if ":" in host else host
     except ValueError:
-        parts, port = urlsplit(""), None
-    host = parts.hostname
-    plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
-    if parts.scheme not in ("http", "https") or not host or not _HOST.fullmatch(host) or not plain:
+        parts, host, port, shown = urlsplit(""), "", None, ""
+    found = f"{parts.scheme}://{shown}" if port is None else f"{parts.scheme}://{shown}:{port}"
+    is_host = ":" in host or _HOST.fullmatch(host)
+    is_same = found == text.lower().removesuffix("/")  # a URL parser drops line feeds, and what it cannot read
+    if parts.scheme not in ("http", "https") or not is_host or not is_same or port == 0 or _UNWRITTEN.search(text):
         raise InvalidInput(
-            f"{place}: expected http:// or https://, a host (of a-z 0-9 - .) and perhaps a port; "
-            f"{_FROM_THE_ENVIRONMENT}"
+            f"{place}: expected http:// or https://, a host (of a-z 0-9 - .) and perhaps a port; {FROM_THE_ENVIRONMENT}"
         )
-    shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}" if port is None else f"{parts.scheme}://{shown}:{port}"
+    return found
 
 
 def _region(text: str, place: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from storage_core.errors import CommitUnknown, TidemarkError, WriterFenced
+from storage_core.errors import CommitUnknown, NotWritten, TidemarkError, WriterFenced
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
 from storage_core.region import generation_write
@@ -154,5 +154,8 @@ class RegionLog:
             yield
         except WriterFenced as fenced:
             self.stopped = fenced
+            raise
+        except NotWritten:
+            self.stopped = None
             raise
         self.stopped = None

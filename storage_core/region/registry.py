@@ -142,7 +142,7 @@ def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock
     def put(wanted: Registry) -> PutResult:
         return put_or_unknown(store, key, encode(wanted, nonce=ids.uuid()), unchanged(wanted.etag))
 
-    done = exchange(partial(read_registry, store), change, put, key=key, clock=clock, ids=ids)
+    done = exchange(partial(read_registry, store), change, put, store=store, key=key, clock=clock, ids=ids)
     if done is None:
         raise Unavailable(f"{key}: lost {ATTEMPTS} races against others; nothing was changed, try again later", key=key)
     return done

@@ -36,6 +36,10 @@ class BlindListing:
         """Pass on."""
         return self._store.put(key, data, mode)
 
+    def make_durable(self, key: str) -> None:
+        """Pass on."""
+        self._store.make_durable(key)
+
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield what the wrapped store lists, without the missed keys."""
         return (info for info in self._store.list(prefix, start_after) if not self._misses(info.key))

@@ -146,6 +146,10 @@ class FaultStore:
                 return self._put(fault, key, bytes(data), mode)
             return self._store.put(key, data, mode)
 
+    def make_durable(self, key: str) -> None:
+        """No request."""
+        self._store.make_durable(key)
+
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """One LIST."""
         with self._request("list", prefix) as (request, fault):

@@ -1,0 +1,73 @@
+"""No table is made in another one's folder, nor around one: the collector of the one would meet the other's objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from storage_core.creation import MOST_LEVELS
+from storage_core.errors import InvalidInput
+from storage_core.objectstore.resolve import locations_above, open_store
+from storage_core.table import Table
+
+if TYPE_CHECKING:
+    from storage_core.testkit.s3_server import S3Server
+
+SCHEMA = pa.schema([("a", pa.int64())])
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place of which others are made by a further folder."""
+    match request.param:
+        case "local":
+            return str(tmp_path / "warehouse")
+        case "memory":
+            return f"memory://{uuid4()}"
+        case _:
+            server: S3Server = request.getfixturevalue("s3_server")
+            return f"s3://{server.bucket}/{uuid4()}?endpoint={server.endpoint}"
+
+
+def below(place: str, *names: str) -> str:
+    path, mark, query = place.partition("?")
+    return "/".join([path, *names]) + mark + query
+
+
+@pytest.mark.parametrize("inner", [("b",), ("splits", "x"), ("_transaction_log",), ("b", "c", "d", "e")])
+def test_a_table_in_another_ones_folder_is_refused_and_leaves_nothing(place: str, inner: tuple[str, ...]) -> None:
+    outer = below(place, "a")
+    Table.create(outer, SCHEMA)
+    before = {info.key for info in open_store(outer).list("")}
+    with pytest.raises(InvalidInput, match="lies in the folder of the table") as refused:
+        Table.create(below(outer, *inner), SCHEMA)
+    assert f"the table {open_store(outer).uri};" in str(refused.value)
+    assert {info.key for info in open_store(outer).list("")} == before
+
+
+def test_a_table_around_another_one_is_refused(place: str) -> None:
+    if place.startswith("memory"):
+        pytest.skip("a store in memory holds no other one")
+    Table.create(below(place, "a", "b"), SCHEMA)
+    with pytest.raises(InvalidInput, match=r"holds another table in a/b; choose"):
+        Table.create(place, SCHEMA)
+
+
+def test_tables_beside_each_other_are_made_whatever_their_names(place: str) -> None:
+    for name in ("a", "ab", "a-b", "b"):
+        assert Table.create(below(place, name), SCHEMA).version == 0
+    Table.create(below(place, "c", "d"), SCHEMA).append([{"a": 1}])
+
+
+def test_a_place_is_looked_at_with_a_list_per_folder_above_it(place: str) -> None:
+    one = Table.create(below(place, "a"), SCHEMA).store.requests["list"]
+    three = Table.create(below(place, "x", "y", "z"), SCHEMA).store.requests["list"]
+    assert three - one == 2
+    above = len(list(locations_above(open_store(below(place, "a")).uri)))
+    assert one == min(above, MOST_LEVELS) + 2
+    deep = Table.create(below(place, *"0123456789abcdefghij"), SCHEMA).store.requests["list"]
+    assert deep == MOST_LEVELS + 2
