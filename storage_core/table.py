@@ -271,33 +271,30 @@ class Table:
         snapshot, records = self._view.records(at, consistency)
         return querying.query(self._store, snapshot, query, verified=self._verified, records=records)
 
-    def get(
-        self, key: object, *, at: At | None = None, consistency: str = Consistency.LATEST
-    ) -> dict[str, object] | None:
+    def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
+        `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
         Requests besides those of the view: per unmerged generation its manifest, where its bounds admit the key its
         bloom filter, where that does its entries; per split whose bounds admit the key those of `lookup.get`.
         """
-        if at is not None:
-            consistency = Consistency.SNAPSHOT
         wanted = lookup.key_row(self.snapshot, key)
-        snapshot, records = self._view.records(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
+        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
         return lookup.get(self._store, snapshot, wanted, records=records)
 
     def get_many(
-        self, keys: Sequence[object], *, at: At | None = None, consistency: str = Consistency.LATEST
+        self, keys: Sequence[object], *, at: At | None = None, consistency: str | None = None
     ) -> list[dict[str, object] | None]:
         """Return the rows with these primary keys in their order, None where there is none; all of one view.
 
         Requests: those of `get`, once per region that holds one of the keys, not once per key.
         """
-        if at is not None:
-            consistency = Consistency.SNAPSHOT
         wanted = lookup.key_rows(self.snapshot, keys)
+        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         if not wanted.num_rows:
             return []
-        snapshot, records = self._view.records(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
         return lookup.get_many(self._store, snapshot, wanted, records=records)
 
     def search(
@@ -362,8 +359,7 @@ class Table:
 
         A table opened with `at` has a history of its version only, with the consistency `snapshot`.
         """
-        wanted = Consistency.SNAPSHOT if self._view.pinned else consistency
-        return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=wanted)
+        return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
     def set_regions(self, regions: Sequence[DeclaredField]) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
