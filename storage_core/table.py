@@ -407,7 +407,7 @@ class Table:
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
-        return describe.describe(self._store, self.snapshot)
+        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
 
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""

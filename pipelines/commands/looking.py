@@ -50,7 +50,8 @@ def describe(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
     if as_json:
         output.json_line(about)
         return
-    output.fields(about, {name: figure for name in about if name not in ("windows", "indexes", "regions")})
+    shown = {name: figure for name in about if name not in ("windows", "indexes", "regions")}
+    output.fields(about, {**shown, "timestamp": moment_ms})
     windows = {"window_start": window, "splits": figure, **_FIGURES}
     output.records(about["windows"], windows, as_json=False, nothing="no rows yet")
     if about["indexes"]:
