@@ -67,6 +67,9 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
 from storage_core.settings.table import MapMode, TableConfig
 
+WINDOW = "15m"
+"""How long a window of a table with a time column is, unless it is said."""
+
 
 class Table:
     """One table at one snapshot.
@@ -92,7 +95,7 @@ class Table:
         *,
         time_column: str | None = None,
         sort_schema: str | None = None,
-        window: str | int | None = "15m",
+        window: str | int | None = WINDOW,
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
         regions: Sequence[DeclaredField] = (),
@@ -113,6 +116,8 @@ class Table:
         `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
+        if time_column is None and window not in (None, WINDOW):
+            raise InvalidInput(f"window={window!r} needs a time_column: windows are of the time of an event")
         config = TableConfig(
             time_column=time_column,
             sort_schema=sort_schema,

@@ -23,6 +23,8 @@ def tables(*, as_json: Json = False) -> None:
     known = declared()
     shown = {"name": cell, "kind": cell, "version": figure, "live_splits": figure, **_FIGURES, "uri": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
+    if known.problems:
+        nothing = "no declaration here is sound"
     output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
     known.require_sound()
 
