@@ -288,7 +288,7 @@ def test_a_list_without_a_seal_still_has_to_name_all_parts_in_order(names: list[
 @pytest.mark.parametrize("seen", ["hinted", "listed"])
 def test_a_checkpoint_in_parts_of_others_opens(which: str, seen: str, *, packed: bool) -> None:
     store = MemoryStore("foreign parts")
-    parts = [[Protocol(), metadata()], [split("a"), split("b", rows=2)]]
+    parts: list[list[Action]] = [[Protocol(), metadata()], [split("a"), split("b", rows=2)]]
     names = [f"{5:020}.checkpoint.{which}.{number:05}.json" for number in (1, 2)]
     for name, actions in zip(names, parts, strict=True):
         store.put(f"_transaction_log/{name}", encode_version(actions), IfAbsent())

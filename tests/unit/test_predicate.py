@@ -21,7 +21,6 @@ N, K = col("n"), col("k")
         lambda: any([N > 1, N < 0]),
         lambda: all([N > 1, N < 0]),
         lambda: N in [1, 2],
-        lambda: N and K,
         lambda: not N,
         lambda: bool((N > 1) & (K == "a")),
     ],
