@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from dagster import (
 
 from jobs import audit_request, deal_request
 from jobs.audit_request import AuditRequest
+from jobs.code_archive import first_on_path
 from jobs.deal_request import DealRequest
 from jobs.failure import Failed
 from jobs.report import report_of
@@ -83,7 +85,7 @@ class PipesLauncher:
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
             client = PipesSubprocessClient(cwd=str(self._root) if self._root else None, message_reader=reader)
             with _reported_failure(messages):
-                completed = client.run(context=context, command=command)
+                completed = client.run(context=context, command=command, env=first_on_path(os.environ))
         return _only_report(job, completed.get_custom_messages())
 
 

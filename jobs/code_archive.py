@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder that holds `jobs` and `storage_core`."""
 
 _PACKAGES = ("jobs", "storage_core")
+
+
+def first_on_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a Python must be told so that it finds our packages, and none of their names elsewhere, first.
+
+    A user's project may have a folder `jobs` of its own: `python -m` looks into the working directory before anything
+    else unless it is told not to, and into `PYTHONPATH` before what is installed.
+    """
+    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *others]))}
 
 
 def write(folder: Path) -> Path:

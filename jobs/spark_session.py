@@ -90,5 +90,4 @@ def _settle_environment(*, local: bool) -> None:
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *others]))
+        os.environ.update(code_archive.first_on_path(os.environ))

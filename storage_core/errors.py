@@ -76,7 +76,7 @@ class Fenced(TidemarkError):
     """Somebody with a higher token owns the resource; this process must stop working on it."""
 
     kind = "fenced"
-    exit_code = 3
+    exit_code = 6
 
 
 class WriterFenced(Fenced):

@@ -67,6 +67,9 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
 from storage_core.settings.table import MapMode, TableConfig
 
+WINDOW = "15m"
+"""How long a window of a table with a time column is, unless it is said."""
+
 
 class Table:
     """One table at one snapshot.
@@ -92,7 +95,7 @@ class Table:
         *,
         time_column: str | None = None,
         sort_schema: str | None = None,
-        window: str | int | None = "15m",
+        window: str | int | None = WINDOW,
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
         regions: Sequence[DeclaredField] = (),
@@ -113,6 +116,8 @@ class Table:
         `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
+        if time_column is None and window not in (None, WINDOW):
+            raise InvalidInput(f"window={window!r} needs a time_column: windows are of the time of an event")
         config = TableConfig(
             time_column=time_column,
             sort_schema=sort_schema,
@@ -271,33 +276,30 @@ class Table:
         snapshot, records = self._view.records(at, consistency)
         return querying.query(self._store, snapshot, query, verified=self._verified, records=records)
 
-    def get(
-        self, key: object, *, at: At | None = None, consistency: str = Consistency.LATEST
-    ) -> dict[str, object] | None:
+    def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
+        `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
         Requests besides those of the view: per unmerged generation its manifest, where its bounds admit the key its
         bloom filter, where that does its entries; per split whose bounds admit the key those of `lookup.get`.
         """
-        if at is not None:
-            consistency = Consistency.SNAPSHOT
         wanted = lookup.key_row(self.snapshot, key)
-        snapshot, records = self._view.records(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
+        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
         return lookup.get(self._store, snapshot, wanted, records=records)
 
     def get_many(
-        self, keys: Sequence[object], *, at: At | None = None, consistency: str = Consistency.LATEST
+        self, keys: Sequence[object], *, at: At | None = None, consistency: str | None = None
     ) -> list[dict[str, object] | None]:
         """Return the rows with these primary keys in their order, None where there is none; all of one view.
 
         Requests: those of `get`, once per region that holds one of the keys, not once per key.
         """
-        if at is not None:
-            consistency = Consistency.SNAPSHOT
         wanted = lookup.key_rows(self.snapshot, keys)
+        seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         if not wanted.num_rows:
             return []
-        snapshot, records = self._view.records(at, consistency, partial(holding_regions, keys=wanted), wanted)
+        snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
         return lookup.get_many(self._store, snapshot, wanted, records=records)
 
     def search(
@@ -362,8 +364,7 @@ class Table:
 
         A table opened with `at` has a history of its version only, with the consistency `snapshot`.
         """
-        wanted = Consistency.SNAPSHOT if self._view.pinned else consistency
-        return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=wanted)
+        return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
     def set_regions(self, regions: Sequence[DeclaredField]) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
@@ -411,7 +412,7 @@ class Table:
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
-        return describe.describe(self._store, self.snapshot)
+        return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
 
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import chdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from storage_core.table import Table
 
+Status = Literal["created", "exists", "changed"]
 _FROM_SCHEMA = "With --schema: "
 
 
@@ -30,7 +31,9 @@ def init(
     ] = None,
     declaration: Declaration = None,
     time_column: Annotated[str | None, typer.Option(metavar="COLUMN", help=f"{_FROM_SCHEMA}time of an event.")] = None,
-    window: Annotated[str, typer.Option(metavar="DURATION", help=f"{_FROM_SCHEMA}such as 15m or 1h.")] = "15m",
+    window: Annotated[
+        str | None, typer.Option(metavar="DURATION", help=f"{_FROM_SCHEMA}such as 1h; 15m unless given.")
+    ] = None,
     sort_schema: Annotated[str | None, typer.Option(metavar="TEXT", help=f"{_FROM_SCHEMA}order of rows.")] = None,
     primary_key: Annotated[str | None, typer.Option(metavar="COLUMNS", help=f"{_FROM_SCHEMA}makes it keyed.")] = None,
     index: Annotated[
@@ -42,13 +45,15 @@ def init(
     """Make tables: those declared, or one.
 
     Without arguments all that tables/*.yaml declare, with a name that one, with --schema or --declaration one at URI.
-    Making a declared table that exists already changes nothing.
+    A declared table that exists keeps its rows; settings that changed in its file are changed in it, and it is said.
     """
     if schema is None:
         _init_declared(uri, declaration, as_json=as_json)
         return
     if uri is None or declaration is not None:
         raise InvalidInput("--schema needs the URI of the new table, and goes without --declaration")
+    if window is not None and time_column is None:
+        raise InvalidInput("--window needs --time-column: windows are of the time of an event")
     from storage_core.table import Table
 
     table = Table.create(
@@ -56,11 +61,11 @@ def init(
         read_schema(schema),
         time_column=time_column,
         sort_schema=sort_schema,
-        window=window,
+        window=window or "15m",
         primary_key=None if primary_key is None else primary_key.split(","),
         indexes=[_index(each) for each in index or ()],
     )
-    _made(table, None, created=True, as_json=as_json)
+    _made(table, None, "created", as_json=as_json)
 
 
 def _init_declared(uri: str | None, file: Path | None, *, as_json: bool) -> None:
@@ -88,19 +93,28 @@ def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
 
     with chdir(root):
         declaration = load(file)
-        created = not exists(uri or declaration.uri)
-        _made(Table.declare(declaration, uri), declaration.name, created=created, as_json=as_json)
+        place = uri or declaration.uri
+        before = Table.open(place).snapshot if exists(place) else None
+        table = Table.declare(declaration, uri)
+        # Not by the version: others may have committed meanwhile.
+        kept = before is not None and before.metadata.configuration == table.snapshot.metadata.configuration
+        status: Status = "created" if before is None else "exists" if kept else "changed"
+        _made(table, declaration.name, status, as_json=as_json)
 
 
-def _made(table: Table, name: str | None, *, created: bool, as_json: bool) -> None:
+def _made(table: Table, name: str | None, status: Status, *, as_json: bool) -> None:
     if as_json:
         kind = table.snapshot.config.kind
-        status = "created" if created else "exists"
         about = {"status": status, "name": name, "uri": table.uri, "kind": kind, "version": table.version}
         output.json_line(about)
     else:
         label = f"{name} at {table.uri}" if name else table.uri
-        output.line(f"made {label}" if created else f"{label} exists already, at version {table.version}")
+        said = {
+            "created": f"made {label}",
+            "exists": f"{label} exists already, at version {table.version}",
+            "changed": f"{label} exists already; its settings are changed, at version {table.version}",
+        }
+        output.line(said[status])
 
 
 def read_schema(file: Path) -> pa.Schema:

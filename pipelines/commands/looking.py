@@ -23,6 +23,8 @@ def tables(*, as_json: Json = False) -> None:
     known = declared()
     shown = {"name": cell, "kind": cell, "version": figure, "live_splits": figure, **_FIGURES, "uri": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
+    if known.problems:
+        nothing = "no declaration here is sound"
     output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
     known.require_sound()
 
@@ -50,7 +52,8 @@ def describe(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
     if as_json:
         output.json_line(about)
         return
-    output.fields(about, {name: figure for name in about if name not in ("windows", "indexes", "regions")})
+    shown = {name: figure for name in about if name not in ("windows", "indexes", "regions")}
+    output.fields(about, {**shown, "timestamp": moment_ms})
     windows = {"window_start": window, "splits": figure, **_FIGURES}
     output.records(about["windows"], windows, as_json=False, nothing="no rows yet")
     if about["indexes"]:

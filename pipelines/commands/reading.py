@@ -74,7 +74,7 @@ def get(
 
     It is the row as of the last acknowledged write, unless --at or --consistency says otherwise. No row is no error.
     """
-    row = open_table(uri).get(key, at=at, consistency=consistency or "latest")
+    row = open_table(uri).get(key, at=at, consistency=consistency)
     if as_json:
         if row is not None:
             output.json_line(row)

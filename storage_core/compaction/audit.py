@@ -30,10 +30,14 @@ MOST_ITEMS: Final = 1_000
 """Of more splits or merges some share a task: a task costs about as much as a small split."""
 
 _REWRITE: Final = (
-    "delete the rows of the split and write them again: until then queries by time may skip them; report it"
+    "restore the version before the split came, and write again what came since: until then queries by time may skip "
+    "them; report it"
 )
 _RESTORE: Final = "at once tidemark restore NAME --to V, V the version before, and stop gc until then; report it"
-_UNSORTED: Final = "delete the rows of the split and write them again: no compaction takes it as it is; report it"
+_UNSORTED: Final = (
+    "restore the version before the split came, and write again what came since: no compaction takes it as it is; "
+    "report it"
+)
 _NOTHING: Final = "nothing at once, all rows are there; report it"
 _DAMAGED: Final = (
     "bring the file back from a copy of the store, or restore the version before the split came; report it"

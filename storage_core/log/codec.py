@@ -69,7 +69,7 @@ def decode_version(data: bytes, where: str) -> list[Action]:
         raise Corrupt(f"{where}: empty; expected at least one action", key=where)
     actions: list[Action] = []
     number = 0
-    for number, line in enumerate(_lines(_expanded(data, where), where), start=1):
+    for number, line in enumerate(_lines(expanded(data, where), where), start=1):
         if number > MAX_LINES:
             raise Corrupt(f"{where}: more than {MAX_LINES} lines; no version file of ours has them", key=where)
         if line and not line.isspace():
@@ -179,8 +179,11 @@ def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     yield b"".join(pending)
 
 
-def _expanded(data: bytes, where: str) -> Iterator[bytes]:
-    """Yield the content in pieces; together they never exceed the cap."""
+def expanded(data: bytes, where: str) -> Iterator[bytes]:
+    """Yield the content of a file in any of the dialects, in pieces; together they never exceed the cap.
+
+    Raises `Corrupt` where the gzip is damaged or torn, or the cap is met.
+    """
     room = MAX_EXPANDED_BYTES
     if data.startswith(DOUBLED_MAGIC + GZIP_MAGIC):
         data = data[len(DOUBLED_MAGIC) :]

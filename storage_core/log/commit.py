@@ -26,6 +26,8 @@ from storage_core.objectstore.create import put_or_unknown
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
+CLOCK_TOLERANCE_MS = 60_000
+"""How far a version may be ahead of this machine's clock before a commit says so."""
 
 _logger = logging.getLogger(__name__)
 
@@ -113,10 +115,21 @@ class Committer:
                     "committed version %d of %s: %s, %d actions, attempt %d",
                     last.head.version, self.store.uri, label.operation, len(actions), attempt,
                 )  # fmt: skip
+                self._warn_of_clocks(last.head)
                 return CommitResult(
                     last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt
                 )
         raise self._gave_up(last, label)
+
+    def _warn_of_clocks(self, committed: Snapshot) -> None:
+        """Say that a version is of the future: one before it was, and times order versions."""
+        ahead_ms = committed.timestamp - self.clock.now_ms()
+        if ahead_ms > CLOCK_TOLERANCE_MS:
+            _logger.warning(
+                "version %d of %s is %d s ahead of this machine's clock, for a version before it is: one of the clocks "
+                "is wrong; until then read older versions by number, not by time",
+                committed.version, self.store.uri, ahead_ms // 1000,
+            )  # fmt: skip
 
     def _settled(self, plan: Plan, head: Snapshot) -> tuple[Snapshot, tuple[Action, ...] | None]:
         """Settle the plan on `head`; what fails there is judged on the newest version before it is a conflict."""

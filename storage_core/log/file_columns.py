@@ -79,9 +79,9 @@ class ManifestBounds:
     `partitions` holds the least and greatest text of a partition column among the manifest's splits, and only of
     columns that every split has a value of; a side that is None is unknown. `in_order_of_type` tells that they are the
     least and greatest by the order of the column's type (`bounds_of`); others may have compared texts, or UTF-16, and
-    of theirs only bounds that are equal say anything. `windows` is the least and greatest window start in seconds among
-    the splits that have a window, `window_seconds` their greatest duration; `has_null_window` tells that a split
-    without a window may be among them, which may hold any time.
+    left nulls out: of theirs only bounds that are equal say anything, and nothing of nulls. `windows` is the least and
+    greatest window start in seconds among the splits that have a window, `window_seconds` their greatest duration;
+    `has_null_window` tells that a split without a window may be among them, which may hold any time.
     """
 
     partitions: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)

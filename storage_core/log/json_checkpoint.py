@@ -28,7 +28,7 @@ from storage_core.formats.keys import (
 )
 from storage_core.log.actions import Action, Add, CommitInfo
 from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.codec import commit_info, decode_version, encode_version
+from storage_core.log.codec import commit_info, decode_version, encode_version, expanded
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder
 from storage_core.log.state import progress_of
@@ -87,15 +87,16 @@ def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
 
 
 def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
-    """Return the keys of the parts that a JSON checkpoint lists, None when it holds the actions itself.
+    """Return the keys of the parts that a JSON checkpoint lists, in gzip or not; None when it holds the actions.
 
     Raises `Corrupt` for a list that is not what was written, or that is not all the parts of one checkpoint of the
     version in `key`, in order.
     """
-    if len(data) > _MAX_LIST_BYTES or not data.startswith(b"{") or b'"checkpointId"' not in data.split(b"\n", 1)[0]:
+    listed = _list_of_parts(data, key)
+    if listed is None:
         return None
     try:
-        body: dict[str, Any] = json.loads(data)
+        body: dict[str, Any] = json.loads(listed)
         seal, found = body.pop(_SEAL, None), tuple(LOG_PREFIX + name for name in body["parts"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{key}: expected a list of parts: {error}", key=key) from error
@@ -109,6 +110,16 @@ def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
         if (part.version, part.id, part.entry) != (expected.version, body["checkpointId"], number):
             raise Corrupt(f"{key}: {each!r} is not part {number} of its checkpoint {body['checkpointId']!r}", key=key)
     return found
+
+
+def _list_of_parts(data: bytes, key: str) -> bytes | None:
+    """The text of a list of parts, unpacked as far as one may be long; None for what is no list."""
+    text = bytearray()
+    for piece in expanded(data, key):
+        text += piece
+        if len(text) > _MAX_LIST_BYTES or not text.startswith(b"{"):
+            return None
+    return bytes(text) if b'"checkpointId"' in text.split(b"\n", 1)[0] else None
 
 
 def _joined(store: ObjectStore, key: str, parts: Sequence[str]) -> list[Action]:

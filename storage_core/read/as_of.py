@@ -62,7 +62,9 @@ def _moment(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
         if not log.exists():
             raise  # there is no table at all
         raise NotFound(
-            f"nothing is retained from {moment.isoformat()} or before; {_retained(log)}", at=moment, uri=log.store.uri
+            f"nothing is retained from {moment.isoformat()} or before; {_retained(log)}{_of_the_future(log)}",
+            at=moment,
+            uri=log.store.uri,
         ) from None
 
 
@@ -74,6 +76,22 @@ def _parsed(at: str | dt.datetime) -> dt.datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
+def _of_the_future(log: TransactionLog) -> str:
+    """What to do where the versions are later than now, for a message; nothing where they are not."""
+    head = log.snapshot()
+    if head.timestamp <= log.clock.now_ms():
+        return ""
+    return (
+        f"; version {head.version} says it was committed at {_shown(head.timestamp)}, which this machine's clock has "
+        "not reached: a commit was made under a wrong clock, and versions after it are never earlier; name a version "
+        "by its number"
+    )
+
+
+def _shown(timestamp_ms: int) -> str:
+    return (_EPOCH + timestamp_ms * _MILLISECOND).isoformat(timespec="milliseconds")
+
+
 def _retained(log: TransactionLog) -> str:
     """What can be read, for a message: the range of versions with its first moment, and the tags."""
     first = first_version(log.store)
@@ -83,8 +101,5 @@ def _retained(log: TransactionLog) -> str:
     named = ", and by tag " + ", ".join(f"{tag.name} ({tag.version})" for tag in tags) if tags else ""
     if not versions:
         return f"the newest of {log.store.uri} is {listed.newest}{named}"
-    since = next((_EPOCH + entry.timestamp * _MILLISECOND for entry in entries(log.store, versions[0])), _EPOCH)
-    return (
-        f"{log.store.uri} retains versions {versions[0]} (of {since.isoformat(timespec='milliseconds')}) "
-        f"to {listed.newest}{named}"
-    )
+    since = next((entry.timestamp for entry in entries(log.store, versions[0])), 0)
+    return f"{log.store.uri} retains versions {versions[0]} (of {_shown(since)}) to {listed.newest}{named}"

@@ -107,7 +107,9 @@ def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: st
         if low != high and not manifest.in_order_of_type:
             return None  # the order they are bounds in may be another: 10 before 9, UTF-16 before UTF-8
         keys = [bound_keys(pa.array([text], pa.string()), type_) for text in (low, high)]
-        return ColumnBounds(type_, lambda: keys[0], lambda: keys[1], pa.array([0]), pa.nulls(1, pa.int64()))
+        # Ours bound a column only where every split has a value of it; those of others leave nulls out.
+        nulls = pa.array([0 if manifest.in_order_of_type else None], pa.int64())
+        return ColumnBounds(type_, lambda: keys[0], lambda: keys[1], nulls, pa.nulls(1, pa.int64()))
 
     return bounds
 

@@ -17,8 +17,8 @@ from storage_core.settings.index import IndexDefinition
 Row = dict[str, object]
 
 
-def describe(store: ObjectStore, snapshot: Snapshot) -> Row:
-    """Return one object with the table's figures at this snapshot.
+def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
+    """Return one object with the table's figures at this snapshot, looked at at `now_ms`.
 
     The region entries are read from the regions' manifests, which may be newer than the snapshot. A few GETs and HEADs
     per region of a keyed table; none otherwise.
@@ -29,6 +29,8 @@ def describe(store: ObjectStore, snapshot: Snapshot) -> Row:
         "table_id": snapshot.table_id,
         "kind": config.kind,
         "version": snapshot.version,
+        "timestamp": snapshot.timestamp,
+        "ahead_of_clock_ms": max(0, snapshot.timestamp - now_ms),
         "live_splits": len(snapshot.splits),
         "rows": snapshot.rows,
         "bytes": snapshot.bytes,

@@ -62,11 +62,11 @@ def read_pages(
     """
     if type(page_bytes) is not int or page_bytes < 1:
         raise InvalidInput(f"page_bytes is a number of bytes, at least 1; found {page_bytes!r}", page_bytes=page_bytes)
-    if consistency is not None and consistency not in [*Consistency]:
-        raise InvalidInput(f"consistency {consistency!r} is not one of {[str(each) for each in Consistency]}")
+    level = view.level(consistency, usual=Consistency.LATEST)
     if token is not None:
-        return _read(view, _resumed(view, token, consistency), page_bytes)
-    return _read(view, _begin(view, Consistency.LATEST if consistency is None else consistency), page_bytes)
+        asked = level if view.pinned else consistency
+        return _read(view, _resumed(view, token, asked), page_bytes)
+    return _read(view, _begin(view, level), page_bytes)
 
 
 def _read(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:

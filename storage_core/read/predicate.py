@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from typing import NoReturn
 
 import duckdb
 
@@ -117,6 +118,10 @@ class Filter:
         """The filter is false; where it is unknown (null), so is its inversion."""
         return Filter(negate(self.predicate), ~self.expression)
 
+    def __bool__(self) -> NoReturn:
+        """Raise `InvalidInput`: `and`, `or`, `not`, `if` and chained comparisons would drop conditions."""
+        raise _no_truth_value()
+
 
 class Column:
     """A column in a filter expression: compare it with a value to get a `Filter`."""
@@ -125,6 +130,10 @@ class Column:
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def __bool__(self) -> NoReturn:
+        """Raise `InvalidInput`, as a filter does."""
+        raise _no_truth_value()
 
     def _compare(self, comparison: Comparison, value: Scalar) -> Filter:
         column, constant = duckdb.ColumnExpression(self._name), _constant(value)
@@ -180,6 +189,13 @@ class Column:
     def is_not_null(self) -> Filter:
         """Rows where the column is not null."""
         return Filter(IsNull(self._name, negated=True), duckdb.ColumnExpression(self._name).isnotnull())
+
+
+def _no_truth_value() -> InvalidInput:
+    return InvalidInput(
+        "a filter is neither true nor false before it meets a row: write & for `and`, | for `or`, ~ for `not`, each "
+        "comparison in parentheses, as in (col('n') > 1) & (col('n') < 9) for 1 < n < 9, and isin for `in`"
+    )
 
 
 def _constant(value: Scalar) -> duckdb.Expression:

@@ -48,6 +48,20 @@ class View:
             self.snapshot = self.log.snapshot()
         return self.snapshot
 
+    def level(self, consistency: str | None, at: At | None = None, *, usual: Consistency) -> str:
+        """Return the consistency of a read: the given one, else the usual one, or of an older version the base.
+
+        Raises `InvalidInput` for an unknown one, and for one that an older version does not have.
+        """
+        older = self.pinned or at is not None
+        if consistency is None:
+            return Consistency.SNAPSHOT if older else usual
+        if consistency not in [*Consistency]:
+            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
+        if older and consistency != Consistency.SNAPSHOT:
+            raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
+        return consistency
+
     def at_version(self, version: int) -> Snapshot:
         """Return the snapshot of a version. No request for the one at hand."""
         return self.snapshot if version == self.snapshot.version else snapshot_at(self.log, version)
@@ -67,16 +81,13 @@ class View:
     ) -> tuple[Snapshot, unmerged.Captured | None]:
         """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
 
-        Above `snapshot` the view moves to the newest version. Raises `InvalidInput` for an unknown consistency, and
-        for one that an older version (`at`) does not have. Requests: those of `unmerged.capture` and `refresh`.
+        Above `snapshot` the view moves to the newest version. Errors: those of `level`. Requests: those of
+        `unmerged.capture` and `refresh`.
         """
-        if consistency not in [*Consistency]:
-            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
+        consistency = self.level(consistency, at, usual=Consistency.SNAPSHOT)
         if at is not None:
-            if consistency != Consistency.SNAPSHOT:
-                raise InvalidInput("a read of an older version (at) sees the base table only; leave consistency out")
             return snapshot_at(self.log, at), None
-        if consistency == Consistency.SNAPSHOT or self.pinned:
+        if consistency == Consistency.SNAPSHOT:
             return self.snapshot, None
         if self.snapshot.config.kind == "append":
             return self.refresh(), None

@@ -21,6 +21,7 @@ import pytest
 
 from pipelines.cli import main
 from storage_core import Table
+from storage_core.errors import InvalidInput
 from storage_core.formats import keys
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
@@ -254,6 +255,35 @@ def test_init_makes_a_table_from_a_schema_file(place: Path, run: Run, name: str,
     assert not made.schema.field("time").nullable
     assert made.snapshot.config.window_seconds == 1800
     assert [index.name for index in made.snapshot.config.indexes] == ["text"]
+
+
+def test_init_drops_no_window_for_want_of_a_time_column(place: Path, run: Run) -> None:
+    (place / "s.yaml").write_text("message: string\n")
+    for window in ("1h", "15m"):
+        refused = run("init", "made", "--schema", "s.yaml", "--window", window)
+        assert (refused.code, "--window needs --time-column" in refused.err) == (2, True)
+    assert run("init", "made", "--schema", "s.yaml", "--json").one["status"] == "created"
+    with pytest.raises(InvalidInput, match="needs a time_column"):
+        Table.create(str(place / "other"), pa.schema([("a", pa.int64())]), window="1h")
+
+
+def test_init_says_when_it_changes_a_table_that_exists(place: Path, run: Run) -> None:
+    run("init", "events")
+    file = place / "tables" / "events.yaml"
+    file.write_text(file.read_text() + "retention: 90d\n")
+    changed = run("init", "events", "--json").one
+    assert (changed["status"], changed["version"]) == ("changed", 1)
+    assert run("init", "events", "--json").one["status"] == "exists"
+    file.write_text(file.read_text().replace("90d", "91d"))
+    assert "its settings are changed, at version 2" in run("init", "events").out
+
+
+def test_tables_does_not_say_that_none_is_declared_where_one_is_broken(place: Path, run: Run) -> None:
+    for file in (place / "tables").glob("*.yaml"):
+        file.write_text("name: broken\n")
+    ended = run("tables")
+    assert (ended.code, "no table is declared" in ended.out) == (2, False)
+    assert "no declaration here is sound" in ended.out
 
 
 def test_init_makes_a_declared_table_at_another_place(place: Path, run: Run) -> None:

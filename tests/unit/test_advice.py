@@ -11,7 +11,19 @@ import pyarrow as pa
 import pytest
 
 from jobs.failure import Failed
-from storage_core.errors import SEE_CORRUPT, CommitConflict, Corrupt, NotFound, TidemarkError, error_of
+from storage_core.errors import (
+    SEE_CORRUPT,
+    CommitConflict,
+    Corrupt,
+    Fenced,
+    Held,
+    NotFound,
+    RegionSealed,
+    SnapshotExpired,
+    TidemarkError,
+    WriterFenced,
+    error_of,
+)
 from storage_core.formats import bundle, lease
 from storage_core.formats.keys import lock_key, version_key
 from storage_core.fsck.report import Kind, damage_of
@@ -140,3 +152,9 @@ def _whole_texts(tree: ast.Module) -> Iterator[int]:
 
 def _is_whole(shown: ast.FormattedValue, name: str | None) -> bool:
     return isinstance(shown.value, ast.Name) and shown.value.id == name and shown.conversion == -1
+
+
+def test_run_it_again_and_stop_are_two_exit_codes() -> None:
+    again = {each.exit_code for each in (CommitConflict, Held, SnapshotExpired)}
+    stop = {each.exit_code for each in (Fenced, WriterFenced, RegionSealed)}
+    assert (again, stop) == ({3}, {6})

@@ -13,6 +13,7 @@ from storage_core.history.tagging import set_tag
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import At, snapshot_at
+from storage_core.read.describe import describe
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.sample_table import SampleTable
@@ -157,3 +158,50 @@ def test_damage_is_not_taken_for_a_collection(table: SampleTable) -> None:
     table.store.delete([state_key(4), state_key(5)])
     with pytest.raises(Corrupt, match="00004"):
         version_at(table, 4)
+
+
+WRONG_MS = 1_900_000_000_000  # in 2030
+AHEAD = "version 1 says it was committed at 2030-03-17T17:46:40.001.00:00, which this machine's clock has not reached"
+
+
+def under_a_wrong_clock() -> SampleTable:
+    """A table made under a clock of 2030, and written to under one that is right."""
+    clock = ManualClock(WRONG_MS)
+    table = SampleTable(MemoryStore("of-the-future", clock=clock), clock, TableConfig(checkpoint_interval=0))
+    clock.now = START_MS
+    table.append()
+    return table
+
+
+def test_a_moment_before_versions_of_the_future_says_that_a_clock_was_wrong_and_what_to_do() -> None:
+    table = under_a_wrong_clock()
+    with pytest.raises(NotFound, match=f"{AHEAD}.*name a version by its number"):
+        version_at(table, moment(START_MS + HOUR_MS))
+    assert version_at(table, 1) == 1
+
+
+def test_where_no_version_is_of_the_future_no_clock_is_blamed(table: SampleTable) -> None:
+    with pytest.raises(NotFound) as refused:
+        version_at(table, moment(START_MS - 1))
+    assert "clock" not in str(refused.value)
+
+
+def test_a_commit_after_one_of_the_future_warns(caplog: pytest.LogCaptureFixture) -> None:
+    table = under_a_wrong_clock()
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warned.startswith(f"version 1 of {table.store.uri} is 199999999 s ahead of this machine's clock")
+
+
+def test_a_clock_that_is_a_minute_behind_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock(START_MS)
+    table = SampleTable(MemoryStore("a-minute", clock=clock), clock, TableConfig(checkpoint_interval=0))
+    clock.now = START_MS - 59_000
+    table.append()
+    assert [each for each in caplog.records if each.levelname == "WARNING"] == []
+
+
+def test_describe_says_how_far_a_version_is_ahead_of_the_clock(table: SampleTable) -> None:
+    ahead, level = under_a_wrong_clock(), table.log.snapshot()
+    found = describe(ahead.store, ahead.log.snapshot(), now_ms=START_MS)
+    assert (found["timestamp"], found["ahead_of_clock_ms"]) == (WRONG_MS + 1, WRONG_MS + 1 - START_MS)
+    assert describe(table.store, level, now_ms=level.timestamp)["ahead_of_clock_ms"] == 0

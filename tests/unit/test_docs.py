@@ -146,6 +146,19 @@ def test_every_section_that_a_message_points_to_exists() -> None:
     assert [each for each in named if each[1] not in _headings(ROOT / "docs" / each[2])] == []
 
 
+def test_every_test_that_a_document_names_exists() -> None:
+    naming = re.compile(r"((?:tests/[\w/]*)?test_\w+\.py)(?:::(\w+))?")
+    modules = {_name(path): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    named = [(_name(path), *each) for path in DOCUMENTS for each in naming.findall(path.read_text(encoding="utf-8"))]
+    assert named
+    missing = []
+    for where, file, test in named:
+        texts = [text for module, text in modules.items() if module == file or module.endswith(f"/{file}")]
+        if not texts or not all(f"def {test}(" in text for text in texts if test):
+            missing.append(f"{where}: {file}{test and '::'}{test}")
+    assert missing == []
+
+
 # --- commands
 
 

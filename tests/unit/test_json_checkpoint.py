@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tracemalloc
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -279,3 +281,45 @@ def test_a_list_without_a_seal_still_has_to_name_all_parts_in_order(names: list[
     root = json.dumps({"version": 4, "checkpointId": which, "parts": listed}).encode()
     with pytest.raises(Corrupt, match="is not part"):
         part_keys(root, json_checkpoint_key(4))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("which", ["0a1b2c3d4e5f", "0" * 8 + "-0000-4000-8000-" + "0" * 12], ids=["hex", "uuid"])
+@pytest.mark.parametrize("seen", ["hinted", "listed"])
+def test_a_checkpoint_in_parts_of_others_opens(which: str, seen: str, *, packed: bool) -> None:
+    store = MemoryStore("foreign parts")
+    parts: list[list[Action]] = [[Protocol(), metadata()], [split("a"), split("b", rows=2)]]
+    names = [f"{5:020}.checkpoint.{which}.{number:05}.json" for number in (1, 2)]
+    for name, actions in zip(names, parts, strict=True):
+        store.put(f"_transaction_log/{name}", encode_version(actions), IfAbsent())
+    root = json.dumps(
+        {"version": 5, "checkpointId": which, "parts": names, "createdTime": 0, "format": "json"}
+    ).encode()
+    store.put(json_checkpoint_key(5), gzip.compress(root) if packed else root, IfAbsent())
+    store.put(version_key(6), encode_version([split("c")]), IfAbsent())
+    if seen == "hinted":
+        hint = {"version": 5, "size": 4, "parts": 2, "format": "json"}
+        store.put(last_checkpoint_key(), json.dumps(hint).encode(), IfAbsent())
+    found = log_on(store).snapshot()
+    assert (found.version, found.checkpoint_version) == (6, 5)
+    assert set(found.splits) == {split(name).path for name in "abc"}
+    assert part_keys(store.get(json_checkpoint_key(5)).data, json_checkpoint_key(5)) == tuple(
+        f"_transaction_log/{name}" for name in names
+    )
+
+
+@pytest.mark.parametrize("which", ["0a1b2c3d4e5", "0a1b2c3d4e5f0", "0A1B2C3D4E5F", "0a1b2c3d4e5g", "../0a1b2c3d4e"])
+def test_an_id_of_parts_that_is_neither_a_uuid_nor_twelve_hex_digits_is_refused(which: str) -> None:
+    name = f"{5:020}.checkpoint.{which}.00001.json"
+    root = json.dumps({"version": 5, "checkpointId": which, "parts": [name]}).encode()
+    with pytest.raises(Corrupt, match="is no part of a checkpoint"):
+        part_keys(root, json_checkpoint_key(5))
+
+
+def test_a_list_of_parts_that_unpacks_beyond_its_bound_is_no_list() -> None:
+    bomb = gzip.compress(b'{"checkpointId":"' + b"a" * 2**25)
+    assert len(bomb) < 2**16
+    tracemalloc.start()
+    assert part_keys(bomb, json_checkpoint_key(5)) is None
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()

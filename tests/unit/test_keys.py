@@ -27,6 +27,11 @@ SPELLINGS = [
         f"_transaction_log/00000000000000000042.checkpoint.{UUID}.00007.json",
         KeyKind.JSON_CHECKPOINT_PART,
     ),
+    (
+        keys.json_checkpoint_part_key(42, "0a1b2c3d4e5f", 7),
+        "_transaction_log/00000000000000000042.checkpoint.0a1b2c3d4e5f.00007.json",
+        KeyKind.JSON_CHECKPOINT_PART,
+    ),
     (keys.split_key(-900, True, UUID), f"splits/-900/{UUID}.parquet", KeyKind.SPLIT),
     (keys.split_key(0, True, UUID), f"splits/0/{UUID}.parquet", KeyKind.SPLIT),
     (keys.split_key(None, True, UUID), f"splits/null/{UUID}.parquet", KeyKind.SPLIT),

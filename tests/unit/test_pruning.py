@@ -340,3 +340,11 @@ def test_bounds_in_an_unknown_order_say_something_only_when_they_are_equal() -> 
     one = ManifestBounds(partitions={"n": ("10", "10")})
     assert may_match(one, col("n") == 10)
     assert not may_match(one, col("n") == 9)
+
+
+def test_bounds_of_others_say_nothing_of_nulls() -> None:
+    theirs, ours = (ManifestBounds(partitions={"n": ("1", "1")}, in_order_of_type=typed) for typed in (False, True))
+    for wanted in (col("n").is_null(), ~col("n").is_not_null(), col("n").is_null() & (col("s") == "a")):
+        assert may_match(theirs, wanted)
+        assert not may_match(ours, wanted)
+    assert not may_match(theirs, col("n") == 2)

@@ -17,6 +17,7 @@ STATES_PREFIX = f"{LOG_PREFIX}state-v"
 _MAX_VERSION = 2**63 - 1
 _PART_DIGITS = 5
 _HEX16 = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_HEX12 = re.compile(r"[0-9a-f]{12}", re.ASCII)
 
 
 def version_key(version: int) -> str:
@@ -53,10 +54,11 @@ def json_checkpoint_key(version: int) -> str:
 
 
 def json_checkpoint_part_key(version: int, checkpoint_id: str, part: int) -> str:
-    """Return the key of one part (numbered from 1) of a legacy JSON checkpoint."""
+    """Return the key of one part (numbered from 1) of a legacy JSON checkpoint; its id is a UUID, or 12 hex digits."""
     if not 1 <= part < 10**_PART_DIGITS:
         raise InvalidInput(f"parts are numbered 1 to {10**_PART_DIGITS - 1}, found {part}", part=part)
-    name = f"{_version(version):020d}.checkpoint.{uuid(checkpoint_id)}.{part:0{_PART_DIGITS}d}.json"
+    of = checkpoint_id if _HEX12.fullmatch(checkpoint_id) else uuid(checkpoint_id)
+    name = f"{_version(version):020d}.checkpoint.{of}.{part:0{_PART_DIGITS}d}.json"
     return f"_transaction_log/{name}"
 
 

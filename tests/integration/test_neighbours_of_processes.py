@@ -1,0 +1,175 @@
+"""What neighbours see of Tidemark's processes: no socket that another machine reaches, no secret in a command line.
+
+Environments are not looked at: credentials are there (docs/operations.md, "S3"), and the kernel shows them to the
+owner of the process and to root only. Command lines are shown to everybody on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from storage_core.testkit.s3_server import S3Server
+
+PROC = Path("/proc")
+ROOT = Path(__file__).parents[2]
+CANARY = "canary0secret"
+PATIENCE_S = 300
+LISTENING = "0A"
+
+pytestmark = pytest.mark.skipif(not (PROC / "net" / "tcp").exists(), reason="looks into /proc of Linux")
+
+
+def family_of(pid: int) -> list[int]:
+    """The process and all that descend from it."""
+    parents = {}
+    for each in PROC.iterdir():
+        with suppress(OSError, ValueError):
+            # The name of the program, in parentheses, may hold anything; the parent is the second word after it.
+            parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+    family = [pid]
+    for one in family:
+        family += [child for child, parent in parents.items() if parent == one]
+    return family
+
+
+def command_lines(pid: int) -> list[str]:
+    found = []
+    for each in family_of(pid):
+        with suppress(OSError):
+            found.append((PROC / str(each) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def listeners(pid: int) -> set[str]:
+    """The addresses on which the process and its descendants take connections or datagrams, as hexadecimal words."""
+    sockets = set()
+    for each in family_of(pid):
+        with suppress(OSError):
+            for descriptor in (PROC / str(each) / "fd").iterdir():
+                with suppress(OSError):
+                    sockets.add(str(descriptor.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if f"socket:[{rest[5]}]" in sockets and (state == LISTENING or table.startswith("udp")):
+                found.add(local.partition(":")[0])
+    return found
+
+
+def _hexadecimal(family: int, address: str) -> str:
+    """An address as the kernel shows it: words of four bytes, each in the order of the machine."""
+    data = socket.inet_pton(family, address)
+    words = [data[start : start + 4] for start in range(0, len(data), 4)]
+    return "".join(f"{int.from_bytes(each, sys.byteorder):08X}" for each in words)
+
+
+LOOPBACK = {
+    _hexadecimal(socket.AF_INET, "127.0.0.1"),
+    _hexadecimal(socket.AF_INET6, "::1"),
+    _hexadecimal(socket.AF_INET6, "::ffff:127.0.0.1"),
+}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104  # that the test would see it
+def test_a_socket_is_seen_where_it_listens(host: str) -> None:
+    before = listeners(os.getpid())
+    with socket.create_server((host, 0)):
+        assert listeners(os.getpid()) == before | {_hexadecimal(socket.AF_INET, host)}
+
+
+@pytest.mark.usefixtures("s3_server")
+def test_the_s3_server_of_the_test_kit_listens_on_the_loopback_only() -> None:
+    found = listeners(os.getpid())
+    assert found
+    assert found <= LOOPBACK
+
+
+@pytest.fixture
+def secretive(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, entered with a secret to look for."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
+    return s3_server
+
+
+@pytest.fixture
+def ui(checkout: Path, secretive: S3Server, free_port: int) -> Iterator[int]:
+    """The UI as `make ui` opens it, of a table on S3; the id of its process, when it answers."""
+    for each in (checkout / "tables").glob("*.yaml"):
+        each.unlink()
+    text = f"name: a\nuri: {secretive.uri('neighbours')}\ncolumns: {{a: int}}\n"
+    (checkout / "tables" / "a.yaml").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pipelines.cli", "ui", "--port", str(free_port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _await(process, lambda: _answers(free_port))
+            yield process.pid
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+
+
+def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not ready():
+        assert process.poll() is None
+        assert time.monotonic() < ends
+        time.sleep(0.2)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.dagster
+def test_the_ui_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_secret(ui: int) -> None:
+    assert len(family_of(ui)) > 3  # the web server, the daemon, and the code location
+    found = listeners(ui)
+    assert found
+    assert found <= LOOPBACK
+    assert [each for each in command_lines(ui) if CANARY in each] == []
+
+
+JOB = """
+import sys
+from jobs import compact
+from jobs.request import JobRequest
+from jobs.spark import Spark
+from storage_core import Table
+import pyarrow as pa
+uri = sys.argv[1]
+table = Table.create(uri, pa.schema([("a", pa.int64())]))
+for each in range(2):
+    table.append([{"a": each}])
+with Spark("local[2]") as spark:
+    assert compact.run(JobRequest(table_uri=uri), spark).status == "committed"
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.spark
+def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_secret(secretive: S3Server) -> None:
+    command = [sys.executable, "-c", JOB, secretive.uri("neighbours-of-a-job")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        found, lines = listeners(process.pid), command_lines(process.pid)
+        process.communicate()
+    assert len(lines) > 2  # Java, and the Python of its tasks
+    assert found
+    assert found <= LOOPBACK
+    assert [each for each in lines if CANARY in each] == []
