@@ -6,22 +6,32 @@ are caught here, where it is called, and nowhere else.
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
+
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
 
 REBUILD = "drop the index segment and catch up again"
-_OF_THE_SYSTEM = re.compile(r"os error \d+|Os \{ code: \d+|WouldBlock|thread|memory", re.IGNORECASE)
+_ROOM_BYTES = 64 * 2**20
+_OF_THE_SYSTEM = re.compile(r"os error \d+|Os \{ code: \d+|failed to spawn thread|memory allocation")
 
 
 @contextmanager
 def local(what: str) -> Iterator[None]:
     """Raise `Unavailable` with its cause for what the local disk or memory cannot do: full, read-only, out of files."""
     try:
+        # Native code ends the process when it gets no memory, so some room is asked for first; no page of it is used.
+        mmap.mmap(-1, _ROOM_BYTES, access=mmap.ACCESS_COPY).close()
         yield
     except (OSError, MemoryError) as error:
+        raise _unavailable(what, error) from error
+    except pa.ArrowException as error:
+        if type(error) is not pa.ArrowException:  # that class itself is for a thread that does not start
+            raise
         raise _unavailable(what, error) from error
 
 
@@ -59,4 +69,7 @@ def _of_tantivy(error: BaseException) -> bool:
 
 def _unavailable(what: str, error: BaseException) -> Unavailable:
     reason = f"{type(error).__name__}: {error}"
-    return Unavailable(f"{what}: the machine lacks disk, open files or memory ({reason}); free some and try again")
+    return Unavailable(
+        f"{what}: local files or memory fail it ({reason}); "
+        "see that temporary and cache folders can be written and have room, then try again"
+    )

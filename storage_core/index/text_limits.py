@@ -42,7 +42,9 @@ def check_tree(tree: Node) -> None:
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels; write it in fewer groups")
         if clauses > MAX_CLAUSES:
-            raise ValueError(f"it has more than {MAX_CLAUSES:,} words and clauses; ask for fewer, or in several queries")
+            raise ValueError(
+                f"it has more than {MAX_CLAUSES:,} words and clauses; ask for fewer, or in several queries"
+            )
         if not boost <= MAX_BOOST:  # 0 times infinity is neither
             raise ValueError(f"it boosts more than {MAX_BOOST:.0f} times; scores would be infinite, boost less")
         if node.get("slop", 0) > MAX_SLOP:
