@@ -40,11 +40,16 @@ def work(case: Case) -> None:
     numbers = range(sum(first), sum(first) + count)
     wrong = []
     for number in numbers:
-        print(f"seed {seed} case {number}", flush=True)
+        say(f"seed {seed} case {number}")
         try:
             found = case(random.Random(f"{seed}/{number}"))
-        except BaseException as error:  # a panic of tantivy is no Exception
+        except BaseException as error:  # noqa: BLE001  # a panic of tantivy is no Exception
             found = f"untyped {type(error).__name__}: {str(error)[:300]!r}"
         wrong += [] if found is None else [f"seed {seed} case {number}: {found}"]
-    print("\n".join(wrong[:20]))
-    print(f"judged {count}" if not wrong else f"{len(wrong)} of {count} are wrong")
+    say(*wrong[:20], f"{len(wrong)} of {count} are wrong" if wrong else f"judged {count}")
+
+
+def say(*lines: str) -> None:
+    """Write lines at once, so that the last one is there when the process dies."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

@@ -16,16 +16,19 @@ import pyarrow as pa
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
 
 REBUILD = "drop the index segment and catch up again"
-_ROOM_BYTES = 64 * 2**20
+_ROOM_BYTES = 256 * 2**20
 _OF_THE_SYSTEM = re.compile(r"os error \d+|Os \{ code: \d+|failed to spawn thread|memory allocation")
 
 
 @contextmanager
-def local(what: str) -> Iterator[None]:
-    """Raise `Unavailable` with its cause for what the local disk or memory cannot do: full, read-only, out of files."""
+def local(what: str, *, room_bytes: int = 0) -> Iterator[None]:
+    """Raise `Unavailable` with its cause for what the local disk or memory cannot do: full, read-only, out of files.
+
+    Native code ends the process when it gets no address space. So as much as it takes, and `room_bytes` more for the
+    data, is asked for first; no page of it is used.
+    """
     try:
-        # Native code ends the process when it gets no memory, so some room is asked for first; no page of it is used.
-        mmap.mmap(-1, _ROOM_BYTES, access=mmap.ACCESS_COPY).close()
+        mmap.mmap(-1, _ROOM_BYTES + room_bytes, access=mmap.ACCESS_COPY).close()
         yield
     except (OSError, MemoryError) as error:
         raise _unavailable(what, error) from error
@@ -50,10 +53,10 @@ def reading(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(what: str) -> Iterator[None]:
+def writing(what: str, *, room_bytes: int) -> Iterator[None]:
     """Raise `Unavailable` for whatever fails while files are made: what goes in is sound, so it is the machine."""
     try:
-        with local(what):
+        with local(what, room_bytes=room_bytes):
             yield
     except BaseException as error:
         if not _of_tantivy(error):

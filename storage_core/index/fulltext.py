@@ -35,6 +35,7 @@ _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
 _BATCH_ROWS = 10_000
+_ROOM_PER_TEXT = 4  # bytes of memory per byte of text while it is indexed
 
 
 IsLive = Callable[[int, int], bool]
@@ -75,7 +76,9 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     A null has no field and matches nothing. Memory is bounded by the split. Scratch files go to the temporary folder;
     tantivy syncs them to disk, which is most of the cost of a small split, so a `TMPDIR` in memory helps.
     """
-    with engine.writing(f"full-text segment of index {definition.name!r}"), _scratch(None) as root:
+    room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
+    what = f"full-text segment of index {definition.name!r}"
+    with engine.writing(what, room_bytes=room_bytes), _scratch(None) as root:
         built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
         for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
             _build_chunk(directory, chunk, start, definition)
@@ -252,11 +255,14 @@ def _schema(definition: IndexDefinition) -> tantivy.Schema:
 
 def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, pa.Table]]:
     """Yield (first row number, rows) in order, each small enough for one writer."""
-    text = sum(rows.column(each).nbytes for each in definition.columns)
-    pieces = max(1, -(-text // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
+    pieces = max(1, -(-_text_bytes(rows, definition) // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
     step = max(1, -(-rows.num_rows // pieces))
     for start in range(0, rows.num_rows, step):
         yield start, rows.slice(start, step)
+
+
+def _text_bytes(rows: pa.Table, definition: IndexDefinition) -> int:
+    return sum(rows.column(each).nbytes for each in definition.columns)
 
 
 def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: IndexDefinition) -> None:

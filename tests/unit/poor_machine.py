@@ -1,6 +1,6 @@
 """A process that searches while the machine lacks something: files to open, address space, room on the disk.
 
-`python -m tests.unit.poor_machine CONDITION STEPS` prints one line per step and query: `answered`, or the error's class.
+`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
+from tests.hostile_worker import say
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), ("text", pa.string()), ("tag", pa.string())])
 INDEXES = (IndexDefinition("words", "fulltext", ("text",)), IndexDefinition("tags", "bitmap", ("tag",)))
@@ -44,9 +45,7 @@ def half_indexed(store: ObjectStore) -> Snapshot:
     ids = SeededIds(7)
     log = TransactionLog(store, clock=SystemClock(), ids=ids)
     config = TableConfig(indexes=INDEXES)
-    metadata = Metadata(
-        id=ids.uuid(), schemaString=to_schema_string(SCHEMA), configuration=config.to_configuration()
-    )
+    metadata = Metadata(id=ids.uuid(), schemaString=to_schema_string(SCHEMA), configuration=config.to_configuration())
     snapshot = log.create(metadata)
     for first in (1, 3):
         rows = [{"id": first, "text": "ebb tide", "tag": "x"}, {"id": first + 1, "text": "flood", "tag": "y"}]
@@ -101,14 +100,14 @@ def main() -> None:
         table = Table.open(str(Path(folder) / "table"))
         for step in steps:
             for name, query in QUERIES.items():
-                print(step, name, outcome(table, query, condition(step)), flush=True)
+                say(f"{step} {name} {outcome(table, query, condition(step))}")
 
 
 def outcome(table: Table, query: Callable[[Table], pa.Table], limit: tuple[int, int]) -> str:
     try:
         with limited(*limit):
             found = sorted(query(table).column("id").to_pylist())
-    except BaseException as error:  # a panic of tantivy is no Exception
+    except BaseException as error:  # noqa: BLE001  # a panic of tantivy is no Exception
         return f"{type(error).__name__} {str(error)[:300]!r}"
     return "answered" if found == ANSWER else f"other rows {found}"
 
