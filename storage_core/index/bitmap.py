@@ -7,6 +7,7 @@ bitmap lies; `bitmaps-<i>.bin`, the bitmaps one after the other in the portable 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from storage_core.errors import Corrupt, InvalidInput
 from storage_core.index.engine import REBUILD
 from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
+
+_MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,12 @@ def _union(directory: Path, position: int, wanted: pa.Array) -> BitMap:
 
 def _values(source: pa.NativeFile) -> pa.Table:
     """Read the distinct values and where their bitmaps lie. Raises what `_damage` catches."""
-    table = pa.ipc.open_file(source).read_all()
+    source.seek(_MAGIC_BYTES)  # an Arrow file is a stream between two magic numbers, then a footer
+    first, *batches = pa.ipc.MessageReader.open_stream(source)
+    if first.type != "schema" or any(each.type != "record batch" or _compressed(each) for each in batches):
+        raise ValueError("it holds other messages than plain record batches")
+    source.seek(_MAGIC_BYTES)
+    table = pa.ipc.open_stream(source).read_all()
     if table.schema.names != ["value", "offset", "length"] or not _indexable(table.schema.field("value").type):
         raise ValueError(f"the columns are {table.schema.names}")
     if {table.schema.field(name).type for name in ("offset", "length")} != {pa.int64()}:
@@ -157,11 +165,32 @@ def _values(source: pa.NativeFile) -> pa.Table:
     return table
 
 
+def _compressed(message: pa.ipc.Message) -> bool:
+    """Whether a record batch says that it is compressed: a few bytes could then fill the memory; none is written so.
+
+    `compression` is the field after `length`, `nodes` and `buffers` of the flatbuffer that is the message's `header`,
+    its field after `version` and `header_type`. A table has a list of where its fields lie, cut off after the last.
+    """
+    data = message.metadata.to_pybytes()
+    (root,) = struct.unpack_from("<I", data)
+    place = root + _field(data, root, 2)
+    (offset,) = struct.unpack_from("<I", data, place)
+    return _field(data, place + offset, 3) != 0
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table lies, counted from the table; 0 when it has none."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, fields)
+    place = 4 + 2 * number
+    return int(struct.unpack_from("<H", data, fields + place)[0]) if place < size else 0
+
+
 @contextmanager
 def _damage(where: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error) as error:
         # Memory, threads and the disk are the machine's; Arrow raises an OSError without a number for damaged bytes.
         of_the_system = isinstance(error, OSError) and error.errno is not None
         if of_the_system or isinstance(error, MemoryError) or type(error) is pa.ArrowException:

@@ -25,6 +25,7 @@ _MAX_META_BYTES = 2**20
 _SEGMENT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FOOTER_END = struct.Struct("<II")
 _FOOTER_MAGIC = 1337
+_FILE_FORMAT = 7
 
 
 def check(
@@ -125,9 +126,12 @@ def _check_file(data: memoryview, name: str, where: str) -> None:
     try:
         length, magic = _FOOTER_END.unpack(data[-_FOOTER_END.size :])
         end = len(data) - _FOOTER_END.size - length
-        footer = json.loads(bytes(data[max(end, 0) : -_FOOTER_END.size]))
-        sound = magic == _FOOTER_MAGIC and end >= 0 and footer["crc"] == zlib.crc32(data[:end])
+        footer = bytes(data[max(end, 0) : -_FOOTER_END.size])
+        version = json.loads(footer)["version"]
+        release = {part: int(version[part]) for part in ("major", "minor", "patch")}
     except (ValueError, LookupError, TypeError, struct.error, RecursionError) as error:
         raise corrupt(where, f"{name} has no footer of tantivy") from error
-    if not sound:
+    written = {"version": {**release, "index_format_version": _FILE_FORMAT}, "crc": zlib.crc32(data[: max(end, 0)])}
+    # The checksum does not cover the footer itself, so that is compared with what tantivy writes, byte by byte.
+    if magic != _FOOTER_MAGIC or end < 0 or footer != json.dumps(written, separators=(",", ":")).encode():
         raise corrupt(where, f"the checksum of {name} does not match")

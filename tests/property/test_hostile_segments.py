@@ -149,7 +149,8 @@ def with_footer(data: bytes, chance: random.Random) -> bytes:
     length, magic = FOOTER_END.unpack(data[-FOOTER_END.size :])
     end = len(data) - FOOTER_END.size - length
     content = damaged(data[:end], chance)
-    footer = json.dumps({**json.loads(data[end : -FOOTER_END.size]), "crc": zlib.crc32(content)}).encode()
+    said = {**json.loads(data[end : -FOOTER_END.size]), "crc": zlib.crc32(content)}
+    footer = json.dumps(said, separators=(",", ":")).encode()
     return content + footer + FOOTER_END.pack(len(footer), magic)
 
 
