@@ -7,7 +7,9 @@ bitmap lies; `bitmaps-<i>.bin`, the bitmaps one after the other in the portable 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -19,8 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage_core.errors import InvalidInput
+from storage_core.errors import Corrupt, InvalidInput
+from storage_core.index.engine import REBUILD
+from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
+
+_MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,27 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     return files
 
 
+def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, *, where: str) -> None:
+    """Return only when these can be the files of a segment; raises `Corrupt` that names `where`.
+
+    The bitmaps themselves are decoded, and judged, where they are used.
+    """
+    positions = range(len(definition.columns))
+    names = {name(position) for position in positions for name in (_values_name, _bitmaps_name)}
+    if names != files.keys():
+        raise _damaged(where, f"its files are {sorted(files)}, expected {sorted(names)}")
+    for position in positions:
+        with _damage(where):
+            table = _values(pa.BufferReader(files[_values_name(position)]))
+            offsets, lengths = (table.column(name).to_numpy() for name in ("offset", "length"))
+            ends = np.cumsum(lengths, dtype=np.int64)
+            end = int(ends[-1]) if len(ends) else 0
+            if (lengths < 0).any() or (offsets != ends - lengths).any() or end != len(files[_bitmaps_name(position)]):
+                raise ValueError(f"the bitmaps of {_values_name(position)} do not lie one after the other")
+
+
 def matching_rows(directory: Path, definition: IndexDefinition, condition: Condition) -> list[int]:
-    """Return, ascending, the row numbers of an unpacked segment that meet the condition."""
+    """Return, ascending, the row numbers of an unpacked segment that meet the condition. Raises `Corrupt`."""
     found: BitMap | None = None
     for column, wanted in condition.values.items():
         position = definition.columns.index(column)
@@ -108,17 +133,74 @@ def _bitmaps(column: pa.ChunkedArray) -> tuple[pa.Array, list[BitMap]]:
 
 
 def _union(directory: Path, position: int, wanted: pa.Array) -> BitMap:
-    with pa.memory_map(str(directory / _values_name(position))) as source:
-        table = pa.ipc.open_file(source).read_all()
-        places = pc.index_in(wanted, value_set=table.column("value")).drop_null()
-        ranges = table.select(["offset", "length"]).take(places)
-        spans = list(zip(ranges.column("offset").to_pylist(), ranges.column("length").to_pylist(), strict=True))
     found = BitMap()
-    with (directory / _bitmaps_name(position)).open("rb") as file:
-        for offset, length in spans:
-            file.seek(offset)
-            found |= BitMap.deserialize(file.read(length))
+    with _damage(directory.name):
+        with pa.memory_map(str(directory / _values_name(position))) as source:
+            table = _values(source)
+            places = pc.index_in(wanted, value_set=table.column("value")).drop_null()
+            ranges = table.select(["offset", "length"]).take(places)
+            spans = list(zip(ranges.column("offset").to_pylist(), ranges.column("length").to_pylist(), strict=True))
+        with (directory / _bitmaps_name(position)).open("rb") as file:
+            for offset, length in spans:
+                file.seek(offset)
+                found |= BitMap.deserialize(file.read(length))
     return found
+
+
+def _values(source: pa.NativeFile) -> pa.Table:
+    """Read the distinct values and where their bitmaps lie. Raises what `_damage` catches."""
+    source.seek(_MAGIC_BYTES)  # an Arrow file is a stream between two magic numbers, then a footer
+    first, *batches = pa.ipc.MessageReader.open_stream(source)
+    if first.type != "schema" or any(each.type != "record batch" or _compressed(each) for each in batches):
+        raise ValueError("it holds other messages than plain record batches")
+    source.seek(_MAGIC_BYTES)
+    table = pa.ipc.open_stream(source).read_all()
+    if table.schema.names != ["value", "offset", "length"] or not _indexable(table.schema.field("value").type):
+        raise ValueError(f"the columns are {table.schema.names}")
+    if {table.schema.field(name).type for name in ("offset", "length")} != {pa.int64()}:
+        raise ValueError("offsets and lengths are not whole numbers")
+    table.validate(full=True)
+    if any(column.null_count for column in table.columns):
+        raise ValueError("a value, offset or length is null")
+    return table
+
+
+def _compressed(message: pa.ipc.Message) -> bool:
+    """Whether a record batch says that it is compressed: a few bytes could then fill the memory; none is written so.
+
+    `compression` is the field after `length`, `nodes` and `buffers` of the flatbuffer that is the message's `header`,
+    its field after `version` and `header_type`. A table has a list of where its fields lie, cut off after the last.
+    """
+    data = message.metadata.to_pybytes()
+    (root,) = struct.unpack_from("<I", data)
+    place = root + _field(data, root, 2)
+    (offset,) = struct.unpack_from("<I", data, place)
+    return _field(data, place + offset, 3) != 0
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table lies, counted from the table; 0 when it has none."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, fields)
+    place = 4 + 2 * number
+    return int(struct.unpack_from("<H", data, fields + place)[0]) if place < size else 0
+
+
+@contextmanager
+def _damage(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error) as error:
+        # Memory, threads and the disk are the machine's; Arrow raises an OSError without a number for damaged bytes.
+        of_the_system = isinstance(error, OSError) and error.errno is not None
+        if of_the_system or isinstance(error, MemoryError) or type(error) is pa.ArrowException:
+            raise
+        raise _damaged(where, f"{type(error).__name__}: {error}") from error
+
+
+def _damaged(where: str, what: str) -> Corrupt:
+    found = f"{where}: not the files of a bitmap segment: {shortened(what)}"
+    return Corrupt(found, advice=REBUILD, key=where)
 
 
 def _arrow_file(table: pa.Table) -> bytes:
@@ -135,7 +217,7 @@ def _decode_text(text: str, definition: IndexDefinition) -> object:
     try:
         return json.loads(stripped, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        reason = f"{text!r} is not JSON ({error}); write a value that starts with [ or {{ as a JSON list"
+        reason = f"{_shown(text)} is not JSON ({error}); write a value that starts with [ or {{ as a JSON list"
         raise _refused(definition, reason) from error
 
 
@@ -154,11 +236,12 @@ def _scalar(column: str, value: object, definition: IndexDefinition, kind: pa.Da
     if value is None:
         raise _refused(definition, f"null is not a value; a bitmap holds no nulls of {column!r}, filter with IS NULL")
     if pa.types.is_string(kind) and not isinstance(value, str):
-        raise _refused(definition, f"{column!r} holds strings, found {value!r}; put it in quotes")
+        raise _refused(definition, f"{column!r} holds strings, found {_shown(value)}; put it in quotes")
     try:
         return pa.scalar(_text(value), pa.string()).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise _refused(definition, f"{value!r} does not read as {kind} for {column!r}: {error}") from error
+    except (pa.ArrowException, ValueError) as error:  # the latter for half a character, or a number of many digits
+        reason = f"{_shown(value)} does not read as {kind} for {column!r}: {shortened(str(error))}"
+        raise _refused(definition, reason) from error
 
 
 def _text(value: object) -> str:
@@ -171,6 +254,13 @@ def _text(value: object) -> str:
             return format(value, "f")
         case _:
             return str(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        return shortened(repr(value))
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return f"a value of type {type(value).__name__}"
 
 
 def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:

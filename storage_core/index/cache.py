@@ -107,5 +107,5 @@ def _intact(entry: Path) -> bool:
     try:
         sizes = json.loads((entry / _SIZES).read_text())
         return all((entry / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, TypeError, RecursionError):
         return False

@@ -9,27 +9,25 @@ composed in a fixed order, with documents in row order, give the same top k ever
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import tantivy
 
 from storage_core.errors import InvalidInput
-from storage_core.index import text_syntax
+from storage_core.index import engine, text_files, text_limits, text_syntax
+from storage_core.index.text_files import META, ROW_FIELD
+from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
 
-ROW_FIELD = "_row"
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
-META = "meta.json"
 
 # One writer holds at most this much text. It is far below the writer's heap, so that a writer never flushes early:
 # every index below is then one tantivy segment whose documents are in row order.
@@ -37,6 +35,7 @@ _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
 _BATCH_ROWS = 10_000
+_ROOM_PER_TEXT = 4  # bytes of memory per byte of text while it is indexed
 
 
 IsLive = Callable[[int, int], bool]
@@ -77,7 +76,9 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     A null has no field and matches nothing. Memory is bounded by the split. Scratch files go to the temporary folder;
     tantivy syncs them to disk, which is most of the cost of a small split, so a `TMPDIR` in memory helps.
     """
-    with _scratch(None) as root:
+    room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
+    what = f"full-text segment of index {definition.name!r}"
+    with engine.writing(what, room_bytes=room_bytes), _scratch(None) as root:
         built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
         for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
             _build_chunk(directory, chunk, start, definition)
@@ -85,26 +86,37 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
         return {each.name: each.read_bytes() for each in sorted((root / "whole").iterdir())}
 
 
-def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> list[int]:
-    """Create `target` as one tantivy index over all `directories`, by hard links, and return where documents come from.
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Where the documents of a composed index come from.
 
-    Entry `i` of the result is the position in `directories` that the tantivy segment with ordinal `i` belongs to.
+    `sources[i]` is the position, among the directories composed, of the one with the tantivy segment of ordinal `i`;
+    `rows[p]` is how many rows the directory at position `p` has.
+    """
+
+    sources: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:
+    """Create `target` as one tantivy index over all `directories`, by hard links. Raises `Corrupt`.
+
+    Only what `meta.json` lists is linked, and what this writes into `target` is its own `meta.json`.
     """
     target.mkdir()
-    meta: dict[str, object] = {}
-    segments: list[object] = []
+    segments: dict[str, int] = {}
     sources: list[int] = []
+    rows: list[int] = []
     for source, directory in enumerate(directories):
-        meta = json.loads((directory / META).read_bytes())
-        own = cast("list[object]", meta["segments"])
-        segments.extend(own)
+        own = text_files.read_meta(directory, definition)
+        if again := own.keys() & segments.keys():
+            raise text_files.corrupt(directory.name, f"segment {min(again)} is one of another split too")
+        segments.update(own)
         sources.extend([source] * len(own))
-        _link_segment_files(directory, target)
-    if not directories:
-        tantivy.Index(_schema(definition), path=str(target), reuse=False)
-        return []
-    (target / META).write_text(json.dumps({**meta, "segments": segments, "opstamp": 0}, indent=1))
-    return sources
+        rows.append(sum(own.values()))
+        _link_segment_files(directory, target, own)
+    (target / META).write_text(text_files.meta_of(segments, definition))
+    return Composed(sources=tuple(sources), rows=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +136,21 @@ class TextQuery:
         composition of these directories. `scratch` is an existing directory, best on their file system; nothing is left
         in it.
         """
-        with _scratch(scratch) as root:
-            sources = compose(directories, root / "composed", self.definition)
-            return self._live(tantivy.Index.open(str(root / "composed")), sources, limit, is_live)
+        with engine.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
+            composed = compose(directories, root / "composed", self.definition)
+            return self._live(tantivy.Index.open(str(root / "composed")), composed, limit, is_live)
 
-    def _live(self, index: tantivy.Index, sources: Sequence[int], limit: int, is_live: IsLive | None) -> list[Hit]:
+    def _live(self, index: tantivy.Index, composed: Composed, limit: int, is_live: IsLive | None) -> list[Hit]:
         """The best of more are the best of fewer and others behind them, so ask for more until enough are live."""
         asked = limit
         while True:
-            found = self._top(index, sources, asked)
+            found = self._top(index, composed, asked)
             live = [hit for hit in found if is_live is None or is_live(hit.source, hit.row)]
             if len(live) >= limit or len(found) < asked:
                 return live[:limit]
             asked *= 4
 
-    def _top(self, index: tantivy.Index, sources: Sequence[int], limit: int) -> list[Hit]:
+    def _top(self, index: tantivy.Index, composed: Composed, limit: int) -> list[Hit]:
         searcher = index.searcher()
         # The collector allocates for `limit` hits up front, so the limit never exceeds what can be found.
         bounded = min(limit, searcher.num_docs)
@@ -146,11 +158,14 @@ class TextQuery:
             return []
         found = searcher.search(_parsed(index, self), bounded, count=False).hits
         addresses = [address for _, address in found]
-        rows = cast("list[int]", searcher.fast_field_values(ROW_FIELD, addresses))
-        return [
-            Hit(source=sources[address.segment_ord], row=row, score=float(score))
-            for (score, address), row in zip(found, rows, strict=True)
-        ]
+        rows = searcher.fast_field_values(ROW_FIELD, addresses)
+        hits: dict[tuple[int, int], Hit] = {}
+        for (score, address), row in zip(found, rows, strict=True):
+            source = composed.sources[address.segment_ord]
+            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or (source, row) in hits:
+                raise text_files.corrupt(f"index {self.definition.name!r}", f"a document names row {row!r} of a split")
+            hits[source, row] = Hit(source=source, row=row, score=float(score))
+        return list(hits.values())
 
 
 def parse(text: str, definition: IndexDefinition) -> TextQuery:
@@ -164,24 +179,25 @@ def parse(text: str, definition: IndexDefinition) -> TextQuery:
     query = TextQuery(text=text, definition=definition, completed=text)
     if not text.strip():
         raise _unparsable(query, "it is empty")
+    with _refusing(query):
+        text_limits.check_text(text)
     index = tantivy.Index(_schema(definition))
     try:
         tree = text_syntax.read(text)
-    except ValueError:
-        _parsed(index, query)  # says where it ends to be a query
-        raise
-    _require_exact(query, tree)
-    try:
-        query = replace(query, completed=text_syntax.complete(tree, text))
     except ValueError as error:
+        _parsed(index, query)  # says where it ends to be a query
         raise _unparsable(query, str(error)) from error
+    _require_exact(query, tree)
+    with _refusing(query):
+        text_limits.check_tree(tree)
+        query = replace(query, completed=text_syntax.complete(tree, text))
     _parsed(index, query)
     return query
 
 
-def _require_exact(query: TextQuery, tree: text_syntax.Node) -> None:
+def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
     column = query.definition.columns[0]
-    for node in text_syntax.nodes(tree):
+    for node, _, _ in text_limits.walk(tree):
         if node["type"] == "exists":
             reason = f"an index does not know which rows have a value; scan with `{column} is not null`"
             raise _unparsable(query, reason)
@@ -190,8 +206,14 @@ def _require_exact(query: TextQuery, tree: text_syntax.Node) -> None:
 
 
 def _parsed(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
-    try:
+    with _refusing(query):
         return index.parse_query(query.completed, list(query.definition.columns))
+
+
+@contextmanager
+def _refusing(query: TextQuery) -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise _unparsable(query, str(error)) from error
 
@@ -199,10 +221,10 @@ def _parsed(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
 def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     columns = ", ".join(query.definition.columns)
     return InvalidInput(
-        f"full-text query {query.text!r} on index {query.definition.name!r}: {reason}. "
+        f"full-text query {shortened(repr(query.text))} on index {query.definition.name!r}: {shortened(reason)}. "
         f'Fields are {columns}; put text with `:`, `/`, `(`, `[` or `"` in double quotes',
         index=query.definition.name,
-        query=query.text,
+        query=shortened(query.text),
     )
 
 
@@ -233,11 +255,14 @@ def _schema(definition: IndexDefinition) -> tantivy.Schema:
 
 def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, pa.Table]]:
     """Yield (first row number, rows) in order, each small enough for one writer."""
-    text = sum(rows.column(each).nbytes for each in definition.columns)
-    pieces = max(1, -(-text // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
+    pieces = max(1, -(-_text_bytes(rows, definition) // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
     step = max(1, -(-rows.num_rows // pieces))
     for start in range(0, rows.num_rows, step):
         yield start, rows.slice(start, step)
+
+
+def _text_bytes(rows: pa.Table, definition: IndexDefinition) -> int:
+    return sum(rows.column(each).nbytes for each in definition.columns)
 
 
 def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: IndexDefinition) -> None:
@@ -256,12 +281,10 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
     writer.wait_merging_threads()
 
 
-def _link_segment_files(source: Path, target: Path) -> None:
-    for each in source.iterdir():
-        # Hidden files are tantivy's locks and its list of managed files; only writers need them.
-        if each.name.startswith(".") or each.name == META:
-            continue
+def _link_segment_files(source: Path, target: Path, segments: Iterable[str]) -> None:
+    # Other files are meta.json, and tantivy's locks and its list of managed files; only writers need them.
+    for name in (name for each in segments for name in text_files.names_of(each)):
         try:
-            os.link(each, target / each.name)
+            os.link(source / name, target / name)
         except OSError:  # a file system without hard links
-            shutil.copyfile(each, target / each.name)
+            shutil.copyfile(source / name, target / name)

@@ -17,12 +17,12 @@ import pyarrow as pa
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.formats import bundle, keys
 from storage_core.ids import Ids
-from storage_core.index import bitmap, fulltext
+from storage_core.index import bitmap, fulltext, text_files
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
-from storage_core.settings.index import IndexDefinition
+from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
 from storage_core.split.read import conform_split, read_split
 
 _logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
 def coverage(snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
     """Return what the index covers of the snapshot. No request.
 
-    A usable segment covers exactly one live split and was built under `definition`; where two do, the first by path
-    is used and the other is stale, so that every reader of the snapshot uses the same ones.
+    A usable segment covers exactly one live split with as many rows and was built under `definition`; where two do,
+    the first by path is used and the other is stale, so that every reader of the snapshot uses the same ones.
     """
     used: dict[str, IndexSegment] = {}
     stale: list[str] = []
@@ -80,11 +80,12 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
         if segment.index != definition.name:
             continue
         split = segment.covers[0] if len(segment.covers) == 1 else None
+        add = None if split is None else snapshot.splits.get(split)
         current = segment.details.get(DEFINITION) == fingerprint
-        if split is None or split not in snapshot.splits or split in used or not current:
+        if add is None or add.path in used or not current or segment.numRecords != (add.numRecords or 0):
             stale.append(path)
         else:
-            used[split] = segment
+            used[add.path] = segment
     missing = tuple(add for path, add in sorted(snapshot.splits.items()) if path not in used)
     return Coverage(definition=definition, segments=used, missing=missing, stale=tuple(stale))
 
@@ -147,7 +148,7 @@ def write(
 
 
 def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
-    """Return the files of a segment, every byte verified against the log. One GET.
+    """Return the files of a segment, every byte verified against the log, and sound as files of its kind. One GET.
 
     Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
     """
@@ -159,7 +160,30 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
         footer_offset=segment.footerOffset,
         xxh3=segment.xxh3,
     )
-    return bundle.unpack(store.get(where).data, expected)
+    files = bundle.unpack(store.get(where).data, expected)
+    # A split of another writer may not say how many rows it has; its segment says 0.
+    check(files, segment.index, str(segment.details.get(DEFINITION)), rows=segment.numRecords or None, where=where)
+    return files
+
+
+def check(
+    files: Mapping[str, bytes | memoryview], index: str, fingerprint: str, *, rows: int | None, where: str
+) -> None:
+    """Return only when these can be the files of a segment that was built as `fingerprint` says; raises `Corrupt`.
+
+    A definition that this release does not know says nothing of the files, and no search uses them.
+    """
+    try:
+        definition = IndexDefinition.from_text(INDEX_PREFIX + index, fingerprint)
+    except InvalidInput:
+        return
+    match definition.kind:
+        case "fulltext":
+            text_files.check(files, definition, rows=rows, where=where)
+        case "bitmap":
+            bitmap.check(files, definition, where=where)
+        case _:
+            assert_never(definition.kind)
 
 
 def segment_id(segment: IndexSegment) -> str:

@@ -7,53 +7,37 @@ such a group gets a clause that matches every row and scores nothing (`+*^0`), a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import tantivy
 
-Node: TypeAlias = Mapping[str, Any]
+from storage_core.index.text_limits import Node, walk
+
 Clause: TypeAlias = tuple[str | None, Node]
 
 _EVERY_ROW: Node = {"type": "boost", "underlying": {"type": "all"}, "boost": 0.0}
-_SIGNS: Mapping[str | None, str] = {"must": "+", "must_not": "-", "should": "", None: ""}
+_SIGNS: dict[str | None, str] = {"must": "+", "must_not": "-", "should": "", None: ""}
 
 
 def read(text: str) -> Node:
-    """Return tantivy's tree of a query. Raises `ValueError` for a text that is none."""
+    """Return tantivy's tree of a query that `check_text` let through. Raises `ValueError` for a text that is none."""
     return cast("Node", tantivy.parse_query(text))
-
-
-def nodes(node: Node) -> Iterator[Node]:
-    """Yield the node and all below it."""
-    yield node
-    for child in _children(node):
-        yield from nodes(child)
 
 
 def complete(tree: Node, text: str) -> str:
     """Return a query that finds what logic says `text`, read as `tree`, means; most texts are that query already.
 
-    Scores stay the same. Raises `ValueError` for what cannot be written down again.
+    `check_tree` let the tree through. Scores stay the same. Raises `ValueError` for what cannot be written down again.
     """
-    if not any(_only_excludes(node) for node in nodes(tree)):
+    if not any(_only_excludes(node) for node, _, _ in walk(tree)):
         return text
     wanted = _completed(tree)
     written = _written(wanted)
     if _comparable(read(written)) != _comparable(wanted):
         raise ValueError(f"it cannot be combined with NOT: tantivy reads {written} in another way")
     return written
-
-
-def _children(node: Node) -> list[Node]:
-    match node["type"]:
-        case "bool":
-            return [child for _, child in node["clauses"]]
-        case "boost":
-            return [node["underlying"]]
-        case _:
-            return []
 
 
 def _only_excludes(node: Node) -> bool:
@@ -75,14 +59,10 @@ def _completed(node: Node) -> Node:
 
 def _unlike(clauses: Sequence[Clause]) -> list[Clause]:
     """The clauses without repetitions: of `(+a +a)` tantivy would leave `+a`, without the group around it."""
-    seen: list[object] = []
-    kept: list[Clause] = []
+    kept: dict[str, Clause] = {}
     for occur, child in clauses:
-        clause = (occur or "should", _comparable(child))
-        if clause not in seen:
-            seen.append(clause)
-            kept.append((occur, child))
-    return kept
+        kept.setdefault(repr((occur or "should", _comparable(child))), (occur, child))
+    return list(kept.values())
 
 
 def _written(node: Node) -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
-from storage_core.index import bitmap, catch_up, fulltext, segments
+from storage_core.index import bitmap, catch_up, engine, fulltext, segments
 from storage_core.index.cache import open_cache
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -60,6 +60,7 @@ def search(
 
     Raises `NotFound` for an unknown index, `InvalidInput` for a query that does not parse or a limit below 1,
     `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning.
+    `Unavailable` when the machine lacks disk, memory or open files.
     Requests: one GET per split or generation with a segment that is not cached, one per split with hits, one per stored
     deletion vector of those; and those of `overlay.take_apart`.
     """
@@ -69,6 +70,7 @@ def search(
         raise InvalidInput(f"limit is {limit!r}; ask for at least one row")
     covered, overlay = segments.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
     with (
+        engine.local(f"search of index {index!r}"),
         open_cache(cache_dir) as cached,
         sources(store, snapshot, covered=covered, overlay=overlay, cache=cached) as found,
     ):

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
 from storage_core.index.cache import SegmentCache
+from storage_core.index.engine import REBUILD
 from storage_core.index.segments import Coverage, build_rows, fingerprint_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -87,9 +88,7 @@ class _Split:
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         table = read_split(self.store, self.snapshot.splits[self.path].as_written)  # an index counts the file's rows
-        if max(rows) >= table.num_rows:
-            found = f"the index names row {max(rows)} of {self.path}, which has {table.num_rows} rows"
-            raise Corrupt(found, advice="drop the segment and catch up again", key=self.path)
+        _require_within(rows, table, self.path)
         taken = conform_split(table, self.snapshot.schema).take(pa.array(rows, pa.int64()))
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(self.snapshot.schema))
@@ -115,6 +114,7 @@ class _Generation:
         return self.whole.gone
 
     def take(self, rows: Sequence[int]) -> pa.Table:
+        _require_within(rows, self.whole.rows, f"generation {self.whole.generation.path}")
         return self.whole.rows.take(pa.array(rows, pa.int64()))
 
 
@@ -131,3 +131,9 @@ class _Rest:
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         return self.rows.take(pa.array(rows, pa.int64()))
+
+
+def _require_within(rows: Sequence[int], table: pa.Table, where: str) -> None:
+    if max(rows) >= table.num_rows:
+        found = f"the index names row {max(rows)} of {where}, which has {table.num_rows} rows"
+        raise Corrupt(found, advice=REBUILD, key=where)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound
+from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.formats import bundle
 from storage_core.formats.bundle import Bundle
 from storage_core.formats.generation_manifest import Generation, GenerationSegment, file_key, segment_file
@@ -60,7 +60,7 @@ def with_segments(
         try:
             segments.validate(definition, rows.schema)
             packed = _packed(segments.build_rows(rows.select(definition.columns), definition), definition, generation)
-        except (InvalidInput, OSError, ValueError) as error:  # tantivy raises the last for whatever happens to it
+        except (InvalidInput, Unavailable) as error:
             _logger.warning("generation %s gets no segment of index %s: %s", generation.path, definition.name, error)
             continue
         segment = GenerationSegment(
@@ -96,7 +96,7 @@ def files(
 
 
 def load(store: ObjectStore, generation: Generation, segment: GenerationSegment) -> dict[str, memoryview]:
-    """Return the files of a segment, every byte verified against the generation's manifest. One GET.
+    """Return the files of a segment, every byte verified against the generation's manifest, and sound. One GET.
 
     Raises `Corrupt` when the object is not what was written, `NotFound` when it is gone.
     """
@@ -108,7 +108,9 @@ def load(store: ObjectStore, generation: Generation, segment: GenerationSegment)
         footer_offset=segment.footer_offset,
         xxh3=segment.xxh3,
     )
-    return bundle.unpack(store.get(where).data, expected)
+    files = bundle.unpack(store.get(where).data, expected)
+    segments.check(files, segment.index, segment.definition, rows=segment.rows, where=where)
+    return files
 
 
 def _packed(parts: Mapping[str, bytes], definition: IndexDefinition, generation: Generation) -> Bundle:

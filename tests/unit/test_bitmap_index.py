@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
+from storage_core.errors import Corrupt, InvalidInput
 from storage_core.index import bitmap
 from storage_core.settings.index import IndexDefinition
 
@@ -133,3 +133,35 @@ def test_a_float_column_and_an_option_are_refused() -> None:
         bitmap.validate(index("ratio"), SCHEMA)
     with pytest.raises(InvalidInput, match="unknown option 'x'"):
         bitmap.validate(IndexDefinition("b", "bitmap", ("status",), {"x": "1"}), SCHEMA)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_values_are_corrupt_before_they_are_expanded(tmp_path: Path, compression: str) -> None:
+    definition = IndexDefinition("one", "bitmap", ("text",))
+    schema = pa.schema([("text", pa.string())])
+    rows = pa.table({"text": ["x" * 50_000_000, "y"]})
+    files = bitmap.build(rows, definition)
+    bitmap.check(files, definition, where="here")
+    sink = pa.BufferOutputStream()
+    table = pa.ipc.open_file(files["values-0.arrow"]).read_all()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    bomb = {**files, "values-0.arrow": sink.getvalue().to_pybytes()}
+    for name, data in bomb.items():
+        (tmp_path / name).write_bytes(data)
+    before = pa.default_memory_pool().bytes_allocated()
+    with pytest.raises(Corrupt, match="plain record batches"):
+        bitmap.check(bomb, definition, where="here")
+    with pytest.raises(Corrupt, match="plain record batches"):
+        bitmap.matching_rows(tmp_path, definition, bitmap.parse("y", definition, schema))
+    assert pa.default_memory_pool().bytes_allocated() <= before
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, "\ud800", "[" * 100_000, "9" * 100_000], ids=["number", "surrogate", "brackets", "digits"]
+)
+def test_a_value_that_no_text_or_number_can_hold_is_refused_briefly(value: object) -> None:
+    definition = IndexDefinition("one", "bitmap", ("status",))
+    with pytest.raises(InvalidInput) as raised:
+        bitmap.parse(value, definition, SCHEMA)
+    assert len(str(raised.value)) < 2_000

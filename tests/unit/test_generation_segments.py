@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.clock import HOUR_MS
+from storage_core.errors import Unavailable
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.keys import KeyKind
@@ -144,7 +145,9 @@ def test_a_search_answers_from_segments_and_builds_nothing(tmp_path: Path, monke
     for key in segment_keys(table):
         table.store.delete([key])
     assert [each["id"] for each in found(table, "ebb", "words", tmp_path / "cache")] == [0, 1, 2]
-    with pytest.raises(FileNotFoundError):  # without a segment and without a copy of one it has to build
+    with pytest.raises(
+        Unavailable, match="FileNotFoundError"
+    ):  # without a segment and without a copy of one it has to build
         found(table, "ebb", "words", tmp_path / "empty")
 
 

@@ -1,0 +1,96 @@
+"""Whatever text a full-text query is, it finds rows or is refused, and the process lives."""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage_core.errors import InvalidInput
+from storage_core.index import fulltext
+from storage_core.settings.index import IndexDefinition
+from tests.hostile_worker import survives, work
+from tests.scale import scaled
+
+DEFINITION = IndexDefinition("text", "fulltext", ("body", "head"))
+ROWS = pa.table({"body": ["ebb tide", "flood tide", "ebb flood", None], "head": ["a", "neap", None, "spring tide"]})
+PIECES = (
+    *("ebb", "tide", "a", "body:", "head:", "none:", "(", ")", "NOT ", "AND ", "OR ", "NOT", "TO", " TO ", "IN ["),
+    *("-", "+", '"', "'", "^", "^2", "^0", "~", "~2", "~4294967295", "[", "]", "{", "}", "*", "/", "\\", ":", " "),
+    *(
+        "<",
+        ">",
+        "<=",
+        "\n",
+        "\0",
+        "\ud800",
+        "\u202e",
+        "日本",
+        "🌊",
+        "`",
+        "!",
+        "1e999",
+        "^1e9",
+        "9" * 400,
+        "2020-01-01T00",
+    ),
+)
+WRAPPERS = (
+    *(
+        ("(", ")"),
+        ("(a ", ")"),
+        ("NOT ", ""),
+        ("-(", ")"),
+        ("-(a ", ")"),
+        ("+(", " b)"),
+        ("(NOT ", ")"),
+        ("body:(", ")"),
+    ),
+    *(("(a OR ", ")"), ("(a AND NOT ", ")"), ("(", ")^2"), ("a ", ""), ("a OR ", ""), ("a AND ", ""), ("", " b")),
+    *(('"', '"'), ("[", "]"), ("\\", ""), ("body:IN [", "]"), ("", "^9"), ("/", "/"), ("w", ""), ("-", ""), ("", "~9")),
+)
+LONGEST_ERROR = 2_000
+
+
+def query(chance: random.Random) -> str:
+    """A chain of pieces, a piece wrapped again and again, or one inside the other."""
+    chain = "".join(chance.choices(PIECES, k=chance.randint(1, 12)))
+    if chance.random() < 0.4:
+        return chain
+    before, after = chance.choice(WRAPPERS)
+    times = int(10 ** chance.uniform(0, 4.5))
+    inner = chance.choice(["ebb", "", chain, " ".join(f"w{number}" for number in range(min(times, 500)))])
+    wrapped = before * times + inner + after * (times if chance.random() < 0.8 else times // 2)
+    return wrapped if chance.random() < 0.7 else f"{chain} {wrapped} {chain}"
+
+
+class Searched:
+    """One segment over `ROWS`, and judges of what queries find in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.part = folder / "part"
+        self.part.mkdir()
+        for name, data in fulltext.build(ROWS, DEFINITION).items():
+            (self.part / name).write_bytes(data)
+
+    def judge(self, chance: random.Random) -> str | None:
+        text = query(chance)
+        try:
+            hits = fulltext.parse(text, DEFINITION).hits([self.part], 100, self.part.parent)
+        except InvalidInput as error:
+            return None if len(str(error)) <= LONGEST_ERROR else f"an error of {len(str(error))} characters"
+        if not all(math.isfinite(hit.score) and 0 <= hit.row < ROWS.num_rows for hit in hits):
+            return f"{hits} for {text[:200]!r}"
+        return None
+
+
+def test_any_text_finds_rows_or_is_refused() -> None:
+    survives("tests.property.test_hostile_text_queries", scaled(2500))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        work(Searched(Path(place)).judge)

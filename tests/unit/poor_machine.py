@@ -1,0 +1,116 @@
+"""A process that searches while the machine lacks something: files to open, address space, room on the disk.
+
+`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage_core.clock import SystemClock
+from storage_core.index import catch_up
+from storage_core.log.actions import Metadata
+from storage_core.log.log import TransactionLog
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.local import LocalStore
+from storage_core.rows.schema import to_schema_string
+from storage_core.settings.index import IndexDefinition
+from storage_core.settings.table import TableConfig
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
+from storage_core.table import Table
+from storage_core.testkit.ids import SeededIds
+from tests.hostile_worker import say
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), ("text", pa.string()), ("tag", pa.string())])
+INDEXES = (IndexDefinition("words", "fulltext", ("text",)), IndexDefinition("tags", "bitmap", ("tag",)))
+QUERIES: dict[str, Callable[[Table], pa.Table]] = {
+    "words": lambda table: table.search("ebb", index="words"),
+    "tags": lambda table: table.search("x", index="tags"),
+}
+ANSWER = [1, 3]
+
+
+def half_indexed(store: ObjectStore) -> Snapshot:
+    """A table of two splits; both indexes have a segment over the first, the second is indexed by each search."""
+    ids = SeededIds(7)
+    log = TransactionLog(store, clock=SystemClock(), ids=ids)
+    config = TableConfig(indexes=INDEXES)
+    metadata = Metadata(id=ids.uuid(), schemaString=to_schema_string(SCHEMA), configuration=config.to_configuration())
+    snapshot = log.create(metadata)
+    for first in (1, 3):
+        rows = [{"id": first, "text": "ebb tide", "tag": "x"}, {"id": first + 1, "text": "flood", "tag": "y"}]
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        adds = sort_and_write(store, table, context=context_of(snapshot), ids=ids, now_ms=1)
+        snapshot = log.commit(snapshot, adds, operation="WRITE").snapshot
+        if first > 1:
+            continue
+        for each in INDEXES:
+            plan = catch_up.plan(snapshot, each.name)
+            actions = plan.actions([catch_up.execute(store, work, ids=ids) for work in plan.work])
+            snapshot = log.commit(snapshot, actions, operation="CATCH UP").snapshot
+    return snapshot
+
+
+@contextmanager
+def limited(kind: int, amount: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (amount, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def open_files(step: int) -> tuple[int, int]:
+    free = os.dup(0)
+    os.close(free)
+    return resource.RLIMIT_NOFILE, free + step
+
+
+def address_space(step: int) -> tuple[int, int]:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return resource.RLIMIT_AS, pages * resource.getpagesize() + step * 2**20
+
+
+def file_size(step: int) -> tuple[int, int]:
+    return resource.RLIMIT_FSIZE, step * 64
+
+
+CONDITIONS: dict[str, Callable[[int], tuple[int, int]]] = {
+    "open-files": open_files,
+    "address-space": address_space,
+    "file-size": file_size,
+}
+
+
+def main() -> None:
+    condition, steps = CONDITIONS[sys.argv[1]], [int(each) for each in sys.argv[2].split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        half_indexed(LocalStore(Path(folder) / "table"))
+        table = Table.open(str(Path(folder) / "table"))
+        for step in steps:
+            for name, query in QUERIES.items():
+                say(f"{step} {name} {outcome(table, query, condition(step))}")
+
+
+def outcome(table: Table, query: Callable[[Table], pa.Table], limit: tuple[int, int]) -> str:
+    try:
+        with limited(*limit):
+            found = sorted(query(table).column("id").to_pylist())
+    except BaseException as error:  # noqa: BLE001  # a panic of tantivy is no Exception
+        return f"{type(error).__name__} {str(error)[:300]!r}"
+    return "answered" if found == ANSWER else f"other rows {found}"
+
+
+if __name__ == "__main__":
+    main()

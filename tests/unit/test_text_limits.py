@@ -1,0 +1,77 @@
+"""Limits of full-text queries: named in the refusal, the same at every door, and wide of what people ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+from storage_core.errors import InvalidInput
+from storage_core.index import fulltext, text_limits
+from storage_core.objectstore.local import LocalStore
+from storage_core.settings.index import IndexDefinition
+from storage_core.table import Table
+from storage_core.testkit.keyed_table import KeyedTable
+from tests.unit.poor_machine import half_indexed
+from tests.unit.test_generation_segments import EVERY_GENERATION, found, new_table, row
+
+WORDS = IndexDefinition("words", "fulltext", ("text",))
+HOSTILE = {
+    "parentheses": ("(" * 10_000 + "a" + ")" * 10_000, "at most 1,000"),
+    "negations": ("NOT " * 20_000 + "a", "65,536 are read"),
+    "some negations": ("NOT " * 900 + "a", "deeper than 100 levels"),
+    "signs": ("-(a " * 500 + "a" + ")" * 500, "deeper than 100 levels"),
+    "quoted": ('( ")" ' * 2_000 + "a" + ")" * 2_000, "at most 1,000"),
+    "alternatives": (" OR ".join(f"w{number}" for number in range(100_000)), "65,536 are read"),
+    "some alternatives": (" OR ".join(f"w{number}" for number in range(5_000)), "more than 2,048"),
+    "phrase": ('"' + "a " * 5_000 + '"', "more than 2,048"),
+    "set": ("text:IN [" + " ".join(f"w{number}" for number in range(5_000)) + "]", "more than 2,048"),
+    "boost": ("a^" + "9" * 400, "boost less"),
+    "boosts": ("((a^1000000)^1000000)", "boost less"),
+    "slop": ('"a b"~4000000000', "slop"),
+    "regex": ("text:/(a*)*b/", "Regex queries are not allowed"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_query_beyond_a_limit_is_refused_with_its_number_and_not_with_its_text(name: str) -> None:
+    text, reason = HOSTILE[name]
+    with pytest.raises(InvalidInput, match=reason) as raised:
+        fulltext.parse(text, WORDS)
+    assert len(str(raised.value)) < 1_000
+
+
+@pytest.mark.parametrize("name", ["parentheses", "negations"])
+def test_every_door_refuses_a_query_beyond_a_limit(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, reason = HOSTILE[name]
+    half_indexed(LocalStore(tmp_path / "table"))
+    uri = str(tmp_path / "table")
+    with pytest.raises(InvalidInput, match=reason):
+        Table.open(uri).search(text, index="words")
+    with pytest.raises(InvalidInput, match=reason):
+        found(unmerged(), text, "words")
+    assert main(["search", uri, text, "--index", "words"]) == InvalidInput.exit_code
+    assert reason in capsys.readouterr().err
+
+
+def test_queries_within_the_limits_are_answered() -> None:
+    depth = text_limits.MAX_DEPTH // 2
+    for text in (
+        "(" * 900 + "a" + ")" * 900,
+        "(a OR " * (depth - 1) + "a" + ")" * (depth - 1),
+        "NOT " * (depth - 1) + "a",
+        "-(b " * (depth - 1) + "a" + ")" * (depth - 1),
+        " OR ".join(f"w{number}" for number in range(2_000)) + " OR NOT b",
+    ):
+        assert fulltext.parse(text, WORDS).text == text
+
+
+def unmerged() -> KeyedTable:
+    table = new_table(WORDS)
+    with table.writer(EVERY_GENERATION) as writer:
+        writer.put([row(1, "ebb")])
+        writer.flush()
+    return table
