@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.ingest.convert import RowFormat
-from storage_core.ingest.lines import valid_text
+from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
 
 
@@ -32,7 +32,8 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     counter = _RecordCounter(file)
     # The reader takes out the words for null, because only it knows which fields were quoted.
     as_read = replace(target, null_values=())
-    for batch in _batches(_open(_spooled(stream, block_bytes), target, counter, block_bytes)):
+    most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
+    for batch in _batches(_open(_spooled(stream, block_bytes), target, counter, block_bytes), most_rows):
         numbers, misshapen = counter.number(batch.num_rows)
         yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
     _, misshapen = counter.number(0, at_end=True)
@@ -119,9 +120,11 @@ def _open(
     return reader
 
 
-def _batches(reader: pa_csv.CSVStreamingReader) -> Iterator[pa.RecordBatch]:
+def _batches(reader: pa_csv.CSVStreamingReader, most_rows: int) -> Iterator[pa.RecordBatch]:
     try:
-        yield from reader
+        for batch in reader:
+            for start in range(0, batch.num_rows, most_rows):
+                yield batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
         raise Corrupt(f"it is not CSV throughout ({error})") from error
 

@@ -351,7 +351,7 @@ def test_a_sort_column_of_17_megabytes_is_a_value_like_any_other(tmp_path: Path)
 def test_the_sort_keys_of_a_split_are_cut_to_bounds_of_its_rows(tmp_path: Path, direction: str, longest: str) -> None:
     config = TableConfig(time_column="at", window_seconds=HOUR, sort_schema=f"v:{direction}|timestamp/V2")
     bench = make_bench(tmp_path, config)
-    bench.land("a.json", [], extra='{"at": "1970-01-01T00:00:11Z", "id": 2, "v": "%s"}\n' % longest)
+    bench.land("a.json", [], extra=json.dumps({"at": "1970-01-01T00:00:11Z", "id": 2, "v": longest}))
     bench.ingest()
     (add,) = bench.log.snapshot().splits.values()
     first, last = (None if key is None else json.loads(key)[0] for key in (add.minRowKey, add.maxRowKey))
