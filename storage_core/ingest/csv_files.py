@@ -22,6 +22,10 @@ from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
 
 
+_LONGEST_HEADER = 2**20
+_MOST_SHOWN = 20
+
+
 def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
     """Yield the records of a CSV file; the header is record 1, empty lines are none.
 
@@ -33,7 +37,9 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     # The reader takes out the words for null, because only it knows which fields were quoted.
     as_read = replace(target, null_values=())
     most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
-    for batch in _batches(_open(_spooled(stream, block_bytes), target, counter, block_bytes), most_rows):
+    spooled = _spooled(stream, block_bytes)
+    _check_header(spooled, target.schema.names)
+    for batch in _batches(_open(spooled, target, counter, block_bytes), most_rows):
         numbers, misshapen = counter.number(batch.num_rows)
         yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
     _, misshapen = counter.number(0, at_end=True)
@@ -65,6 +71,19 @@ def _needing_room() -> Iterator[None]:
         raise Unavailable(
             f"the text of a CSV file in a temporary file: {error}; make room there, or name another folder by TMPDIR"
         ) from error
+
+
+def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
+    """Raise `Corrupt` for more columns than the table has: a million of them end the process in Arrow's reader."""
+    start = text.read(_LONGEST_HEADER).decode("latin-1")
+    text.seek(0)
+    try:
+        columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))), [])
+    except csv.Error as error:
+        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
+    if len(columns) > len(names):
+        shown = ", ".join([each for each in columns if each not in names][:_MOST_SHOWN])
+        raise Corrupt(f"its header has columns that the table has not, or has them twice: {shown}")
 
 
 class _RecordCounter:

@@ -14,13 +14,14 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal, cast, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest.content import ContentHash
+from storage_core.ingest.expansion import Expanded, Expansion
 from storage_core.objectstore.contract import ObjectInfo
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import open_store
@@ -220,7 +221,7 @@ def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
 def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
     """Open the file decompressed: gzip is recognised by its name `.gz` or by its first two bytes.
 
-    `content` is of the bytes as they lie there; see `open_bytes`.
+    `content` is of the bytes as they lie there; see `open_bytes`. Raises `Corrupt` where it expands too far.
     """
     with open_bytes(landed, content) as file:
         magic = file.read(len(_GZIP_MAGIC))
@@ -228,5 +229,5 @@ def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterato
         if magic != _GZIP_MAGIC and not landed.path.endswith(".gz"):
             yield file
         else:
-            with gzip.GzipFile(fileobj=file) as expanded:
-                yield expanded  # type: ignore[misc]  # GzipFile has every method that readers of BinaryIO call
+            with gzip.GzipFile(fileobj=file) as text:
+                yield cast("BinaryIO", Expanded(text, Expansion(landed.size)))

@@ -75,9 +75,9 @@ def split_lines(data: bytes) -> pa.BinaryArray:
         data = data.replace(b"\r\n", b"\n")
     if not data.endswith(b"\n"):
         data += b"\n"
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")).astype(np.int32)
     # Once all line ends are taken out, the n-th line ends n bytes earlier than before, counted from 0.
-    offsets = np.concatenate([[0], ends - np.arange(len(ends))]).astype(np.int32)
+    offsets = np.concatenate([[0], ends - np.arange(len(ends), dtype=np.int32)], dtype=np.int32)
     joined = data.translate(None, b"\n")
     return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(joined)])
 
