@@ -21,7 +21,7 @@ from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
 from storage_core.ingest.batch import IngestResult, plan
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.ingest.landing import Landed, LandingSpec, survey
 from storage_core.ingest.tally import tally
 from storage_core.rows.late import LateFigures
 from storage_core.rows.windows import by_start
@@ -34,6 +34,7 @@ SUMMARY = "Ingest the landed files that are not in the table yet."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Ingest what is landed and not in yet, one Spark task per file, in one commit.
 
+    What no key can name and what is no regular file is named and counted by every run (`not_read`).
     Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. Late rows go
     where the table's policy says (decision 0051). The landing place comes from the declaration, else from the table.
     Raises `CommitConflict` when another run ingested the same rows. A dry run neither creates the table
@@ -49,30 +50,32 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         raise InvalidInput(
             f"{where}: no landing place is declared; add landing: {{uri: …, format: …}} to the table's file"
         )
-    work = plan(job.before, spec, discover(spec), _windows(request.windows, job.before.config.window_seconds))
+    landed = survey(spec)
+    work = plan(job.before, spec, landed.files, _windows(request.windows, job.before.config.window_seconds))
     if not work:
-        return job.report("nothing_to_do")
+        return job.report("nothing_to_do", details=_not_read(landed))
     if request.dry_run:
         planned = Figures(bytes_in=sum(item.landed.size for item in work))
-        return job.report("planned", figures=planned, details={"files": len(work)})
+        return job.report("planned", figures=planned, details={"files": len(work)} | _not_read(landed))
     context = context_of(job.before).to_json()
     answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work])
     results = [IngestResult.from_json(answer["result"]) for answer in answers]
     actions = [action for result in results for action in result.actions]
+    details = _details(results, spec) | _not_read(landed)
     if not actions:
-        return job.report("nothing_to_do", details=_details(results, spec))
+        return job.report("nothing_to_do", details=details)
     late = sum((result.late for result in results), LateFigures())
     figures = replace(Figures.of(results), **late.as_mapping())
-    return job.commit(actions, operation="INGEST", figures=figures, details=_details(results, spec))
+    return job.commit(actions, operation="INGEST", figures=figures, details=details)
 
 
 def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:
     """The plan of a run that would create the table first: it would take every landed file."""
     _windows(request.windows, declaration.window)
     spec = declaration.landing_spec()
-    files = discover(spec) if spec else []
-    details = {"files": len(files), "creates_table": True}
-    planned = Figures(bytes_in=sum(file.size for file in files))
+    landed = survey(spec) if spec else Landed([])
+    details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
+    planned = Figures(bytes_in=sum(file.size for file in landed.files))
     return JobReport(job="ingest", status="planned", version=0, figures=planned, details=details)
 
 
@@ -109,6 +112,11 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
         "quarantine": [key for result in results for key in result.quarantine_keys],
         "windows": sorted(windows, key=by_start),
     }
+
+
+def _not_read(landed: Landed) -> dict[str, object]:
+    """What lies in the landing place and is never read, said by every run for as long as it lies there."""
+    return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

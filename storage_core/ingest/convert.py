@@ -56,6 +56,7 @@ def connected() -> Iterator[duckdb.DuckDBPyConnection]:
     }
     with duckdb.connect(":memory:", config=config) as connection:
         connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
         yield connection
 
 

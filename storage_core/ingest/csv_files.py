@@ -18,8 +18,12 @@ import pyarrow.csv as pa_csv
 
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.ingest.convert import RowFormat
-from storage_core.ingest.lines import valid_text
+from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
+
+
+_LONGEST_HEADER = 2**20
+_MOST_SHOWN = 20
 
 
 def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
@@ -32,7 +36,10 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     counter = _RecordCounter(file)
     # The reader takes out the words for null, because only it knows which fields were quoted.
     as_read = replace(target, null_values=())
-    for batch in _batches(_open(_spooled(stream, block_bytes), target, counter, block_bytes)):
+    most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
+    spooled = _spooled(stream, block_bytes)
+    _check_header(spooled, target.schema.names)
+    for batch in _batches(_open(spooled, target, counter, block_bytes), most_rows):
         numbers, misshapen = counter.number(batch.num_rows)
         yield _rows(file, batch, numbers, as_read).and_rejected(misshapen)
     _, misshapen = counter.number(0, at_end=True)
@@ -64,6 +71,19 @@ def _needing_room() -> Iterator[None]:
         raise Unavailable(
             f"the text of a CSV file in a temporary file: {error}; make room there, or name another folder by TMPDIR"
         ) from error
+
+
+def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
+    """Raise `Corrupt` for more columns than the table has: a million of them end the process in Arrow's reader."""
+    start = text.read(_LONGEST_HEADER).decode("latin-1")
+    text.seek(0)
+    try:
+        columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))), [])
+    except csv.Error as error:
+        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
+    if len(columns) > len(names):
+        shown = ", ".join([each for each in columns if each not in names][:_MOST_SHOWN])
+        raise Corrupt(f"its header has columns that the table has not, or has them twice: {shown}")
 
 
 class _RecordCounter:
@@ -119,9 +139,11 @@ def _open(
     return reader
 
 
-def _batches(reader: pa_csv.CSVStreamingReader) -> Iterator[pa.RecordBatch]:
+def _batches(reader: pa_csv.CSVStreamingReader, most_rows: int) -> Iterator[pa.RecordBatch]:
     try:
-        yield from reader
+        for batch in reader:
+            for start in range(0, batch.num_rows, most_rows):
+                yield batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
         raise Corrupt(f"it is not CSV throughout ({error})") from error
 

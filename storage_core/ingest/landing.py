@@ -9,22 +9,30 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import BinaryIO, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import BinaryIO, Literal, cast, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest.content import ContentHash
+from storage_core.ingest.expansion import Expanded, Expansion
+from storage_core.objectstore.contract import ObjectInfo
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import check_location, open_store
 
 LandingFormat = Literal["ndjson", "csv", "parquet", "pattern"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
+MOST_NAMES = 20
+"""Names of what is not read that a report repeats; all are counted."""
+
+_LONGEST_NAME = 400
 _READ_AHEAD_BYTES = 8 * 2**20
 
 
@@ -94,23 +102,59 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The files in a landing place by path, and how much else lies there: `not_read` things, the first with a reason.
+
+    A file that no key can name cannot be recorded as ingested, and a symlink or a pipe holds no bytes of its own.
+    Their names are printable: what is not is escaped.
+    """
+
+    files: list[LandedFile]
+    not_read: int = 0
+    not_read_names: Mapping[str, str] = field(default_factory=dict)
+
+
 def discover(spec: LandingSpec) -> list[LandedFile]:
-    """Return the files in the landing place, sorted by path; a place that does not exist yet holds none.
+    """Return the files in the landing place, sorted by path; see `survey`."""
+    return survey(spec).files
+
+
+def survey(spec: LandingSpec) -> Landed:
+    """Return what is in the landing place; a place that does not exist yet holds nothing.
 
     Left alone as somebody's work in progress: names that start with `.` or `_`, in any folder, and files without a
-    byte. One LIST per 1,000 files.
+    byte. Left alone are also files without the suffix. One LIST per 1,000 files.
     """
     store = open_store(spec.uri)
-    return sorted(
-        (
-            LandedFile(info.key, info.size, store.uri, info.last_modified_ms, info.etag)
-            for info in store.list("")
-            if not any(part.startswith((".", "_")) for part in info.key.split("/"))
-            and info.key.endswith(spec.suffix or "")
-            and info.size > 0
-        ),
-        key=lambda file: file.path,
-    )
+    files: list[LandedFile] = []
+    not_read, names = 0, dict[str, str]()
+    for each in store.browse():
+        if isinstance(each, ObjectInfo):
+            if _is_wanted(each.key, spec.suffix) and each.size > 0:
+                files.append(LandedFile(each.key, each.size, store.uri, each.last_modified_ms, each.etag))
+        elif _is_wanted(each.name, None if each.may_hold_more else spec.suffix):
+            not_read += 1
+            if not_read <= MOST_NAMES:
+                names[_printable(each.name)] = each.reason
+    return Landed(sorted(files, key=lambda file: file.path), not_read, names)
+
+
+def _is_wanted(name: str, suffix: str | None) -> bool:
+    return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _printable(name: str) -> str:
+    """The name with what a terminal obeys, and what is not UTF-8, written as escapes; no two names become one."""
+    escaped = "".join(_escaped(each) for each in name)
+    return escaped if len(escaped) <= _LONGEST_NAME else f"{escaped[: _LONGEST_NAME - 1]}…"
+
+
+def _escaped(character: str) -> str:
+    if 0xDC80 <= ord(character) <= 0xDCFF:  # a byte, as the file system's names have it
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    is_plain = character.isprintable() and character != "\\"
+    return character if is_plain else character.encode("unicode_escape").decode("ascii")
 
 
 def is_unchanged(landed: LandedFile) -> bool:
@@ -150,11 +194,20 @@ def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterat
         raise Corrupt(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
     path = store.local_path(landed.path)
     if path is not None:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_regular) as file:  # a path's own method takes no opener
             yield from _hashed(file, content)
     else:
         with io.BufferedReader(ObjectFile(store, landed.path, landed.size), _READ_AHEAD_BYTES) as reader:
             yield from _hashed(reader, content)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open what was a regular file a moment ago, and must be one still: a pipe in its place would block for ever."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotFound(f"{path}: no regular file any more")
+    return descriptor
 
 
 def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
@@ -169,7 +222,7 @@ def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
 def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
     """Open the file decompressed: gzip is recognised by its name `.gz` or by its first two bytes.
 
-    `content` is of the bytes as they lie there; see `open_bytes`.
+    `content` is of the bytes as they lie there; see `open_bytes`. Raises `Corrupt` where it expands too far.
     """
     with open_bytes(landed, content) as file:
         magic = file.read(len(_GZIP_MAGIC))
@@ -177,5 +230,5 @@ def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterato
         if magic != _GZIP_MAGIC and not landed.path.endswith(".gz"):
             yield file
         else:
-            with gzip.GzipFile(fileobj=file) as expanded:
-                yield expanded  # type: ignore[misc]  # GzipFile has every method that readers of BinaryIO call
+            with gzip.GzipFile(fileobj=file) as text:
+                yield cast("BinaryIO", Expanded(text, Expansion(landed.size)))

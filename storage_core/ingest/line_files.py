@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from storage_core.ingest.convert import RowFormat, connected
 from storage_core.ingest.json_digits import as_written, without_exponent
 from storage_core.ingest.json_maps import is_json_map, map_column
+from storage_core.ingest.json_parts import MOST_PARTS, TOO_MANY, has_too_many, parts_of
 from storage_core.ingest.lines import LineBlock, read_lines
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
 
@@ -20,17 +21,18 @@ NO_MATCH = "the line does not match the pattern"
 # Why each line is no record (null where it is one), and the fields, as text, of those that are.
 Fields = tuple[pa.StringArray, pa.Table]
 
+# Steps and memory in proportion to the line: it may repeat a name millions of times.
 _WHY_NO_OBJECT = """
     SELECT CASE WHEN NOT json_valid(line) THEN 'the line is not valid JSON'
                 WHEN json_type(line) <> 'OBJECT' THEN 'the line is not a JSON object'
-                WHEN NOT list_has_all($names, json_keys(line)) THEN
-                    'the field ' || list_filter(json_keys(line), lambda key: NOT list_contains($names, key))[1]
-                    || ' is not a column of the table'
-                WHEN len(list_distinct(json_keys(line))) < len(json_keys(line)) THEN
-                    'the field ' || list_filter(json_keys(line), lambda key:
-                        len(list_filter(json_keys(line), lambda other: other = key)) > 1)[1] || ' is given twice'
+                WHEN len(json_keys(line)) > len($names) OR NOT list_has_all($names, json_keys(line))
+                     OR len(list_distinct(json_keys(line))) < len(json_keys(line)) THEN 'misnamed'
            END FROM lines
 """
+# A part takes about as much memory as so many values of a column.
+_CELLS_PER_PART = 4
+_FIELDS = "SELECT json_keys(line) FROM lines"
+_LONGEST_NAME = 100
 
 
 def pattern_blocks(
@@ -47,8 +49,10 @@ def pattern_blocks(
         reasons = pc.if_else(matched, pa.scalar(None, pa.string()), NO_MATCH)
         return reasons, pa.Table.from_struct_array(groups.filter(matched))
 
+    columns = len(target.schema)
     for block in read_lines(stream, block_bytes):
-        yield _parsed(file, block, capture, target)
+        for piece in block.pieces(np.full(len(block.numbers), columns, np.int64)):
+            yield _parsed(file, piece, capture, target)
 
 
 def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
@@ -57,8 +61,10 @@ def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes
     A nested value is its JSON text; a missing field and a JSON null are null. Numbers keep the digits that a double
     would lose; one with an exponent is a decimal if it is exactly one of the column's. An object is a map of text.
     """
+    columns = len(target.schema)
     for block in read_lines(stream, block_bytes):
-        yield _parsed(file, block, lambda lines: _json_fields(lines, target), target)
+        for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
+            yield _parsed(file, piece, lambda lines: _json_fields(lines, target), target)
 
 
 def _parsed(
@@ -80,6 +86,19 @@ def _parsed(
 
 
 def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
+    large = [
+        index for index in np.flatnonzero(parts_of(lines) >= MOST_PARTS) if has_too_many(lines[int(index)].as_py())
+    ]
+    if not large:
+        return _fields_of(lines, target)
+    fits = np.ones(len(lines), np.bool_)
+    fits[large] = False
+    reasons, fields = _fields_of(lines.filter(pa.array(fits)), target)
+    every = pc.replace_with_mask(pa.array([TOO_MANY] * len(lines)), pa.array(fits), reasons)
+    return every, fields
+
+
+def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
     names = target.schema.names
     # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
@@ -88,6 +107,13 @@ def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
         connection.register("lines", pa.table({"line": lines}))
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
         reasons = table.column(0).combine_chunks()
+        misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
+        if pc.any(misnamed).as_py():
+            connection.register("lines", pa.table({"line": lines.filter(misnamed)}))
+            fields = connection.sql(_FIELDS).to_arrow_table().column(0)
+            columns = pa.array(names, pa.string())
+            named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
+            reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
         connection.register("objects", pa.table({"line": as_written(lines.filter(reasons.is_null()))}))
         fields = connection.sql(
             # `chosen` is made of column numbers only.
@@ -99,6 +125,22 @@ def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
         for field, column in zip(target.schema, fields.columns, strict=True)
     ]
     return _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
+
+
+def _misnamed(fields: pa.StringArray, names: pa.StringArray) -> str:
+    """Why the fields of an object are not columns, each once: the first that is none, else one that comes twice."""
+    known = pc.is_in(fields, value_set=names)
+    if not pc.all(known).as_py():
+        return f"the field {_shown(fields[pc.index(known, False).as_py()].as_py())} is not a column of the table"
+    counted = pc.value_counts(fields)
+    twice = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
+    return f"the field {_shown(counted.field('values')[twice].as_py())} is given twice"
+
+
+def _shown(name: str) -> str:
+    """The name as a reason can hold it: not longer than a line of a terminal, and nothing that steers one."""
+    cut = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+    return cut if cut.isprintable() else repr(cut)[1:-1]
 
 
 def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:

@@ -5,6 +5,7 @@ The one rule: a line is what ends in LF, CR LF, or the end of the file. Empty li
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -18,6 +19,8 @@ from storage_core.errors import Corrupt
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_LINE_BYTES = 64 * 2**20
+MOST_CELLS = 16 * 2**20
+"""Values that are converted at once. A block of short lines has many more in a table of many columns."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -29,6 +32,18 @@ class LineBlock:
     numbers: npt.NDArray[np.int64]
     text: pa.StringArray
     not_text: tuple[tuple[int, bytes], ...] = ()
+
+    def pieces(self, weights: npt.NDArray[np.int64]) -> Iterator[LineBlock]:
+        """Yield the same lines in order, as many at once as weigh up to `MOST_CELLS`, but one at least."""
+        total = np.concatenate([[0], np.cumsum(weights)])
+        start, bad = 0, self.not_text
+        while start < len(self.numbers):
+            end = max(start + 1, int(np.searchsorted(total, total[start] + MOST_CELLS, side="right")) - 1)
+            passed = len(bad) if end == len(self.numbers) else bisect_left(bad, (int(self.numbers[end]),))
+            yield LineBlock(self.numbers[start:end], self.text.slice(start, end - start), bad[:passed])
+            start, bad = end, bad[passed:]
+        if bad:
+            yield LineBlock(self.numbers[:0], self.text.slice(0, 0), bad)
 
 
 def read_lines(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[LineBlock]:
@@ -60,9 +75,9 @@ def split_lines(data: bytes) -> pa.BinaryArray:
         data = data.replace(b"\r\n", b"\n")
     if not data.endswith(b"\n"):
         data += b"\n"
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")).astype(np.int32)
     # Once all line ends are taken out, the n-th line ends n bytes earlier than before, counted from 0.
-    offsets = np.concatenate([[0], ends - np.arange(len(ends))]).astype(np.int32)
+    offsets = np.concatenate([[0], ends - np.arange(len(ends), dtype=np.int32)], dtype=np.int32)
     joined = data.translate(None, b"\n")
     return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(joined)])
 

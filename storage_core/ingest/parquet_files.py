@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -12,39 +13,96 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt, InvalidInput
+from storage_core.ingest.expansion import Expansion, plain_bytes
+from storage_core.ingest.lines import MOST_CELLS
+from storage_core.ingest.parquet_pages import CheckedPages, Chunk, chunks_of
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.rows.calendar import BEYOND, as_text, beyond
 from storage_core.rows.schema import conform
 
 _BATCH_ROWS = 250_000
+_BATCH_BYTES = 256 * 2**20
+_DELTA_ROWS = 256
+"""Each value may be as long as a page, though it takes a few bytes of it: it begins like the one before."""
+
+_LONGEST_TEXT = 500
+_MAGIC = b"PAR1"
+_LARGEST_FOOTER = 32 * 2**20
+_MOST_FOOTER_ITEMS = 100_000
 
 
 def parquet_blocks(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[Parsed]:
     """Yield the records of a Parquet file, numbered from 1.
 
     A record without a required value, or with a time beyond the calendar, is rejected. Raises `Corrupt` for a cut or
-    damaged file, and for one whose columns do not convert exactly to the table's.
+    damaged file, for one whose columns do not convert exactly to the table's, and for one that expands too far.
     """
     first_number = 1
-    for batch in _batches(stream):
+    for batch in _batches(stream, schema):
         yield _rows(file, batch, first_number, schema)
         first_number += batch.num_rows
 
 
-def _batches(stream: BinaryIO) -> Iterator[pa.RecordBatch]:
+def _batches(stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Texts come as dictionaries where the file has them so: a value that it holds once is held once."""
+    size = _sized(stream)
+    expansion = Expansion(size)
+    checked = CheckedPages(stream)
     try:
-        # In this thread, nothing ahead: one that holds the stream would abort the process where Python ends first.
-        yield from pq.ParquetFile(stream, pre_buffer=False).iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+        opened = _open(checked, ())
+        checked.chunks = chunks_of(opened.metadata)
+        texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
+        _conformed(opened.schema_arrow.empty_table(), schema)
+        opened = _open(checked, texts, opened.metadata)
+        for batch in opened.iter_batches(batch_size=_batch_rows(opened, checked.chunks), use_threads=False):
+            expanded = sum(map(plain_bytes, batch.columns))
+            expansion.add(expanded)
+            rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise Corrupt(f"it is not a whole Parquet file ({error})") from error
 
 
+def _sized(stream: BinaryIO) -> int:
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, size - 8))
+    footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
+    stream.seek(0)
+    if magic == _MAGIC and footer > min(size, _LARGEST_FOOTER):
+        raise Corrupt(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
+    return size
+
+
+def _open(file: CheckedPages, texts: Sequence[str], metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    # In this thread, nothing ahead: one that holds the stream would abort the process where Python ends first.
+    return pq.ParquetFile(
+        file.as_file(),
+        metadata=metadata,
+        pre_buffer=False,
+        read_dictionary=list(texts),
+        thrift_container_size_limit=_MOST_FOOTER_ITEMS,
+    )
+
+
+def _leaves(opened: pq.ParquetFile) -> list[pq.ColumnSchema]:
+    return [opened.metadata.schema.column(index) for index in range(opened.metadata.num_columns)]
+
+
+def _batch_rows(opened: pq.ParquetFile, chunks: Mapping[int, Chunk]) -> int:
+    """How many rows are read at once: fewer of many columns, of wide values, and of long lists."""
+    width = sum(max(8, each.length or 0) for each in _leaves(opened))
+    rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, width)))
+    if any(each.may_be_delta for each in chunks.values()):
+        rows = min(rows, _DELTA_ROWS)
+    for group in map(opened.metadata.row_group, range(opened.metadata.num_row_groups)):
+        longest = max((group.column(index).num_values for index in range(group.num_columns)), default=0)
+        rows = min(rows, max(1, MOST_CELLS * max(1, group.num_rows) // max(1, longest)))
+    return rows
+
+
 def _rows(file: str, batch: pa.RecordBatch, first_number: int, schema: pa.Schema) -> Parsed:
-    optional = pa.schema([field.with_nullable(nullable=True) for field in schema])
-    try:
-        rows = conform(batch, optional)
-    except InvalidInput as error:
-        raise Corrupt(f"its columns are not those of the table ({error})") from error
+    rows = _conformed(batch, schema)
     rejected: list[RejectedLine] = []
     complete = np.ones(rows.num_rows, np.bool_)
     for reason, found in _faults(rows, schema):
@@ -56,6 +114,14 @@ def _rows(file: str, batch: pa.RecordBatch, first_number: int, schema: pa.Schema
         ]
     kept = rows.filter(pa.array(complete)) if rejected else rows
     return Parsed(conform(kept, schema), ()).and_rejected(rejected)
+
+
+def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    optional = pa.schema([field.with_nullable(nullable=True) for field in schema])
+    try:
+        return conform(batch, optional)
+    except InvalidInput as error:
+        raise Corrupt(f"its columns are not those of the table ({str(error)[:_LONGEST_TEXT]})") from error
 
 
 def _faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

@@ -80,6 +80,18 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Unnamed:
+    """What lies in a store and is no object of it: no key can name it, or it is no regular file.
+
+    `name` is where it lies, as the store says it; `may_hold_more` where it may stand for any number of files.
+    """
+
+    name: str
+    reason: str
+    may_hold_more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Blob:
     """The whole content of one object with the ETag it had when it was read."""
 
@@ -137,4 +149,12 @@ class ObjectStore(Protocol):
 
     def local_path(self, key: str) -> Path | None:
         """Return the path of a file that holds exactly this object, where the store has one; else None. No request."""
+        ...
+
+
+class Place(ObjectStore, Protocol):
+    """A store that others put things into, under names of theirs."""
+
+    def browse(self) -> Iterator[ObjectInfo | Unnamed]:
+        """Yield every object, and what else lies there: nothing is followed, opened or left out. A LIST."""
         ...

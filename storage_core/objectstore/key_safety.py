@@ -43,3 +43,14 @@ def is_safe_key(key: str) -> bool:
     if any(segment in ("", ".", "..") for segment in segments) or segments[0] == TEMPORARY_FOLDER:
         return False
     return not _FORBIDDEN.search(key) and len(key.encode()) <= _MAX_KEY_BYTES
+
+
+def why_unsafe(key: str) -> str:
+    """Return what keeps a name, which `is_safe_key` refuses, from being a key."""
+    if re.search("[\ud800-\udfff]", key):
+        return "its name is not UTF-8"
+    if len(key.encode()) > _MAX_KEY_BYTES:
+        return f"its name is longer than {_MAX_KEY_BYTES} bytes"
+    if "\\" in key:
+        return "its name has a backslash in it"
+    return "its name has a control character in it" if _FORBIDDEN.search(key) else "its name is no relative path"

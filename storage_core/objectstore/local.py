@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,8 +23,16 @@ from storage_core.objectstore.contract import (
     Overwrite,
     PutMode,
     PutResult,
+    Unnamed,
 )
-from storage_core.objectstore.key_safety import TEMPORARY_FOLDER, check_key, check_prefix, check_range, is_safe_key
+from storage_core.objectstore.key_safety import (
+    TEMPORARY_FOLDER,
+    check_key,
+    check_prefix,
+    check_range,
+    is_safe_key,
+    why_unsafe,
+)
 from storage_core.objectstore.local_files import (
     exclusive,
     list_folder,
@@ -33,6 +42,7 @@ from storage_core.objectstore.local_files import (
     remove_abandoned,
     stat_object,
     temporary_file,
+    what_lies,
 )
 from storage_core.objectstore.os_errors import REFUSED, not_written, typed, unavailable
 
@@ -145,7 +155,12 @@ class LocalStore:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects whose key starts with `prefix`; temporary files, locks and symlinks are not objects."""
-        return self._walk("", check_prefix(prefix), start_after or "")
+        found = self._walk("", check_prefix(prefix), start_after or "")
+        return (each for each in found if isinstance(each, ObjectInfo))
+
+    def browse(self) -> Iterator[ObjectInfo | Unnamed]:
+        """Yield every object, and all that is none: odd names, symlinks, pipes, sockets, devices. None is opened."""
+        return self._walk("", "", "")
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
         """Delete objects, durably, with one fsync per folder; an illegal key raises `InvalidInput` before all that."""
@@ -229,22 +244,29 @@ class LocalStore:
             return str(error)
         return None
 
-    def _walk(self, folder_key: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+    def _walk(self, folder_key: str, prefix: str, start_after: str) -> Iterator[ObjectInfo | Unnamed]:
         folders: list[str] = []
         segments = folder_key.split("/")[:-1]
         with suppress(NotFound), open_folder(self._root, segments, key=folder_key, create=False) as folder:
             for name in sorted(list_folder(folder, folder_key)):
-                key = folder_key + name
-                if not is_safe_key(key) or key == TEMPORARY_FOLDER:
-                    continue
-                with suppress(NotFound, InvalidInput):
-                    if key.startswith(prefix) and key > start_after:
-                        yield _info(key, stat_object(folder, name, key))
-                        continue
-                inside = key + "/"
+                key, inside = folder_key + name, folder_key + name + "/"
+                is_asked = key.startswith(prefix) and key > start_after
                 # Every key of a folder starts with `inside`: smaller than `start_after` unless that is in it or before.
-                wanted = inside.startswith(prefix) or prefix.startswith(inside)
-                if wanted and (inside > start_after or start_after.startswith(inside)):
+                may_hold = (inside.startswith(prefix) or prefix.startswith(inside)) and (
+                    inside > start_after or start_after.startswith(inside)
+                )
+                if key == TEMPORARY_FOLDER or not (is_asked or may_hold):
+                    continue
+                status = what_lies(folder, name, key)
+                if status is None:
+                    continue
+                reason = _no_object(status) if is_safe_key(key) else why_unsafe(key)
+                if reason is not None:
+                    yield Unnamed(key, reason, may_hold_more=not stat.S_ISREG(status.st_mode))
+                elif not stat.S_ISDIR(status.st_mode):
+                    if is_asked:
+                        yield _info(key, status)
+                elif may_hold:
                     folders.append(inside)
         for inside in folders:
             with suppress(InvalidInput):
@@ -263,6 +285,14 @@ def _split(key: str) -> tuple[list[str], str]:
 
 def _etag(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+
+
+def _no_object(status: os.stat_result) -> str | None:
+    """What a name stands for that is neither a regular file nor a folder."""
+    kind = stat.S_IFMT(status.st_mode)
+    if kind in (stat.S_IFREG, stat.S_IFDIR):
+        return None
+    return "it is a symlink, and none is followed" if kind == stat.S_IFLNK else "it is no regular file"
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

@@ -120,6 +120,16 @@ def stat_object(folder: int, name: str, key: str) -> os.stat_result:
     return status
 
 
+def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
+    """Return the figures of whatever has this name, a link's own; None where it is gone. Raises `Unavailable`."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unavailable(f"{key!r}: {error.strerror}", key=key, errno=error.errno) from error
+
+
 def list_folder(folder: int, key: str) -> list[str]:
     """Return the names in the folder, in any order. Raises `Unavailable` that names `key`."""
     with typed(key or "."):

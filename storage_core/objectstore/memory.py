@@ -88,6 +88,10 @@ class MemoryStore:
             found = [_info(key, each) for key, each in self._objects.items() if key.startswith(prefix)]
         return iter(sorted((info for info in found if info.key > (start_after or "")), key=lambda info: info.key))
 
+    def browse(self) -> Iterator[ObjectInfo]:
+        """Yield the objects; there is nothing else."""
+        return self.list("")
+
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
         """Delete objects; an illegal key raises `InvalidInput` before anything is deleted."""
         for key in keys:

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from storage_core.errors import InvalidInput
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.contract import Place
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.s3 import S3Store
@@ -32,7 +32,7 @@ _MEMORY_STORES: dict[str, MemoryStore] = {}
 _MEMORY_LOCK = threading.Lock()
 
 
-def open_store(uri: str | Path) -> ObjectStore:
+def open_store(uri: str | Path) -> Place:
     """Return the store rooted at `uri`; nothing is created or requested yet.
 
     The same `memory://name` is the same store everywhere in this process. What an `s3://` URI leaves open comes from

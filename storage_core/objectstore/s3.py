@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.ids import Ids, SystemIds
-from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, PutMode, PutResult
-from storage_core.objectstore.key_safety import check_key, check_prefix, check_range, is_safe_key
+from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, PutMode, PutResult, Unnamed
+from storage_core.objectstore.key_safety import check_key, check_prefix, check_range, is_safe_key, why_unsafe
 from storage_core.objectstore.s3_calls import Failure, Retries, S3Calls, Trouble, printable_code
 from storage_core.objectstore.s3_location import S3Location
 from storage_core.objectstore.s3_put import MultipartPut, SinglePut, Stored, Target, head, put_once, quoted
@@ -113,7 +113,14 @@ class S3Store:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects whose key starts with `prefix`; what no key can name is none. One LIST per 1,000 keys."""
-        check_prefix(prefix)
+        found = self._listing(check_prefix(prefix), start_after)
+        return (each for each in found if isinstance(each, ObjectInfo))
+
+    def browse(self) -> Iterator[ObjectInfo | Unnamed]:
+        """Yield every object, and what no key can name but an empty one that stands for a folder."""
+        return self._listing("", None)
+
+    def _listing(self, prefix: str, start_after: str | None) -> Iterator[ObjectInfo | Unnamed]:
         location = self._location
         query: dict[str, Any] = {"Bucket": location.bucket, "Prefix": location.object_key(prefix)}
         if start_after is not None:
@@ -156,18 +163,19 @@ class S3Store:
             raise found.error(subject)
         return found
 
-    def _page(self, query: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo], str | None]:
+    def _page(self, query: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo | Unnamed], str | None]:
         """One page, and where the next one begins. What is no listing, such as a proxy's own page, is no answer."""
         found, token = self._answer(self.uri, lambda client: self._listed(client.list_objects_v2(**query)))
         if token is not None and token == query.get("ContinuationToken"):
             raise Unavailable(f"{self.uri}: the server lists the same page for ever; try again later", key=self.uri)
         return found, token
 
-    def _listed(self, reply: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo], str | None]:
+    def _listed(self, reply: Mapping[str, Any]) -> tuple[Sequence[ObjectInfo | Unnamed], str | None]:
         token = reply["NextContinuationToken"] if reply["IsTruncated"] else None
         table_key = self._location.table_key
-        found = [_info(table_key(each["Key"]), each) for each in reply.get("Contents", ())]
-        return [each for each in found if is_safe_key(each.key)], token
+        infos = [_info(table_key(each["Key"]), each) for each in reply.get("Contents", ())]
+        there = [info for info in infos if info.size or (info.key and not info.key.endswith("/"))]
+        return [info if is_safe_key(info.key) else Unnamed(info.key, why_unsafe(info.key)) for info in there], token
 
     def _delete(self, names: Sequence[str]) -> dict[str, str]:
         """The reasons by name for what could not be deleted."""

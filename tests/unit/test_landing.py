@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.ingest.landing import LandedFile, LandingSpec, captured_columns, discover, open_bytes, open_text
+from storage_core.ingest.landing import (
+    LandedFile,
+    LandingSpec,
+    captured_columns,
+    discover,
+    open_bytes,
+    open_text,
+    survey,
+)
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.resolve import open_store
 
@@ -77,4 +87,53 @@ def test_a_file_that_changed_or_went_after_it_was_listed_is_not_read(tmp_path: P
 
 def test_a_path_that_leaves_the_landing_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput), open_bytes(LandedFile("../secret", 1, str(tmp_path))):
+        pass
+
+
+def test_what_cannot_be_read_is_named_and_counted_and_neither_followed_nor_opened(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / "sub").mkdir(parents=True)
+    line = b'{"a":1}\n'
+    odd = [b"a\nb.log", b"esc\x1b[31m.log", b"back\\slash.log", b"no-utf8-\xff.log", b"sub/bell\x07.log"]
+    for name in (*odd, b"_hidden\n.log", b"other\nsuffix.txt", b" blanks .log", b"x" * 251 + b".log"):
+        Path(os.fsdecode(os.fsencode(place) + b"/" + name)).write_bytes(line)
+    (place / "odd\nfolder").mkdir()
+    (place / "odd\nfolder" / "in.log").write_bytes(line)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.log").write_bytes(line)
+    (place / "link.log").symlink_to(tmp_path / "elsewhere" / "secret.log")
+    (place / "linked").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(place / "pipe.log")
+    with socket.socket(socket.AF_UNIX) as listening:
+        bound = os.open(place, os.O_RDONLY)
+        listening.bind(f"/proc/self/fd/{bound}/socket.log")
+        os.close(bound)
+    found = survey(LandingSpec(uri=str(place), format="ndjson", suffix=".log"))
+    assert [each.path for each in found.files] == [" blanks .log", "x" * 251 + ".log"]
+    assert found.not_read_names == {
+        "a\\nb.log": "its name has a control character in it",
+        "esc\\x1b[31m.log": "its name has a control character in it",
+        "back\\\\slash.log": "its name has a backslash in it",
+        "no-utf8-\\xff.log": "its name is not UTF-8",
+        "sub/bell\\x07.log": "its name has a control character in it",
+        "odd\\nfolder": "its name has a control character in it",
+        "link.log": "it is a symlink, and none is followed",
+        "linked": "it is a symlink, and none is followed",
+        "pipe.log": "it is no regular file",
+        "socket.log": "it is no regular file",
+    }
+    assert found.not_read == 10
+    assert "".join(found.not_read_names).isprintable()
+
+
+def test_all_that_is_not_read_is_counted_and_the_first_of_it_named(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}\n").write_bytes(b"x")
+    found = survey(LandingSpec(uri=str(tmp_path), format="ndjson"))
+    assert (found.files, found.not_read, len(found.not_read_names)) == ([], 50, 20)
+
+
+def test_a_pipe_in_the_place_of_a_landed_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.log")
+    with pytest.raises(NotFound), open_bytes(LandedFile("a.log", 1, str(tmp_path))):
         pass

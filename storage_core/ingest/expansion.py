@@ -1,0 +1,68 @@
+"""How far a landed file may expand: a kilobyte can say a terabyte, and somebody has to hold or to store it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import Corrupt
+
+ANY_RATIO_BYTES = 2**30
+MOST_RATIO = 200
+
+
+class Expansion:
+    """The bytes that a file of `size` bytes has expanded to so far: any number up to 1 GiB, then 200 times its size."""
+
+    def __init__(self, size: int) -> None:
+        self._most = max(ANY_RATIO_BYTES, MOST_RATIO * size)
+        self._bytes = 0
+
+    def add(self, expanded: int) -> None:
+        """Count more of them. Raises `Corrupt` above the limit."""
+        self._bytes += expanded
+        if self._bytes > self._most:
+            raise Corrupt(
+                f"it expands to more than {self._most} bytes, which is both above {ANY_RATIO_BYTES} and above "
+                f"{MOST_RATIO} times its size; land it in pieces"
+            )
+
+
+class Expanded(io.RawIOBase):
+    """A stream whose bytes are counted as they are read."""
+
+    def __init__(self, stream: Any, expansion: Expansion) -> None:
+        super().__init__()
+        self._stream, self._expansion = stream, expansion
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes. Raises `Corrupt` where they are too many by now, and what the stream raises."""
+        data: bytes = self._stream.read(size)
+        self._expansion.add(len(data))
+        return data
+
+
+def plain_bytes(values: pa.Array) -> int:
+    """Return how many bytes the values take once their dictionaries are written out."""
+    kinds, type_ = pa.types, values.type
+    if kinds.is_dictionary(type_):
+        lengths = values.dictionary
+        if kinds.is_string(type_.value_type) or kinds.is_binary(type_.value_type):
+            taken = pc.sum(pc.binary_length(lengths).cast(pa.int64()).take(values.indices)).as_py()
+            return int(taken or 0) + 4 * len(values)
+        return int(lengths.nbytes / max(1, len(lengths)) * len(values))
+    if kinds.is_map(type_):
+        entries = values.flatten() if hasattr(values, "flatten") else values.values
+        return plain_bytes(entries) + 4 * len(values)
+    if kinds.is_list(type_) or kinds.is_large_list(type_):
+        return plain_bytes(values.flatten()) + 4 * len(values)
+    if kinds.is_struct(type_):
+        return sum(plain_bytes(each) for each in values.flatten())
+    return int(values.nbytes)

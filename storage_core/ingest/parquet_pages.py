@@ -1,0 +1,174 @@
+"""What the pages of a Parquet file say of themselves, judged before Arrow believes it.
+
+A page of a hundred bytes may claim to expand to 2 GB, or to hold two thousand million values, and Arrow makes room for
+them. The headers stand outside of what is compressed: Thrift's compact protocol, as the format's specification has it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, cast
+
+import pyarrow.parquet as pq
+
+from storage_core.errors import Corrupt
+
+LARGEST_PAGE = 256 * 2**20
+PAGE_RATIO = 20
+"""A page may be larger where it has a twentieth of that in the file: writers put a thousand long texts into one."""
+
+MOST_VALUES = 2**27
+"""Values of one nested column in one row group: one row may hold all of them, and is read as a whole."""
+
+DELTA_BYTE_ARRAY: Final = 7
+_PLACES = {5: 2, 7: 2, 8: 4}  # the struct of a data page, of a dictionary, of a data page of version 2: its encoding
+_MOST_FIELDS = 64
+_DEEPEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One column of one row group: where it begins and ends, and what its pages may be."""
+
+    column: str
+    start: int
+    end: int
+    is_nested: bool
+    may_be_delta: bool
+
+
+def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
+    """Return the column chunks by where they begin. Raises `Corrupt` for one that says that it lies in another file."""
+    found: dict[int, Chunk] = {}
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for index in range(group.num_columns):
+            column = group.column(index)
+            if column.file_path:
+                raise Corrupt(f"its column {column.path_in_schema} lies in another file; land one that is whole")
+            first = column.dictionary_page_offset
+            start = min(first, column.data_page_offset) if first else column.data_page_offset
+            path = column.path_in_schema
+            leaf = metadata.schema.column(index)
+            nested, delta = leaf.max_repetition_level > 0, "DELTA_BYTE_ARRAY" in column.encodings
+            found[start] = Chunk(path, start, start + column.total_compressed_size, nested, delta)
+    return found
+
+
+class CheckedPages(io.RawIOBase):
+    """A Parquet file whose column chunks are looked at as they are read; `chunks` is filled once they are known."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self.chunks: Mapping[int, Chunk] = {}
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move, and return the new position."""
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes. Raises `Corrupt` for a column chunk whose pages claim too much."""
+        chunk = self.chunks.get(self._file.tell())
+        data = self._file.read(size)
+        if chunk is not None:
+            check_pages(data, chunk)
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a writable buffer as far as the file reaches and return the number of bytes."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def as_file(self) -> BinaryIO:
+        """Return it as what readers take."""
+        return cast("BinaryIO", self)
+
+
+def check_pages(data: bytes, chunk: Chunk) -> None:
+    """Raise `Corrupt` unless the pages of a column chunk, which `data` begins with, claim what can be held."""
+    position, end, values = 0, min(len(data), chunk.end - chunk.start), 0
+    while position < end:
+        try:
+            header, position = _struct(data, position, 0)
+        except (IndexError, ValueError) as error:
+            raise Corrupt(f"column {chunk.column}: the header of a page cannot be read") from error
+        expanded, length = header.get(2), header.get(3)
+        if not isinstance(expanded, int) or not isinstance(length, int) or not 0 <= length <= end - position:
+            raise Corrupt(f"column {chunk.column}: a page is not whole")
+        most = max(LARGEST_PAGE, PAGE_RATIO * length)
+        if not 0 <= expanded <= most:
+            raise Corrupt(
+                f"column {chunk.column}: a page expands from {length} to {expanded} bytes, {most} are the most"
+            )
+        for place, encoding in _PLACES.items():
+            about = header.get(place)
+            if isinstance(about, dict):
+                values += 0 if place == 7 else int(about.get(1, 0))  # a dictionary's are no rows'
+                if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
+                    raise Corrupt(f"column {chunk.column}: its pages are encoded otherwise than the footer says")
+        if values > MOST_VALUES and chunk.is_nested:
+            raise Corrupt(
+                f"column {chunk.column}: more than {MOST_VALUES} values in a row group; write smaller row groups"
+            )
+        position += length
+
+
+def _struct(data: bytes, position: int, depth: int) -> tuple[dict[int, Any], int]:
+    """The numbers and structs of a Thrift struct by field id, and where it ends; texts are passed over."""
+    found: dict[int, Any] = {}
+    field = 0
+    for _ in range(_MOST_FIELDS):
+        head = data[position]
+        position += 1
+        if head == 0:
+            return found, position
+        if head >> 4:
+            field += head >> 4
+        else:
+            field, position = _signed(data, position)
+        kind = head & 15
+        if kind in (1, 2):
+            found[field] = kind == 1
+        elif kind == 3:  # the protocol's number of a byte
+            position += 1
+        elif kind in (4, 5, 6):
+            found[field], position = _signed(data, position)
+        elif kind == 8:  # of text
+            length, position = _unsigned(data, position)
+            position += length
+        elif kind == 12 and depth < _DEEPEST:  # of a struct
+            found[field], position = _struct(data, position, depth + 1)
+        else:
+            raise ValueError(f"no page has a field of kind {kind}")
+    raise ValueError("too many fields")
+
+
+def _signed(data: bytes, position: int) -> tuple[int, int]:
+    number, position = _unsigned(data, position)
+    return (number >> 1) ^ -(number & 1), position
+
+
+def _unsigned(data: bytes, position: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # the last byte of a number
+            return number, position
+    raise ValueError("a number without an end")

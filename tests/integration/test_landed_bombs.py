@@ -1,0 +1,244 @@
+"""Landed lines and files that claim, repeat or expand: each is a row or a rejection with its reason, in bounded memory.
+
+One process reads all of them under a limit of its address space, so that a claim that is believed ends it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage_core.errors import TidemarkError
+from storage_core.ingest import expansion
+from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
+from storage_core.ingest.parse import parse_blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS_SPACE = 6 * 2**30  # most of which is mapped and never touched
+ROOM_BYTES = 1600 * 2**20
+
+SCHEMA = pa.schema(
+    [
+        ("a", pa.int64()),
+        ("s", pa.string()),
+        ("m", pa.map_(pa.string(), pa.string())),
+        ("d", pa.decimal128(38, 2)),
+    ]
+)
+LISTS = SCHEMA.append(pa.field("l", pa.list_(pa.int8())))
+MILLION = 1_000_000
+
+
+class Case(NamedTuple):
+    """A file, and what comes of it: rows, and part of the reason of the one line, or of the whole file."""
+
+    format: LandingFormat
+    make: Callable[[], bytes]
+    rows: int
+    reason: str | None = None
+    is_whole: bool = False
+
+
+def _line(text: str, rows: int, reason: str | None = None) -> Case:
+    """A line between two good ones, which are rows whatever it is."""
+    return Case("ndjson", lambda: f'{{"a":1}}\n{text}\n{{"a":2}}\n'.encode(), 2 + rows, reason)
+
+
+def _file(format_: LandingFormat, make: Callable[[], bytes], reason: str) -> Case:
+    return Case(format_, make, 0, reason, is_whole=True)
+
+
+def _parquet(table: pa.Table, *, compression: str = "zstd", dictionary: bool = True) -> bytes:
+    target = io.BytesIO()
+    pq.write_table(table, target, compression=compression, use_dictionary=dictionary, store_schema=False)
+    return target.getvalue()
+
+
+def _one_text_many_times() -> bytes:
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50_000, np.int32)), pa.array(["x" * 2**20]))
+    return _parquet(pa.table({"s": text}))
+
+
+def _one_long_list() -> bytes:
+    values = pa.array(np.zeros(150 * MILLION, np.int8))
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    return _parquet(pa.table({"l": lists}))
+
+
+def _many_columns() -> bytes:
+    return _parquet(pa.table({f"c{number}": [1] for number in range(5000)}))
+
+
+def _deep_schema() -> bytes:
+    type_ = pa.int32()
+    for _ in range(3000):
+        type_ = pa.struct([("a", type_)])
+    target = io.BytesIO()
+    with pq.ParquetWriter(target, pa.schema([("s", type_)]), store_schema=False):
+        pass
+    return target.getvalue()
+
+
+class _Unpickled:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (sys.exit, (99,))
+
+
+def _pickled_type() -> bytes:
+    about = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(_Unpickled()),
+    }
+    field = pa.field("a", pa.int64(), metadata=about)
+    target = io.BytesIO()
+    pq.write_table(pa.table([pa.array([1, 2])], schema=pa.schema([field])), target)
+    return target.getvalue()
+
+
+def _footer(length: int, body: bytes = b"") -> bytes:
+    return _parquet(pa.table({"a": [1]}))[:-8] + body + struct.pack("<I", length) + b"PAR1"
+
+
+def _members(line: bytes) -> bytes:
+    """A gzip file of two members, each of 48 MB of such lines."""
+    return gzip.compress(line * (48 * MILLION // len(line)), 6) * 2
+
+
+CASES = {
+    "a field 20,000 times": _line("{" + ",".join(['"a":1'] * 20_000) + "}", 0, "the field a is given twice"),
+    "a field 900,000 times": _line("{" + ",".join(['"a":1'] * 900_000) + "}", 0, "the field a is given twice"),
+    "a field 5,000,000 times": _line("{" + ",".join(['"a":1'] * 5 * MILLION) + "}", 0, "more than 1,000,000 values"),
+    "900,000 fields": _line(
+        "{" + ",".join(f'"k{each}":1' for each in range(900_000)) + "}", 0, "the field k0 is not a column"
+    ),
+    "nested 900,000 times": _line('{"s":' + "[" * 900_000 + "]" * 900_000 + "}", 1),
+    "nested 9,000,000 times": _line(
+        '{"s":' + "[" * 9 * MILLION + "]" * 9 * MILLION + "}", 0, "more than 1,000,000 values"
+    ),
+    "objects nested 900,000 times": _line('{"m":' + '{"x":' * 900_000 + "1" + "}" * 900_001, 0, "column m: "),
+    "an integer of 5,000,000 digits": _line('{"a":' + "9" * 5 * MILLION + "}", 0, "column a: not a valid int64"),
+    "a decimal of 5,000,000 digits": _line('{"d":' + "9" * 5 * MILLION + ".5}", 0, "column d: not a valid decimal"),
+    "an exponent of 5,000,000 digits": _line('{"d":1e' + "9" * 5 * MILLION + "}", 0, "column d: not a valid decimal"),
+    "an exponent of a billion": _line('{"d":1e999999999}', 0, "column d: not a valid decimal"),
+    "a text of 30 MB": _line('{"s":"' + "x" * 30 * MILLION + '"}', 1),
+    "a text of 30 MB of commas": _line('{"s":"' + "," * 30 * MILLION + '"}', 1),
+    "a map with a name 900,000 times": _line(
+        '{"m":{' + ",".join(['"a":"1"'] * 900_000) + "}}", 0, "column m: a name is given twice"
+    ),
+    "a map of 900,000 names": _line('{"m":{' + ",".join(f'"{each}":"1"' for each in range(900_000)) + "}}", 1),
+    "a lone surrogate": _line('{"s":"\\ud800"}', 0, "not valid JSON"),
+    "a field of control characters": _line('{"\\u001b[2J\\u0000":1}', 0, "the field \\x1b[2J\\x00 is not a column"),
+    "a field of 20 MB": _line('{"' + "x" * 20 * MILLION + '":1}', 0, "x… is not a column of the table"),
+    "a line for each field": Case(
+        "ndjson",
+        lambda: b"".join(b'{"k%d":1}\n' % each for each in range(100_000)) + b'{"a":1}\n',
+        1,
+        "the field k0 is not a column of the table",
+    ),
+    "9 MB of empty objects": Case("ndjson", lambda: b"{}\n" * 3 * MILLION, 3 * MILLION),
+    "CSV of 1,000,000 columns": _file("csv", lambda: b"," * MILLION + b"\n1\n", "its header has columns"),
+    "CSV records of 1,000,000 columns": Case(
+        "csv", lambda: b"a,s\n1,x\n" + b"," * MILLION + b"\n2,y\n", 2, "the record has 1000001 fields"
+    ),
+    "CSV of quotes": Case("csv", lambda: b"a,s\n1," + b'"' * 2 * MILLION + b"\n", 1),
+    "a quote that never ends": _file("csv", lambda: b'a,s\n1,"' + b"x\n" * 30 * MILLION, "not CSV throughout"),
+    "gzipped spaces": _file("ndjson", lambda: gzip.compress(b" " * 100 * MILLION), "expands to more than"),
+    "empty lines, gzipped": _file("ndjson", lambda: _members(b"\n"), "expands to more than"),
+    "CSV, gzipped": _file("csv", lambda: _members(b"a" * 99 + b"\n"), "expands to more than"),
+    "Parquet with a text of 1 MB, 50,000 times": _file("parquet", _one_text_many_times, "expands to more than"),
+    "Parquet with a list of 150,000,000": _file("parquet", _one_long_list, "write smaller row groups"),
+    "Parquet of 5,000 other columns": _file("parquet", _many_columns, "its columns are not those of the table"),
+    "Parquet, deep": _file("parquet", _deep_schema, "not a whole Parquet file"),
+    "Parquet with a pickle for a type": Case("parquet", _pickled_type, 2),
+    "Parquet with a footer of 4 GB": _file("parquet", lambda: _footer(2**32 - 1), "its footer has"),
+    "Parquet with a deep footer": _file(
+        "parquet", lambda: _footer(60_000, b"\x1c" * 60_000), "not a whole Parquet file"
+    ),
+    "Parquet with a page that is huge": _file(
+        "parquet", lambda: _parquet(pa.table({"s": ["x" * MILLION] * 300}), dictionary=False), "a page expands from"
+    ),
+}
+
+
+def make(folder: str) -> None:
+    """Write each case as a file: made where no limit is, and so that what is measured is the reading."""
+    for number, case in enumerate(CASES.values()):
+        (Path(folder) / str(number)).write_bytes(case.make())
+
+
+def measure(folder: str) -> None:
+    """Read each case in this process; print what came of it, and by how much the peak of memory grew."""
+    expansion.ANY_RATIO_BYTES = 2**26  # a sixteenth of what files may expand to, so that this takes seconds
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        landed = LandedFile(str(number), (Path(folder) / str(number)).stat().st_size, folder)
+        found[name] = _read(landed, case.format)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+        sys.stderr.write(f"{grown} MB after {name}\n")
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(json.dumps({"found": found, "grown": (after - before) * 1024}))
+
+
+def _read(landed: LandedFile, format_: LandingFormat) -> tuple[int, bool, list[tuple[int | None, str]]]:
+    rows, rejected, is_whole = 0, list[tuple[int | None, str]](), False
+    schema = LISTS if format_ == "parquet" else SCHEMA
+    try:
+        for block in parse_blocks(landed, LandingSpec(uri=landed.uri, format=format_), schema, None):
+            rows, is_whole = rows + block.rows.num_rows, block.unreadable
+            rejected += [(line.line, line.reason[:300]) for line in block.rejected[: 3 - len(rejected)]]
+    except TidemarkError as error:
+        return rows, False, [(None, f"{error.kind}: {error}")]
+    except Exception as error:  # noqa: BLE001  # the test says which case lacks a type
+        return rows, False, [(None, f"untyped {type(error).__name__}: {error}"[:300])]
+    return (0 if is_whole else rows), is_whole, rejected
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, object]:
+    here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_landed_bombs as t; "
+    with tempfile.TemporaryDirectory() as folder:
+        for step in ("make", "measure"):
+            code = f"{here} t.{step}({folder!r})"
+            ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, ended.stderr[-2000:]
+    sys.stderr.write(ended.stderr)
+    found: dict[str, object] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_hostile_line_is_one_rejection_and_a_hostile_file_is_one(measured: dict[str, object], name: str) -> None:
+    case = CASES[name]
+    all_found = measured["found"]
+    assert isinstance(all_found, dict)
+    rows, is_whole, rejected = all_found[name]
+    assert (rows, is_whole) == (case.rows, case.is_whole), rejected
+    if case.reason is None:
+        assert rejected == []
+    else:
+        line, reason = rejected[0]
+        assert case.reason in reason
+        assert (line is None) == case.is_whole
+
+
+def test_what_they_claim_and_repeat_takes_bounded_memory(measured: dict[str, object]) -> None:
+    grown = measured["grown"]
+    assert isinstance(grown, int)
+    assert grown < ROOM_BYTES, f"hostile landed files took {grown:,} bytes"
