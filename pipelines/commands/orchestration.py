@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from jobs.lists import listed
+from jobs.lists import counted, listed
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
@@ -118,7 +118,7 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
         output.json_line({"status": status, **about, **more})
     else:
         ended = "done" if done.error is None else f"failed: {output.printable(done.error)}"
-        of = f"{part.first} to {part.last}  {part.windows} windows  {done.rows:,} rows"
+        of = f"{part.first} to {part.last}  {counted(part.windows, 'window')}  {counted(done.rows, 'row')}"
         output.line(f"{done.number}/{done.of}  {of}  {ended}")
     sys.stdout.flush()
 

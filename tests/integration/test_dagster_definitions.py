@@ -373,7 +373,7 @@ def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(che
         writer.flush()
 
     asked = demands("sort", declaration)
-    assert [demand.reason for demand in asked.wanted] == [f"{bound + 1} generations wait unsorted"]
+    assert [demand.reason for demand in asked.wanted] == [f"generations that wait unsorted: {bound + 1}"]
     assert demands("sort", declaration) == asked
 
 
