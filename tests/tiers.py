@@ -17,7 +17,6 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
         "tests/integration/test_dagster_definitions.py",
         "tests/integration/test_dagster_runs.py",
         "tests/simulation/test_lease_crash_matrix.py",
-        "tests/simulation/test_log_under_faults.py",
         "tests/simulation/test_writer_crash_matrix.py",
         "tests/unit/test_docs.py",
     }
