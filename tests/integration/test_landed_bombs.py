@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
 def _line(text: str, rows: int, reason: str | None = None) -> Case:
     """A line between two good ones, which are rows whatever it is."""
-    return Case("ndjson", lambda: f'{{"a":1}}\n{text}\n{{"a":2}}\n'.encode(), 2 + rows, reason)
+    return Case("ndjson", f'{{"a":1}}\n{text}\n{{"a":2}}\n'.encode, 2 + rows, reason)
 
 
 def _file(format_: LandingFormat, make: Callable[[], bytes], reason: str) -> Case:

@@ -1,4 +1,4 @@
-"""Lines and files that somebody made up or damaged: each line is one row or one rejection that names file, line, reason.
+"""Lines and files made up or damaged: each line is one row or one rejection that names file, line and reason.
 
 Hypothesis draws lines of NDJSON and CSV, true and broken ones mixed, and damages files of every format. What would end
 the process by its memory has a process of its own, in `tests/integration/test_landed_bombs.py`.
@@ -116,7 +116,7 @@ def _is_true(line: bytes) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    return "\ud800" > max(text, default="") or not any("\ud800" <= each <= "\udfff" for each in text)
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 fields = st.sampled_from(["1", "x", "", " ", '"', "9" * 400, "\x00", "\x1b[2J", ",", "a\nb", "é"])
