@@ -30,7 +30,7 @@ from storage_core.ingest.parse import parse_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 6 * 2**30  # most of which is mapped and never touched
-ROOM_BYTES = 1600 * 2**20
+ROOM_BYTES = 2000 * 2**20
 
 SCHEMA = pa.schema(
     [
