@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
     ]
 )
 LISTS = SCHEMA.append(pa.field("l", pa.list_(pa.int8())))
+FLAT = pa.schema([SCHEMA.field("a"), SCHEMA.field("s")])
 MILLION = 1_000_000
 
 
@@ -198,7 +199,7 @@ def measure(folder: str) -> None:
 
 def _read(landed: LandedFile, format_: LandingFormat) -> tuple[int, bool, list[tuple[int | None, str]]]:
     rows, rejected, is_whole = 0, list[tuple[int | None, str]](), False
-    schema = LISTS if format_ == "parquet" else SCHEMA
+    schema = {"parquet": LISTS, "csv": FLAT}.get(format_, SCHEMA)
     try:
         for block in parse_blocks(landed, LandingSpec(uri=landed.uri, format=format_), schema, None):
             rows, is_whole = rows + block.rows.num_rows, block.unreadable
