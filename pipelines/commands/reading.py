@@ -14,6 +14,17 @@ from pipelines.commands.target import open_table
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
 
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="The longest the query may take; 300 by default."),
+]
+MemoryMib = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="The most memory it may take; 4096 MiB by default."
+    ),
+]
+
 
 def sql(
     uri: Uri,
@@ -21,6 +32,8 @@ def sql(
     *,
     at: At = None,
     consistency: Consistency = None,
+    seconds: Seconds = None,
+    memory_mib: MemoryMib = None,
     as_json: Json = False,
 ) -> None:
     """Answer a SELECT over the table, which it calls t.
@@ -28,7 +41,7 @@ def sql(
     The dialect is DuckDB's. The query can read this table and nothing else.
     """
     table = open_table(uri)
-    answer = table.sql(query, at=at, consistency=consistency or "snapshot")
+    answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib))
     output.rows(answer, as_json=as_json)
 
 
@@ -50,6 +63,16 @@ def search(
         query, index=index, limit=limit, at=at, consistency=consistency or "snapshot", cache_dir=_cache_dir()
     )
     output.rows(answer, as_json=as_json)
+
+
+def _limits(seconds: float | None, memory_mib: int | None) -> QueryLimits:
+    from storage_core.settings.query import QueryLimits  # the help needs no part of the core
+
+    given = {
+        "seconds": seconds,
+        "memory_bytes": None if memory_mib is None else memory_mib * 2**20,
+    }
+    return QueryLimits(**{name: value for name, value in given.items() if value is not None})
 
 
 def _cache_dir() -> Path | None:

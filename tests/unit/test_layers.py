@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.quarantine",),
     ("storage_core.rows",),
     ("storage_core.formats",),
-    ("storage_core.objectstore",),
+    ("storage_core.objectstore", "storage_core.engine"),
     ("storage_core.settings",),
     ("storage_core.clock", "storage_core.ids"),
     ("storage_core.errors",),
