@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Json, Uri
 from pipelines.commands.target import open_table
+
+if TYPE_CHECKING:
+    from storage_core.settings.query import QueryLimits
 
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
@@ -68,11 +71,11 @@ def search(
 def _limits(seconds: float | None, memory_mib: int | None) -> QueryLimits:
     from storage_core.settings.query import QueryLimits  # the help needs no part of the core
 
-    given = {
-        "seconds": seconds,
-        "memory_bytes": None if memory_mib is None else memory_mib * 2**20,
-    }
-    return QueryLimits(**{name: value for name, value in given.items() if value is not None})
+    usual = QueryLimits()
+    return QueryLimits(
+        seconds=usual.seconds if seconds is None else seconds,
+        memory_bytes=usual.memory_bytes if memory_mib is None else memory_mib * 2**20,
+    )
 
 
 def _cache_dir() -> Path | None:

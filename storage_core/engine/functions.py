@@ -120,7 +120,7 @@ NESTED_TYPES = _words("""
 """Types that hold others. As text they are longer than what they hold, by as much as they quote."""
 
 OF_ONE_ROW = _words("""
-    != !~~ !~~* % & && * ** + - ->> / // < << <= <> = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
+    != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
     atan atan2 atanh base64 bin bit_count bit_length cbrt ceil ceiling century char_length character_length chr
     concat concat_ws contains cos cosh cot damerau_levenshtein date_add date_diff date_part date_sub date_trunc
     datediff datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear decade decimal_division degrees

@@ -63,6 +63,7 @@ _FIELDS = _words("""
     values when_expr where_clause with_ordinality
 """)
 _PARSER_TOO_DEEP = "Max expression depth"
+_NESTED = (dict, list)  # as JSON gives them
 _PLAIN_NAME = re.compile(r"[\w $-]+")
 _DUCKDBS_OWN = re.compile(r"duckdb|pragma|pg_|sqlite_|information_schema|tidemark", re.IGNORECASE)
 
@@ -110,16 +111,16 @@ def _is_common_table(value: object) -> bool:
     return isinstance(value, Mapping) and "query_node" in value
 
 
-def nodes_of(tree: object) -> Iterator[Node]:
+def nodes_of(tree: Any) -> Iterator[Node]:
     """Yield every record of the tree, however deep it is, parents first."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Mapping):
+        if isinstance(node, dict):
             yield node
-            waiting.extend(node.values())
-        elif isinstance(node, list):
-            waiting.extend(node)
+            waiting.extend(each for each in node.values() if each.__class__ in _NESTED)
+        else:
+            waiting.extend(each for each in node if each.__class__ in _NESTED)
 
 
 def _objection(node: Node, tables: set[str]) -> str | None:
@@ -180,7 +181,9 @@ def _check_size(text: str, what: str) -> None:
     words, depth = duckdb.tokenize(text), 0
     if len(words) > MOST_WORDS:
         advice = "give it in parts"
-        raise InvalidInput(f"a {what} has at most {MOST_WORDS} words and signs, found {len(words)}; {advice}", query=None)
+        raise InvalidInput(
+            f"a {what} has at most {MOST_WORDS} words and signs, found {len(words)}; {advice}", query=None
+        )
     for offset, kind in words:
         if kind is duckdb.token_type.operator:
             depth += (coded[offset] in b"([{") - (coded[offset] in b")]}")
