@@ -48,7 +48,7 @@ def query(
             source = splits_source(store, splits, snapshot.schema, verified=verified)
     with query_errors(text, splits, bounds):
         answer = ask(source, text, bounds)
-    verified.look_again(store, (add for add, _ in source.splits))
+    verified.look_again(store, source.splits)
     return answer
 
 
