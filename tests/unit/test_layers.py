@@ -161,6 +161,11 @@ def test_dagster_pipes_is_known_to_one_job_module_only() -> None:
     assert len(speakers) == 1, speakers
 
 
+def test_one_module_of_the_product_opens_duckdb() -> None:
+    product = {name: source for name, (source, _) in _sources().items() if name.partition(".")[0] in PRODUCT}
+    assert [name for name, source in product.items() if "duckdb.connect(" in source] == ["storage_core.engine.session"]
+
+
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
