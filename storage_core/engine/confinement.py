@@ -20,6 +20,8 @@ from typing import TypeVar
 
 import duckdb
 
+from storage_core.errors import Unavailable
+
 T = TypeVar("T")
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
@@ -45,7 +47,10 @@ def answer(
 
     def run() -> None:
         try:
-            _give_up_writing(writable)
+            try:
+                _give_up_writing(writable)
+            except OSError as error:
+                raise Unavailable(f"this system keeps no thread from writing: {error}; see decision 0083") from error
             with opened() as connection:
                 running.append(connection)
                 done.set_result(ask(connection))
@@ -57,9 +62,10 @@ def answer(
     try:
         thread.join()
     except BaseException:
-        for connection in running:
-            connection.interrupt()
-        thread.join()
+        while thread.is_alive():  # an interrupt before the query has begun says nothing to it
+            for connection in running:
+                connection.interrupt()
+            thread.join(0.05)
         raise
     return done.result()
 

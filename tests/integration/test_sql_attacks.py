@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -489,9 +489,7 @@ def test_ctrl_c_ends_a_query(table: Table) -> None:
 
     def interrupt() -> None:
         asked.wait()
-        while any(each.name == "tidemark-query" for each in threading.enumerate()):
-            os.kill(os.getpid(), 2)
-            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
 
     with private_folder() as folder:
         threading.Thread(target=interrupt, daemon=True).start()

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.engine.session import session
 from storage_core.compaction import execute as compaction
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.objectstore.memory import MemoryStore
