@@ -65,6 +65,7 @@ from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
+from storage_core.settings.query import QueryLimits
 from storage_core.settings.table import MapMode, TableConfig
 
 WINDOW = "15m"
@@ -271,10 +272,20 @@ class Table:
         snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
 
-    def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
-        """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table."""
+    def sql(
+        self,
+        query: str,
+        *,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        limits: QueryLimits | None = None,
+    ) -> pa.Table:
+        """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table.
+
+        Raises `Unavailable` when it takes more time or memory than `limits` allow, by default those of `QueryLimits`.
+        """
         snapshot, records = self._view.records(at, consistency)
-        return querying.query(self._store, snapshot, query, verified=self._verified, records=records)
+        return querying.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
 
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
