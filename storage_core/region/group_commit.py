@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from storage_core.clock import Clock
 from storage_core.errors import TidemarkError, Unavailable
+from storage_core.process import HomeProcess
 from storage_core.region.backlog import Backlog, Call
 from storage_core.region.options import WriterOptions
 
@@ -30,6 +31,11 @@ T = TypeVar("T")
 
 class Log(Protocol):
     """Where entries go; used by one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """What it is the log of, for messages."""
+        ...
 
     @property
     def stopped(self) -> TidemarkError | None:
@@ -53,7 +59,8 @@ class GroupCommit:
     """Writes what any threads give it, in the order of arrival, many calls at a time.
 
     Every call succeeds or fails for itself: one that is refused leaves the others as they are, and what becomes of an
-    entry every call in it learns.
+    entry every call in it learns. In a copy of the process every call raises `CopiedProcess`, before it takes a lock:
+    the thread that holds it, or that writes, may be in the other process only.
     """
 
     def __init__(self, log: Log, *, options: WriterOptions, clock: Clock) -> None:
@@ -61,6 +68,7 @@ class GroupCommit:
         self._log = log
         self._options = options
         self._clock = clock
+        self._home = HomeProcess()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._tick = threading.Condition(self._lock)
@@ -75,6 +83,7 @@ class GroupCommit:
 
     def require_usable(self) -> None:
         """Return when the writer takes calls. Raises what stopped it."""
+        self._require_home()
         with self._lock:
             self._require_usable()
 
@@ -84,6 +93,7 @@ class GroupCommit:
         Waits while the writer holds too much. Raises `Overloaded` when it holds far too much or that lasts too long,
         and nothing of the call is written then; or what the log raises.
         """
+        self._require_home()
         with self._lock:
             self._require_usable()
             if records.num_rows == 0:
@@ -98,6 +108,7 @@ class GroupCommit:
 
     def sync(self) -> None:
         """Return when every call that was taken before is durable. Raises what keeps the first of them from it."""
+        self._require_home()
         with self._lock:
             self._require_usable()
             calls = self._backlog.taken
@@ -114,6 +125,7 @@ class GroupCommit:
 
         Closing again does nothing, and a writer that was stopped closes silently unless rows were lost by that.
         """
+        self._require_home()
         with self._lock:
             if self._closing is not None:
                 return
@@ -137,8 +149,15 @@ class GroupCommit:
 
     def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
         """Return what `read` makes of the rows that are not durable yet, in order, while nothing becomes durable."""
+        self._require_home()
         with self._lock:
             return read([call.records for call in self._backlog.taken])
+
+    def _require_home(self) -> None:
+        self._home.require(
+            f"the writer of {self._log.name}",
+            "rows that it was given before are written there; open a writer of this process",
+        )
 
     def _require_usable(self) -> None:
         """Raise a copy of the error that stopped the writer, if one did: several threads may raise it."""
