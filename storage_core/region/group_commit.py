@@ -23,6 +23,7 @@ from storage_core.errors import TidemarkError, Unavailable
 from storage_core.process import HomeProcess
 from storage_core.region.backlog import Backlog, Call
 from storage_core.region.options import WriterOptions
+from storage_core.region.unclosed import say_what_is_lost, warn_when_dropped
 
 _logger = logging.getLogger(__name__)
 
@@ -78,8 +79,13 @@ class GroupCommit:
         self._timer: threading.Thread | None = None
         self._closing: TidemarkError | None = None
         self._stopped: TidemarkError | None = None
+        say_what_is_lost(self, self._backlog, log.name, self._home)
         with self._lock:
             self._wake_timer_for_flush()
+
+    def warn_when_dropped(self, writer: object) -> None:
+        """Warn when `writer`, through which everything is given, is dropped while rows are pending."""
+        warn_when_dropped(writer, self._backlog, self._log.name, self._home)
 
     def require_usable(self) -> None:
         """Return when the writer takes calls. Raises what stopped it."""
@@ -145,7 +151,7 @@ class GroupCommit:
             if timer is not None:
                 timer.join()
         if failed is not None or "lost_rows" in stopped.context:
-            raise _copy(stopped)
+            raise self._told(stopped)
 
     def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
         """Return what `read` makes of the rows that are not durable yet, in order, while nothing becomes durable."""
@@ -163,7 +169,12 @@ class GroupCommit:
         """Raise a copy of the error that stopped the writer, if one did: several threads may raise it."""
         error = self._stopped or self._closing
         if error is not None:
-            raise _copy(error)
+            raise self._told(error)
+
+    def _told(self, error: TidemarkError) -> TidemarkError:
+        """A copy of the error that stopped the writer, for a caller who hears by it what was lost."""
+        self._backlog.unheard = 0
+        return error.reworded(error.found)
 
     def _admit(self, call: Call) -> None:
         """Wait for room, in the order of arrival."""
@@ -189,7 +200,7 @@ class GroupCommit:
         for call in calls:
             self._wait_for(call)
             if call.error is not None:
-                raise _copy(call.error) from call.error
+                raise self._told(call.error) from call.error
 
     def _wait_for(self, call: Call) -> None:
         while True:
@@ -304,10 +315,6 @@ class GroupCommit:
         if backlog.asking or backlog.held_bytes >= self._options.entry_bytes:
             return 0
         return max(0, backlog.queue[0].arrived_ms + self._options.linger_ms - self._clock.now_ms())
-
-
-def _copy(error: TidemarkError) -> TidemarkError:
-    return error.reworded(error.found)
 
 
 def _interrupted(error: BaseException) -> TidemarkError:

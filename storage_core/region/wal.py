@@ -93,9 +93,9 @@ class WalAppender:
         if found.writer_epoch >= self.epoch:
             raise WriterFenced(
                 f"region {self.region}: WAL entry {self.next_id} was written under epoch {found.writer_epoch} by "
-                f"writer {found.writer_id} (seq {found.seq}), not by this one, which holds epoch {self.epoch}: a copy of this "
-                "process, by fork() or a restored machine, writes as well; stop using this writer and open a new one, "
-                "which replays what is acknowledged",
+                f"writer {found.writer_id} (seq {found.seq}), not by this one, with epoch {self.epoch}: a copy of "
+                "this process, by fork() or a restored machine, writes as well; stop using this writer and open a new "
+                "one, which replays what is acknowledged",
                 region=self.region,
                 entry=self.next_id,
                 epoch=self.epoch,
