@@ -34,7 +34,10 @@ from storage_core.split.metadata import describe, sealed
 
 _logger = logging.getLogger(__name__)
 
-_UNCUT = 2**31 - 1
+LONGEST_KEY_TEXT = 128
+"""Code points of a value in a row key: the log keeps two of them per split, in a line that has a greatest length."""
+
+UNCUT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +152,8 @@ class SplitWriter:
             maxValues=figures.max_values,
             nullCounts=figures.null_counts,
             columnRegexes=self._regexes.result() or None,
-            minRowKey=row_key(first, context.order, 0),
-            maxRowKey=row_key(last, context.order, 0),
+            minRowKey=row_key(first, context.order, is_first=True),
+            maxRowKey=row_key(last, context.order, is_first=False),
             windowSeconds=context.window_seconds,
             sortSchema=context.order.text,
             sourceId=context.source_id or None,
@@ -159,12 +162,21 @@ class SplitWriter:
         )
 
 
-def row_key(rows: pa.Table, order: SortOrder, position: int) -> str:
-    """Return the sort key of one row as a JSON array of text forms of `rows.statistics`, uncut; null for no value."""
+def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = LONGEST_KEY_TEXT) -> str | None:
+    """Return the sort key of the first or last row as a JSON array of text forms of `rows.statistics`, null for none.
+
+    A text above `longest` code points is cut so that in the order the key stays at or before the first row, or at or
+    after the last. None where no such text is known.
+    """
     names = [each.name for each in order.columns]
-    present = [name for name in names if name in rows.column_names]
-    values = statistics.compute(decoded(rows.select(present).slice(position, 1)), _UNCUT).min_values
-    return json.dumps([values.get(name) for name in names], ensure_ascii=False, separators=(",", ":"))
+    figures = statistics.compute(decoded(row.select([each for each in names if each in row.column_names])), longest)
+    texts = [
+        (figures.max_values if is_first == each.descending else figures.min_values).get(each.name)
+        for each in order.columns
+    ]
+    if any(text is None and name in figures.min_values for name, text in zip(names, texts, strict=True)):
+        return None
+    return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
 
 
 def _origin(context: SplitContext, lineage: Lineage) -> Origin:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from storage_core.compaction.audit import audit
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.ingest.batch import IngestResult, IngestWork, execute, pending, plan
@@ -332,3 +334,28 @@ def test_counts_of_several_files_add_up_to_a_bounded_number_of_reasons() -> None
     assert total[OTHERS] == 127 - sum(count for reason, count in total.items() if reason != OTHERS)
     assert len(total) == MOST_REASONS + 1
     assert sum(tally(total, total).values()) == 254
+
+
+def test_a_sort_column_of_17_megabytes_is_a_value_like_any_other(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, TableConfig(time_column="at", window_seconds=HOUR, sort_schema="v|timestamp/V2"))
+    bench.land("a.json", [(10, 1)], extra='{"at": "1970-01-01T00:00:11Z", "id": 2, "v": "%s"}\n' % ("x" * 17 * 2**20))
+    bench.ingest()
+    assert bench.rows() == [1, 2]
+    (add,) = bench.log.snapshot().splits.values()
+    assert len(repr(add)) < 10_000
+    assert bench.plan() == []
+
+
+@pytest.mark.parametrize("direction", ["+", "-"])
+@pytest.mark.parametrize("longest", ["x" * 10_000, "\U0010ffff" * 10_000])
+def test_the_sort_keys_of_a_split_are_cut_to_bounds_of_its_rows(tmp_path: Path, direction: str, longest: str) -> None:
+    config = TableConfig(time_column="at", window_seconds=HOUR, sort_schema=f"v:{direction}|timestamp/V2")
+    bench = make_bench(tmp_path, config)
+    bench.land("a.json", [], extra='{"at": "1970-01-01T00:00:11Z", "id": 2, "v": "%s"}\n' % longest)
+    bench.ingest()
+    (add,) = bench.log.snapshot().splits.values()
+    first, last = (None if key is None else json.loads(key)[0] for key in (add.minRowKey, add.maxRowKey))
+    low, high = (first, last) if direction == "+" else (last, first)
+    assert low == longest[:128]
+    assert high == ("x" * 127 + "y" if longest[0] == "x" else None)
+    assert audit(bench.log.store, bench.log.snapshot()).violations == ()
