@@ -17,13 +17,13 @@ the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.arrow_stream import read_stream
 
 _TRAILER = struct.Struct("<QQ8s")
 _MAGIC = b"TMWAL\x00\x00"
@@ -82,12 +82,7 @@ def decode(data: bytes, where: str) -> WalEntry:
     a newer release. No row is returned from bytes that do not verify.
     """
     body = _verified_body(data, where)
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            records = reader.read_all()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise Corrupt(f"{where}: the WAL entry is no Arrow stream: {error}", key=where) from error
-    metadata: Mapping[bytes, bytes] = records.schema.metadata or {}
+    records, metadata = read_stream(body, "the WAL entry", where)
     try:
         return WalEntry(
             writer_epoch=int(metadata[b"writer_epoch"]),

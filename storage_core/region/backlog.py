@@ -51,7 +51,8 @@ class Backlog:
     @property
     def unheard_rows(self) -> int:
         """Rows given with `durable=False` that are pending, or lost without anybody being told."""
-        return self.unheard + sum(call.records.num_rows for call in self.taken if not call.durable)
+        pending: int = sum(call.records.num_rows for call in self.taken if not call.durable)
+        return self.unheard + pending
 
     def add(self, call: Call) -> None:
         """Take a call."""

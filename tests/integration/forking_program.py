@@ -179,7 +179,7 @@ def everything_in_the_child(uri: str, _: Path) -> dict[str, Any]:
     def busy() -> None:
         while not stop.is_set():
             writer.put(row("busy"), durable=False)
-            writer.scan()
+            writer.scan()  # type: ignore[union-attr]
 
     threads = [threading.Thread(target=busy) for _ in range(3)]
     for each in threads:
