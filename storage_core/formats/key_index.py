@@ -51,5 +51,7 @@ def find(data: bytes, wanted: Hashes, where: str) -> Mapping[int, Rows]:
     if not index.schema.equals(_SCHEMA):
         raise Corrupt(f"{where}: expected a key index with {_SCHEMA.names}, found {index.schema.names}", key=where)
     hashes, entry, row = (index.column(name).to_numpy() for name in _SCHEMA.names)
+    if (hashes[1:] < hashes[:-1]).any():
+        raise Corrupt(f"{where}: the hashes of a key index ascend, these do not", key=where)
     found = within(np.unique(wanted), hashes)
     return {int(each): np.sort(row[found][entry[found] == each]).astype(np.int64) for each in np.unique(entry[found])}
