@@ -60,6 +60,7 @@ from storage_core.region.spec import DeclaredField, declared_fields, first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
+from storage_core.rows.key_limit import require_short_keys
 from storage_core.rows.schema import conform
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration, parse_milliseconds
@@ -226,6 +227,7 @@ class Table:
             return Appended(self.version, "", 0, 0)
         if self.snapshot.config.kind == "keyed":
             require_keys(table, self.config.primary_key)  # before a claim fences a live writer
+            require_short_keys(table, self.config.primary_key)
             with self.writer() as writer:
                 writer.put(table)
                 writer.flush()
