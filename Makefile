@@ -51,7 +51,7 @@ simulate: setup ## Run the seeded simulations for longer: SEEDS=100000 of them, 
 soak: SEEDS := 2000
 soak: setup ## Kill writers KILLS=200 times on disk, S3_KILLS=50 times on S3, and run SEEDS=2000 of their simulations
 	@TIDEMARK_KILLS="$(KILLS)" TIDEMARK_S3_KILLS="$(S3_KILLS)" TIDEMARK_SEEDS="$(SEEDS)" $(VENV)/python -m pytest --timeout=0 -rP \
-	  tests/integration/test_killed_writers.py tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
+	  tests/integration/test_killed_writers.py tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py tests/chaos
 
 check: lint types test test-browser demo ## Everything that CI runs
 

@@ -12,6 +12,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
+from typing import Self
 
 from tests.chaos.board import Board
 from tests.chaos.processes import Task, run
@@ -44,7 +45,7 @@ class Crew:
     _members: list[_Member] = field(default_factory=list)
     _context: ForkServerContext = field(default_factory=lambda: multiprocessing.get_context("forkserver"))
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Self:
         """Start them all; from one process that has loaded everything, so that each starts at once."""
         self._context.set_forkserver_preload(_PRELOADED)
         self._members = [self._start(task) for task in self.tasks]

@@ -11,7 +11,8 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,6 +33,9 @@ LEVELS = ["snapshot", "committed", "latest", "latest"]
 VALUES = 1_000_000
 """The values of a process are its number times this and up."""
 
+EVENTS_SHARE = 0.3
+"""How many of the reads are of the append table."""
+
 PACES = {"writer": 2.0, "appender": 0.5, "maintainer": 1.0, "collector": 0.5}
 """How many calls of a process there are for each of the readers together."""
 
@@ -43,8 +47,9 @@ EVENTS = pa.schema(
         pa.field("tag", pa.string()),
     ]
 )
-ITEMS = pa.schema([pa.field("id", pa.string(), nullable=False), ("a", pa.int64()), ("b", pa.int64()), ("tag", pa.string())])
-INDEX = {"name": "tags", "kind": "bitmap", "columns": ["tag"]}
+ITEMS = pa.schema(
+    [pa.field("id", pa.string(), nullable=False), ("a", pa.int64()), ("b", pa.int64()), ("tag", pa.string())]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +75,6 @@ class Task:
 
 def run(task: Task, places: int) -> None:
     """Do the work of the task in this process."""
-    import faulthandler, signal
-    faulthandler.register(signal.SIGUSR1, file=(task.folder / f"{task.name}.trace").open("w"))
     os.environ.update(task.environment)
     logging.disable(logging.WARNING)  # of writers that are fenced there are many
     board = Board(task.folder / "board", places)
@@ -148,7 +151,8 @@ def append(task: Task, journal: Journal, random: Random) -> None:
         keep_pace(task, journal)
         rows = [next(ids) for _ in range(random.randint(1, 4))]
         given = [
-            {"timestamp": random.randrange(3 * HOUR_S) * 1_000_000, "id": each, "tag": random.choice(TAGS)} for each in rows
+            {"timestamp": random.randrange(3 * HOUR_S) * 1_000_000, "id": each, "tag": random.choice(TAGS)}
+            for each in rows
         ]
 
         def act(given: list[dict[str, object]] = given) -> int:
@@ -164,7 +168,7 @@ def maintain(task: Task, journal: Journal, random: Random) -> None:
         step = random.choice(["merge", "merge", "sort", "compact", "compact", "catch_up", "checkpoint"])
         items = step in {"merge", "sort"} or random.random() < 0.5
 
-        def act(step: str = step, items: bool = items) -> object:  # noqa: FBT001 -- bound as they are now
+        def act(step: str = step, items: bool = items) -> object:
             return getattr(upkeep, step)(Table.open(task.items if items else task.events))
 
         journal.call(act, op=step)
@@ -199,41 +203,55 @@ def read(task: Task, journal: Journal, random: Random) -> None:
             outcome = _read_once(opened, session, journal, random)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How the keyed table is read, and for what: all of it, some keys, or the rows with a tag."""
+
+    level: str
+    way: str
+    keys: tuple[str, ...] | None = None
+    tag: str | None = None
+
+
 def _read_once(opened: list[Table], session: str, journal: Journal, random: Random) -> str:
     items, events = opened
-    if random.random() < 0.3:
+    if random.random() < EVENTS_SHARE:
         way = random.choice(["scan", "sql", "search"])
-        outcome, _ = journal.call(lambda: _look(events, way), goes_on=True, keeps=True, op="look", session=session, way=way)
-        return outcome
+        look = partial(ids_of_events, events, way)
+        return journal.call(look, goes_on=True, keeps=True, op="look", session=session, way=way)[0]
+    asked = _question(random)
+    said = {name: value for name, value in asdict(asked).items() if value is not None}
+    read = partial(rows_of_items, items, asked)
+    return journal.call(read, goes_on=True, keeps=True, op="read", session=session, **said)[0]
+
+
+def _question(random: Random) -> Asked:
     level, way = random.choice(LEVELS), random.choice(["scan", "sql", "get", "get_many", "search", "history"])
-    level = "latest" if way == "history" else level
-    keys, tag = random.sample(KEYS, 2), random.choice(TAGS)
-    said = {"level": level, "way": way}
-    if way in {"get", "get_many"}:
-        said["keys"] = keys[:1] if way == "get" else keys
-    if way == "search":
-        said["tag"] = tag
-    outcome, _ = journal.call(
-        lambda: _rows(items, level, way, keys, tag), goes_on=True, keeps=True, op="read", session=session, **said
-    )
-    return outcome
+    match way:
+        case "get" | "get_many":
+            return Asked(level=level, way=way, keys=tuple(random.sample(KEYS, 1 if way == "get" else 3)))
+        case "search":
+            return Asked(level=level, way=way, tag=random.choice(TAGS))
+        case _:
+            return Asked(level="latest" if way == "history" else level, way=way)
 
 
-def _rows(table: Table, level: str, way: str, keys: list[str], tag: str) -> list[list[object]]:  # noqa: PLR0917
-    """What is found of the keyed table: id, a, b and tag of every row."""
+def rows_of_items(table: Table, asked: Asked) -> list[list[object]]:
+    """Return what is found of the keyed table: id, a, b and tag of every row."""
     table.refresh()  # readers at `snapshot` want to see progress, too
     found: list[dict[str, Any] | None]
-    match way:
+    level, keys = asked.level, asked.keys or ()
+    match asked.way:
         case "scan":
-            found = table.scan(consistency=level).to_arrow().to_pylist()
+            found = [*table.scan(consistency=level).to_arrow().to_pylist()]
         case "sql":
-            found = table.sql("select * from t", consistency=level).to_pylist()
+            found = [*table.sql("select * from t", consistency=level).to_pylist()]
         case "get":
             found = [table.get(keys[0], consistency=level)]
         case "get_many":
             found = [*table.get_many(keys, consistency=level)]
         case "search":
-            found = table.search(tag, index="tags", limit=1000, consistency=level).to_pylist()
+            found = [*table.search(asked.tag, index="tags", limit=1000, consistency=level).to_pylist()]
         case _:
             return replayed(table)
     return [[each[name] for name in ITEMS.names] for each in found if each is not None]
@@ -260,16 +278,18 @@ def replayed(table: Table) -> list[list[object]]:
     return [[each[name] for name in ITEMS.names] for each in rows.values()]
 
 
-def _look(table: Table, way: str) -> list[object]:
-    """The ids that are found in the append table."""
+def ids_of_events(table: Table, way: str) -> list[int]:
+    """Return the ids that are found in the append table."""
     table.refresh()
     match way:
         case "scan":
-            return table.scan(["id"]).to_arrow().column("id").to_pylist()
+            found = table.scan(["id"]).to_arrow()
         case "sql":
-            return table.sql("select id from t").column("id").to_pylist()
+            found = table.sql("select id from t")
         case _:
-            return table.search(TAGS, index="tags", limit=1_000_000).column("id").to_pylist()
+            found = table.search(TAGS, index="tags", limit=1_000_000)
+    ids: list[int] = found.column("id").to_pylist()
+    return ids
 
 
 ROLES: dict[str, Callable[[Task, Journal, Random], None]] = {

@@ -101,8 +101,10 @@ class Proxy:
                 return False
             case "only later":
                 return True
-            case "request cut":
-                self._forward(request[: self._part(request)])
+            case "request cut":  # in its body: the server under test takes the end of a cut head for its end
+                head, end, body = request.partition(HEAD_END)
+                if body:
+                    self._forward(head + end + body[: self._part(body)])
                 return False
             case "twice":
                 self._forward(request)

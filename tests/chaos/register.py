@@ -192,6 +192,10 @@ def _events(writes: Sequence[Write], reads: Sequence[Read]) -> Iterator[tuple[in
 
 def _told(writes: Sequence[Write], reads: Sequence[Read], until: int) -> str:
     """The history of the key as far as it matters, one line per call."""
-    lines = [(each.begun, f"{each.begun} to {each.ended}: {each.name} {each.operation} {each.value}") for each in writes]
-    lines += [(each.begun, f"{each.begun} to {each.ended}: {each.session} since {each.since} {each.found}") for each in reads]
+    lines = [
+        (each.begun, f"{each.begun} to {each.ended}: {each.name} {each.operation} {each.value}") for each in writes
+    ]
+    lines += [
+        (each.begun, f"{each.begun} to {each.ended}: {each.session} since {each.since} {each.found}") for each in reads
+    ]
     return "\n".join(line for begun, line in sorted(lines) if begun <= until)

@@ -1,9 +1,14 @@
-"""One table and its model, driven through random operations one after the other; both must agree after each."""
+"""One table and its model, driven through random operations one after the other; both must agree after each.
+
+After each operation the table must answer as its model does, asked for all of its rows and for some of them. So many
+seeds (`TIDEMARK_SCALE` times as many in a soak), each with a table of its own; `TIDEMARK_SEED` runs just that one.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +40,7 @@ from storage_core.table import Table
 from tests.chaos import upkeep
 from tests.chaos.board import now_ms
 from tests.chaos.model import COLUMNS, WHOLE, AppendModel, KeyedModel, Record, Row, bag, frozen
+from tests.scale import scaled
 
 SCHEMA = pa.schema(
     [
@@ -57,7 +63,33 @@ BY_PART = [{"transform": "identity", "source": "part"}]
 NEVER_MS = 3_600_000
 """Rows that nobody waits for are written by a call of the sequence, never by time."""
 
+STEPS = 80
+BLOCK = 4
+
 Act = Callable[[], object]
+
+
+def seed_blocks(default: int) -> pytest.MarkDecorator:
+    """Parametrise a test by `seeds`, a few at a time: so many in all, or the one of `TIDEMARK_SEED`."""
+    one, count = os.environ.get("TIDEMARK_SEED"), scaled(default)
+    blocks = [range(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
+    chosen = blocks if one is None else [range(int(one), int(one) + 1)]
+    return pytest.mark.parametrize("seeds", chosen, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+
+
+def run(seeds: range, folder: Path, *, keyed: bool) -> None:
+    """Run the sequences of these seeds, one after the other; a failure says how to see it again."""
+    for seed in seeds:
+        within = folder / str(seed)
+        within.mkdir()
+        sequence = Sequence.begin(within, Random(seed), keyed=keyed)
+        try:
+            for _ in range(STEPS):
+                sequence.step()
+            sequence.end()
+        except BaseException as error:
+            error.add_note(f"sequence with TIDEMARK_SEED={seed} in {within}: {', '.join(sequence.done)}")
+            raise
 
 
 @dataclass(slots=True)
@@ -181,7 +213,8 @@ class Sequence:
 
     def _compare_get(self, level: str, seen: list[Row]) -> None:
         if not self.keyed:
-            return self._compare_search(level, seen)
+            self._compare_search(level, seen)
+            return
         rows = {(row["part"], row["id"]): row for row in seen}
         keys = [(part, number) for part in PARTS for number in IDS]
         chosen = self.random.sample(keys, 3)

@@ -30,7 +30,10 @@ SOUND: dict[str, tuple[list[Write], list[Read]]] = {
     "of two writes at once either is the last": ([put(1, 0, 9), put(2, 0, 9)], [read(2, 1, 2), read(1, 10, 11)]),
     "an unknown write appears late and stays": ([put(1, 0, None)], [read(None, 5, 6), read(1, 7, 8), read(1, 9, 10)]),
     "an unknown write never appears": ([put(1, 0, None), put(2, 3, 4)], [read(2, 5, 6), read(2, 7, 8)]),
-    "an unknown write before its writer was fenced": ([put(1, 0, None, 4), put(2, 5, 6)], [read(1, 3, 4), read(2, 7, 8)]),
+    "an unknown write before its writer was fenced": (
+        [put(1, 0, None, 4), put(2, 5, 6)],
+        [read(1, 3, 4), read(2, 7, 8)],
+    ),
     "a patch keeps the other column": ([put(1, 0, 1), put(2, 2, 3, operation="patch")], [read((1, 2), 4, 5)]),
     "a patch makes a row": ([put(2, 2, 3, operation="patch")], [read((None, 2), 4, 5)]),
     "a weak read lags": ([put(1, 0, 1), put(2, 2, 3)], [read(1, 8, 9, since=1), read(2, 8, 9, since=1)]),
@@ -56,7 +59,10 @@ BAD: dict[str, tuple[list[Write], list[Read]]] = {
         [read((1, 3), 6, 7)],
     ),
     "an unknown write that was seen and went": ([put(1, 0, None)], [read(1, 1, 2), read(None, 3, 4)]),
-    "an unknown write that came twice": ([put(1, 0, None), put(2, 3, 4)], [read(1, 1, 2), read(2, 5, 6), read(1, 7, 8)]),
+    "an unknown write that came twice": (
+        [put(1, 0, None), put(2, 3, 4)],
+        [read(1, 1, 2), read(2, 5, 6), read(1, 7, 8)],
+    ),
     "a write of a fenced writer": ([put(1, 0, None, 2), put(2, 3, 4)], [read(2, 5, 6), read(1, 7, 8)]),
     "an unknown write after the claim that settled it": ([put(1, 0, None, 2)], [read(None, 3, 4), read(1, 5, 6)]),
     "reads at once in two orders": (
