@@ -115,7 +115,7 @@ def write(task: Task, journal: Journal, random: Random) -> None:
             continue
         for _ in range(random.randint(3, 25)):
             keep_pace(task, journal)
-            if journal.board.stopped or not _write_once(opened[0], epoch, next(values), journal, random):
+            if not _write_once(opened[0], epoch, next(values), journal, random):
                 break
         journal.call(opened[0].close, op="close")
 
@@ -139,9 +139,8 @@ def _write_once(writer: RegionWriter, epoch: int, value: int, journal: Journal, 
         "gather": gather,
         "flush": writer.flush,
     }
-    said = {} if operation == "flush" else {"keys": keys, "value": value}
-    outcome, _ = journal.call(act[operation], op=operation, epoch=epoch, **said)
-    return outcome == DONE
+    outcome, _ = journal.call(act[operation], op=operation, epoch=epoch, keys=keys, value=value)
+    return outcome == DONE and not journal.board.stopped
 
 
 def append(task: Task, journal: Journal, random: Random) -> None:
