@@ -7,7 +7,9 @@ judges; what is no outcome that may be told (`journal`) ends the process with an
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -75,6 +77,7 @@ class Task:
 
 def run(task: Task, places: int) -> None:
     """Do the work of the task in this process."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(task.environment)
     logging.disable(logging.WARNING)  # of writers that are fenced there are many
     board = Board(task.folder / "board", places)
@@ -85,6 +88,14 @@ def run(task: Task, places: int) -> None:
     except BaseException:
         (task.folder / f"{task.name}.failed").write_text(traceback.format_exc())
         raise
+
+
+def _end_with_parent() -> None:
+    """Leave nobody behind when the test is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def keep_pace(task: Task, journal: Journal) -> None:
