@@ -23,7 +23,7 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
 )
 """Files that are not extended, whatever they start."""
 
-LONG_FOLDERS = ("tests/simulation/",)
+LONG_FOLDERS = ("tests/chaos/", "tests/simulation/")
 LONG = frozenset(
     {
         "tests/e2e/test_benchmarks_run.py",

@@ -214,13 +214,16 @@ def _read(landed: LandedFile, format_: LandingFormat) -> tuple[int, bool, list[t
 def measured() -> dict[str, object]:
     here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_landed_bombs as t; "
     with tempfile.TemporaryDirectory() as folder:
-        for step in ("make", "measure"):
-            code = f"{here} t.{step}({folder!r})"
-            ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-            assert ended.returncode == 0, ended.stderr[-2000:]
-    sys.stderr.write(ended.stderr)
-    found: dict[str, object] = json.loads(ended.stdout)
+        _, measured = (_ended(f"{here} t.{step}({folder!r})") for step in ("make", "measure"))
+    sys.stderr.write(measured.stderr)
+    found: dict[str, object] = json.loads(measured.stdout)
     return found
+
+
+def _ended(code: str) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

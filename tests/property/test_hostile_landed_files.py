@@ -111,7 +111,7 @@ def _is_true(line: bytes) -> bool:
         found = json.loads(line, object_pairs_hook=list)
     except (ValueError, RecursionError):
         return False
-    shape = [(name, type(value)) for name, value in found] if isinstance(found, list) and len(found) == 2 else None  # type: ignore[misc]
+    shape = [(name, type(value)) for name, value in found] if isinstance(found, list) and len(found) == 2 else None
     return shape == [("a", int), ("s", str)] and -(2**63) <= found[0][1] < 2**63 and _is_unicode(found[1][1])
 
 

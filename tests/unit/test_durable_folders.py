@@ -134,7 +134,8 @@ def settings(store: ObjectStore) -> None:
 
 
 def wal_entry(store: ObjectStore) -> None:
-    appender = WalAppender(store=store, clock=ManualClock(), region=REGION, epoch=1, writer_id="w", next_id=1, seq=0)
+    clock, ids = ManualClock(), SeededIds(1)
+    appender = WalAppender(store=store, clock=clock, ids=ids, region=REGION, epoch=1, writer_id="w", next_id=1, seq=0)
     appender.append(SCHEMA.empty_table(), generation=1)
 
 
