@@ -264,7 +264,8 @@ def test_what_was_verified_is_looked_at_again(table: Table) -> None:
     forged[len(forged) // 2] ^= 1
     path.write_bytes(forged)
     os.utime(path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
-    for read in (lambda: table.sql("select a from t"), lambda: table.scan().to_arrow()):
+    reads: list[Callable[[], object]] = [lambda: table.sql("select a from t"), lambda: table.scan().to_arrow()]
+    for read in reads:
         with pytest.raises(Corrupt, match="checksum"):
             read()
     path.write_bytes(sound)

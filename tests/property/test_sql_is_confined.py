@@ -173,7 +173,8 @@ def calls(draw: st.DrawFn, names: tuple[str, ...]) -> str:
     given = draw(st.lists(argument, max_size=3))
     name = draw(st.sampled_from(REACHING) | st.sampled_from(REACHING) | st.sampled_from(FUNCTIONS))
     form = draw(st.sampled_from(["{0}({1})", '"{0}"({1})', "main.{0}({1})", "system.main.{0}({1})", "{0}(({1}))"]))
-    if given and draw(st.booleans()):
+    as_method: bool = draw(st.booleans())
+    if given and as_method:
         return f"{given[0]}.{name}({', '.join(given[1:])})"
     return form.format(name, ", ".join(given))
 
