@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from storage_core.read.predicate import col
     from storage_core.region.options import WriterOptions
     from storage_core.settings.index import IndexDefinition
+    from storage_core.settings.query import QueryLimits
     from storage_core.table import Table
 
 _HOMES = {
     "IndexDefinition": "storage_core.settings.index",
+    "QueryLimits": "storage_core.settings.query",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
     "Table": "storage_core.table",
@@ -27,7 +29,7 @@ _HOMES = {
     "col": "storage_core.read.predicate",
 }
 
-__all__ = ["IndexDefinition", "RawLog", "RawStore", "Table", "TidemarkError", "WriterOptions", "col"]
+__all__ = ["IndexDefinition", "QueryLimits", "RawLog", "RawStore", "Table", "TidemarkError", "WriterOptions", "col"]
 
 
 def __getattr__(name: str) -> object:

@@ -15,9 +15,21 @@ from storage_core.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from storage_core.settings.query import QueryLimits
+
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="The longest the query may take; 300 by default."),
+]
+MemoryMib = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="The most memory it may take; 4096 MiB by default."
+    ),
+]
 
 
 def sql(
@@ -26,6 +38,8 @@ def sql(
     *,
     at: At = None,
     consistency: Consistency = None,
+    seconds: Seconds = None,
+    memory_mib: MemoryMib = None,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
@@ -34,7 +48,7 @@ def sql(
     The dialect is DuckDB's. The query can read this table and nothing else.
     """
     table = open_table(uri)
-    answer = table.sql(query, at=at, consistency=consistency or "snapshot")
+    answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib))
     output.rows(answer, as_json=as_json, everything=everything)
 
 
@@ -67,6 +81,16 @@ def _chosen(rows: pa.Table, columns: str | None) -> pa.Table:
     if unknown := [name for name in names if name not in rows.column_names]:
         raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(rows.column_names)}")
     return rows.select(list(dict.fromkeys(names)))
+
+
+def _limits(seconds: float | None, memory_mib: int | None) -> QueryLimits:
+    from storage_core.settings.query import QueryLimits  # the help needs no part of the core
+
+    usual = QueryLimits()
+    return QueryLimits(
+        seconds=usual.seconds if seconds is None else seconds,
+        memory_bytes=usual.memory_bytes if memory_mib is None else memory_mib * 2**20,
+    )
 
 
 def _cache_dir() -> Path | None:

@@ -22,13 +22,14 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.relation import query_errors, session
+from storage_core.read.relation import query_errors
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.read import conform_split, open_split
 from storage_core.split.vectors import rows_gone

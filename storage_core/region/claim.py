@@ -55,6 +55,7 @@ def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock
     appender = WalAppender(
         store=store,
         clock=clock,
+        ids=ids,
         region=region,
         epoch=manifest.writer_epoch,
         writer_id=writer_id,

@@ -68,6 +68,7 @@ class RegionWriter:
         memtable = Memtable(record_schema(builder.schema), builder.key)
         self._log = RegionLog(claimed, memtable, options=options, ids=ids, indexes=indexes)
         self._group = GroupCommit(self._log, options=options, clock=self._clock)
+        self._group.warn_when_dropped(self)
 
     @classmethod
     def open(

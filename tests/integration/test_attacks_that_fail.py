@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,7 +60,8 @@ def test_a_split_behind_a_link_is_refused_though_its_bytes_are_right(tmp_path: P
     (tmp_path / "outside").mkdir()
     _moved_out(linked, tmp_path / "outside")
     table = Table.open(str(tmp_path / "table"))
-    for read in (lambda: table.scan().to_arrow(), lambda: table.sql("select * from t")):
+    reads: Sequence[Callable[[], object]] = (lambda: table.scan().to_arrow(), lambda: table.sql("select * from t"))
+    for read in reads:
         with pytest.raises(InvalidInput, match="symlink"):
             read()
 

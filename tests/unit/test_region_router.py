@@ -48,6 +48,23 @@ def plane(name: str, seats: int = 0) -> Row:
     return {"tailnum": name, "seats": seats, "model": None}
 
 
+def test_an_error_inside_the_block_is_raised_and_what_closing_adds_is_its_note() -> None:
+    table = make()
+    snapshot = table.snapshot
+    region = region_of_row(snapshot.table_id, snapshot.config.region_spec, {"tailnum": "N0"}, PLANES)
+
+    def block() -> None:
+        with table.routing_writer() as writer:
+            writer.put(plane("N0"))
+            RegionWriter.open(table.store, snapshot, clock=table.clock, ids=table.ids, region=region)  # fences it
+            writer.put(plane("N0"), durable=False)
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="the caller's own") as raised:
+        block()
+    assert ["closing the writer" in note for note in raised.value.__notes__] == [True]
+
+
 def bucket(table: KeyedTable, name: str) -> object:
     snapshot = table.snapshot
     values = region_of_row(snapshot.table_id, snapshot.config.region_spec, {"tailnum": name}, PLANES).values
