@@ -816,13 +816,19 @@ def test_ui_names_a_port_that_is_taken_and_how_to_choose_another(run: Run) -> No
 
 
 @pytest.mark.dagster
-def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place: Path, free_port: int) -> None:
+def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_its_process(
+    place: Path, free_port: int
+) -> None:
     port = free_port
-    (place / "workspace.yaml").write_text("load_from:\n  - python_module: {module_name: pipelines.definitions}\n")
+    for name in ("assets", "jobs", "dagster"):  # of the user, and none of ours
+        (place / name).mkdir()
+        (place / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')\n")
     with subprocess.Popen(
-        [*TIDEMARK, "ui", "--port", str(port), "--json"],
+        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(port), "--json"],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DAGSTER_DISABLE_TELEMETRY")
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -832,10 +838,36 @@ def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place:
             about = json.loads(process.stdout.readline())
             assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
             assert _answers(port, seconds=240)
+            told = _asked(
+                port, "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
+            )
+            assert ["events", "ingested"] in [each["assetKey"]["path"] for each in told["assetNodes"]]
+            assert told["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
+            environment = Path(f"/proc/{process.pid}/environ")
+            assert not environment.exists() or b"DAGSTER_DISABLE_TELEMETRY=1" in environment.read_bytes()
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(timeout=240) is not None
     assert not _answers(port, seconds=0)
+
+
+def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
+    code = "import pipelines.tables as t; t.tables_folder = lambda: t.Path('tables'); import sys; "
+    code += "from pipelines.cli import main; sys.exit(main(['ui']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400
+    )
+    assert (ended.returncode, "no table is declared here" in ended.stderr) == (2, True)
+
+
+def _asked(port: int, query: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/graphql", json.dumps({"query": query}), {"Content-Type": "application/json"})
+        told: dict[str, Any] = json.load(connection.getresponse())["data"]
+        return told
+    finally:
+        connection.close()
 
 
 def _answers(port: int, *, seconds: float) -> bool:
