@@ -1,4 +1,4 @@
-"""Declared columns have Parquet Bloom filters in every split, also after a compaction (page 04, "Split files")."""
+"""Declared columns have Parquet Bloom filters in every split, also after a compaction ("Split files")."""
 
 from __future__ import annotations
 

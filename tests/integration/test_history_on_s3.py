@@ -1,4 +1,4 @@
-"""A history read page by page over HTTP, each page by a table that is opened anew (design page 03, "Paged reading")."""
+"""A history read page by page over HTTP, each page by a table that is opened anew ("Paged reading")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Point lookups: what `get` finds in generations and splits, and the requests that it may cost (design page 07)."""
+"""Point lookups: what `get` finds in generations and splits, and the requests that it may cost."""
 
 from __future__ import annotations
 

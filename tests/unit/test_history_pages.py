@@ -1,4 +1,4 @@
-"""A table read in pages: of any size, from any place, by any process, at one moment (design page 03)."""
+"""A table read in pages: of any size, from any place, by any process, at one moment."""
 
 from __future__ import annotations
 

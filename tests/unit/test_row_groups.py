@@ -1,4 +1,4 @@
-"""Which row groups a lookup reads, and by how many requests; no bound of a footer alone hides a row (page 07)."""
+"""Which row groups a lookup reads, and by how many requests; no bound of a footer alone hides a row."""
 
 from __future__ import annotations
 
