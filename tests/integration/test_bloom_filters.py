@@ -9,10 +9,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.compaction.execute import execute
 from storage_core.errors import InvalidInput
 from storage_core.testkit.merge_plan import plan
+from tidemark import Table
 
 SCHEMA = pa.schema(
     [

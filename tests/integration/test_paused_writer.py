@@ -65,7 +65,7 @@ for number, uri in json.loads(sys.argv[1]):
 # It is never stopped: it puts one row after the other and says so of each, until it is told that it is fenced.
 BUSY_WRITER = """
 import itertools, sys
-from storage_core import Table
+from tidemark import Table
 from storage_core.errors import WriterFenced
 
 writer = Table.open(sys.argv[1]).writer()

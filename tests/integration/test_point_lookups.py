@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import Overwrite
 from storage_core.testkit.keyed_table import KeyedTable
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
 GENERATIONS = 5
