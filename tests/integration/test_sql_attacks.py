@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core import QueryLimits, Table, col
 from storage_core.engine import confinement
 from storage_core.engine.session import Room, private_folder, session
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
 from storage_core.read.relation import Verified, query_errors, splits_source
 from storage_core.read.sql import ask
+from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
 SMALL = QueryLimits(seconds=60, memory_bytes=64 * 2**20, spill_bytes=2**30)
