@@ -105,7 +105,7 @@ class Moment:
             # highest one so far.
             for logged in wal.replay(self.store, mark.region, after=here.entry - 1, before=mark.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
-                if logged.entry.generation > merged:
+                if wal.belonging(logged, mark.flushed + 1).entry.generation > merged:
                     yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id))
 
     def _merged(self, region: int) -> int:
