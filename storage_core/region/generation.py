@@ -118,7 +118,7 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
     of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
     may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
     cost reading all of its records. Ask `overlap.admitted` before.
-    Raises `Corrupt` like `read_records`, and for an index that the manifest vouches for and that names what is not there.
+    Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
     """
     key = wanted.column_names
     if not _admitted(store, generation, wanted):
