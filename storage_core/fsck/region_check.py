@@ -1,4 +1,4 @@
-"""Is what is not merged yet all there: region manifests, WAL entries, generations (design page 03)."""
+"""Is what is not merged yet all there: region manifests, WAL entries, generations (docs/architecture/ingestion.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the regions of a damaged table hold: every acknowledged record, found without trust in any one object.
 
-Entries say their number and generation themselves; a manifest only adds what they cannot say (design page 03).
+Entries say their number and generation themselves; a manifest only adds what they cannot say.
 """
 
 from __future__ import annotations

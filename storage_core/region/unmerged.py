@@ -1,4 +1,4 @@
-"""What is not merged into the base yet, for readers (design page 07, "Consistency")."""
+"""What is not merged into the base yet, for readers (docs/architecture/reads.md, "Consistency")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The write-ahead log of a region: append, search for the tail, replay (design page 03, "WAL").
+"""The write-ahead log of a region: append, search for the tail, replay (docs/architecture/ingestion.md, "WAL").
 
 Why a put-if-absent at the next number is a sufficient epoch check. A claim first commits a manifest with a higher
 epoch and then puts a sentinel at the first free number. A writer only ever advances over numbers it found occupied, so

@@ -1,4 +1,4 @@
-"""The newest record of a key, from a memtable and from a generation, without looking at all (design page 03)."""
+"""The newest record of a key, from a memtable and from a generation, without looking at all."""
 
 from __future__ import annotations
 
