@@ -379,17 +379,19 @@ class Table:
         """
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
-    def set_regions(self, regions: Sequence[DeclaredField]) -> Table:
+    def set_regions(self, regions: Sequence[DeclaredField], *, set_aside: bool = False) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
         When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow
         the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionSealed`.
         Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
-        that short. Interrupted at any point, calling it again finishes. Raises `InvalidInput` when the fields cannot
+        that short. Interrupted at any point, calling it again finishes. A record that cannot be merged ends it, named
+        by region, generation, row and key; with `set_aside` all records of its key that are not merged go to
+        quarantine, and the base keeps what it has of that key. Raises `InvalidInput` when the fields cannot
         divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
         """
         self._require_writable()
-        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema))
+        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), set_aside=set_aside)
         return self
 
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
