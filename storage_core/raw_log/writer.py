@@ -258,7 +258,9 @@ class RawWriter:
         return RawChunk(key=key, first=self._sequence + 1, records=tuple(records))
 
     def _put_everywhere(self, key: str, data: bytes) -> None:
-        others = [] if self._pool is None else [self._pool.submit(self._failure, each, key, data) for each in self._rest]
+        others = (
+            [] if self._pool is None else [self._pool.submit(self._failure, each, key, data) for each in self._rest]
+        )
         try:
             first = self._failure(self._mandatory[0], key, data)
         finally:
