@@ -151,8 +151,8 @@ class Committer:
 
     def _not_counted(self, label: CommitLabel, version: int, why: str) -> CommitUnknown:
         return CommitUnknown(
-            f"{version_key(version)}: commit {label.commit_id} took so long that nobody knows whether it counts ({why}); "
-            "look for what it did in the newest version before doing anything else, and clean nothing up",
+            f"{version_key(version)}: commit {label.commit_id} took so long that nobody knows whether it counts "
+            f"({why}); look for what it did in the newest version before doing anything else, and clean nothing up",
             commit_id=label.commit_id,
             version=version,
         )

@@ -57,7 +57,7 @@ def test_without_a_folder_for_temporary_files(use: str, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("use", ["split", "avro"])
 def test_files_that_may_not_grow(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(Unavailable, match="File too large.*ulimit -f"):
+    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(Unavailable, match=r"File too large.*ulimit -f"):
         USES[use]()
     assert list(tmp_path.iterdir()) == []
     USES[use]()
