@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, private_folder, session
+from storage_core.engine.session import Room, session
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
+from storage_core.os_errors import scratch_folder
 from storage_core.read.relation import Verified, query_errors, splits_source
 from storage_core.read.sql import ask
 from tidemark import QueryLimits, Table, col
@@ -488,7 +489,7 @@ def test_ctrl_c_ends_a_query(table: Table) -> None:
         asked.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    with private_folder() as folder:
+    with scratch_folder("tidemark-spill-") as folder:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             confinement.answer(lambda: session(files=source.files), ask_long, writable=folder)
