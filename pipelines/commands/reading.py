@@ -12,6 +12,9 @@ from pipelines.commands.arguments import At, Consistency, Json, Uri
 from pipelines.commands.target import open_table
 
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
+Syntax = Annotated[
+    str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
+]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
 
 
@@ -38,6 +41,7 @@ def search(
     *,
     index: Index,
     limit: Limit = 10,
+    syntax: Syntax = "lenient",
     at: At = None,
     consistency: Consistency = None,
     as_json: Json = False,
@@ -47,7 +51,13 @@ def search(
     The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
     """
     answer = open_table(uri).search(
-        query, index=index, limit=limit, at=at, consistency=consistency or "snapshot", cache_dir=_cache_dir()
+        query,
+        index=index,
+        limit=limit,
+        syntax=syntax,
+        at=at,
+        consistency=consistency or "snapshot",
+        cache_dir=_cache_dir(),
     )
     output.rows(answer, as_json=as_json)
 

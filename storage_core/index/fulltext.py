@@ -29,6 +29,9 @@ from storage_core.settings.index import IndexDefinition
 
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
 
+LENIENT, STRICT = "lenient", "strict"
+SYNTAXES = (LENIENT, STRICT)
+
 # One writer holds at most this much text. It is far below the writer's heap, so that a writer never flushes early:
 # every index below is then one tantivy segment whose documents are in row order.
 _CHUNK_TEXT_BYTES = 64 * 2**20
@@ -156,7 +159,7 @@ class TextQuery:
         bounded = min(limit, searcher.num_docs)
         if bounded == 0:
             return []
-        found = searcher.search(_parsed(index, self), bounded, count=False).hits
+        found = searcher.search(_parse_for(index, self), bounded, count=False).hits
         addresses = [address for _, address in found]
         rows = searcher.fast_field_values(ROW_FIELD, addresses)
         hits: dict[tuple[int, int], Hit] = {}
@@ -168,30 +171,50 @@ class TextQuery:
         return list(hits.values())
 
 
-def parse(text: str, definition: IndexDefinition) -> TextQuery:
+def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -> TextQuery:
     """Return the query, parsed over all columns of the index unless it names one (`request:kibana`).
 
     `NOT` and `-` take away from the group they are in, or from all rows where the group has nothing else; what only a
-    negation found scores 0. Raises `InvalidInput` when the text does not parse, names a field that the index lacks,
-    asks whether a column has a value (`request:*`), or asks for a prefix by `*`: tantivy drops the star after a word,
-    and follows at most 50 endings of a phrase, so neither would return every matching row.
+    negation found scores 0. A text that does not parse, or names a field that the index lacks, asks for any of its
+    words; with `syntax="strict"` it raises `InvalidInput`. So does, in both, what asks whether a column has a value
+    (`request:*`), or for a prefix by `*`: tantivy drops the star after a word, and follows at most 50 endings of a
+    phrase, so neither would return every matching row. The limits of `text_limits` hold in both.
     """
+    if syntax not in SYNTAXES:
+        raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
     query = TextQuery(text=text, definition=definition, completed=text)
     if not text.strip():
         raise _unparsable(query, "it is empty")
     with _refusing(query):
         text_limits.check_text(text)
     index = tantivy.Index(_schema(definition))
+    for reading in (text,) if syntax == STRICT else (text, text_syntax.words(text), text_syntax.phrase(text)):
+        try:
+            return _read(replace(query, completed=reading), index)
+        except _NoQueryError as error:
+            refused = error
+    raise _unparsable(query, str(refused)) from refused
+
+
+class _NoQueryError(ValueError):
+    """Why tantivy does not take a text for a query."""
+
+
+def _read(query: TextQuery, index: tantivy.Index) -> TextQuery:
+    """Return the query with its text made complete; the limits of a text hold. Raises `_NoQueryError`."""
     try:
-        tree = text_syntax.read(text)
+        tree = text_syntax.read(query.completed)
     except ValueError as error:
-        _parsed(index, query)  # says where it ends to be a query
-        raise _unparsable(query, str(error)) from error
+        _parse_for(index, query)  # says where it ends to be a query
+        raise _NoQueryError(str(error)) from error
     _require_exact(query, tree)
     with _refusing(query):
         text_limits.check_tree(tree)
-        query = replace(query, completed=text_syntax.complete(tree, text))
-    _parsed(index, query)
+    try:
+        query = replace(query, completed=text_syntax.complete(tree, query.completed))
+    except ValueError as error:
+        raise _NoQueryError(str(error)) from error
+    _parse_for(index, query)
     return query
 
 
@@ -205,9 +228,11 @@ def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
             raise _unparsable(query, f"prefixes are written as a range, {column}:[kib TO kic}}; quote a literal `*`")
 
 
-def _parsed(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
-    with _refusing(query):
+def _parse_for(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
+    try:
         return index.parse_query(query.completed, list(query.definition.columns))
+    except ValueError as error:
+        raise _NoQueryError(str(error)) from error
 
 
 @contextmanager

@@ -43,6 +43,7 @@ def search(
     *,
     index: str,
     limit: object = 10,
+    syntax: object = fulltext.LENIENT,
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
 ) -> pa.Table:
@@ -58,14 +59,14 @@ def search(
     scores 1.0 (`bitmap.parse`). The score column is `_score` where the table has a column `score`. Unpacked segments
     stay in `cache_dir`; None keeps them for this call only.
 
-    Raises `NotFound` for an unknown index, `InvalidInput` for a query that does not parse or a limit below 1,
+    Raises `NotFound` for an unknown index, `InvalidInput` for a query that cannot be read or a limit below 1,
     `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning.
     `Unavailable` when the machine lacks disk, memory or open files.
     Requests: one GET per split or generation with a segment that is not cached, one per split with hits, one per stored
     deletion vector of those; and those of `overlay.take_apart`.
     """
     definition = segments.definition_of(snapshot, index)
-    parsed = _parse(query, definition, snapshot)
+    parsed = _parse(query, definition, snapshot, syntax)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise InvalidInput(f"limit is {limit!r}; ask for at least one row")
     covered, overlay = segments.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
@@ -102,12 +103,14 @@ def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
     }
 
 
-def _parse(query: object, definition: IndexDefinition, snapshot: Snapshot) -> fulltext.TextQuery | bitmap.Condition:
+def _parse(
+    query: object, definition: IndexDefinition, snapshot: Snapshot, syntax: object
+) -> fulltext.TextQuery | bitmap.Condition:
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
                 raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
-            return fulltext.parse(query, definition)
+            return fulltext.parse(query, definition, syntax=syntax)
         case "bitmap":
             return bitmap.parse(query, definition, snapshot.schema)
         case _:

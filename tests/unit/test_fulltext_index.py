@@ -150,27 +150,76 @@ def test_the_tokenizer_of_the_index_decides_what_a_word_is(
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("", "it is empty"),
-        ("  ", "it is empty"),
         ("(get", "Syntax Error"),
         ("get AND", "Syntax Error"),
         ('"get', "Syntax Error"),
+        ("can't", "Syntax Error"),
         ("status:200", "Field does not exist"),
         ("_row:5", "not declared as indexed"),
+        ("get AND NOT status:200", "Field does not exist"),
+        ("/ge.*/", "Regex"),
+    ],
+)
+def test_a_text_that_is_no_query_is_refused_with_the_reason_where_syntax_is_strict(query: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        fulltext.parse(query, DEFINITION, syntax="strict")
+    assert "request, agent" in str(caught.value)
+    assert fulltext.parse(query, DEFINITION).text == query
+
+
+@pytest.mark.parametrize("syntax", ["lenient", "strict"])
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("", "it is empty"),
+        ("  ", "it is empty"),
         ("request:*", "does not know which rows have a value"),
         ("get AND NOT request:*", "does not know which rows have a value"),
-        ("get AND NOT status:200", "Field does not exist"),
         ("get AND NOT kib*", "prefixes are written as a range"),
-        ("/ge.*/", "Regex"),
         ("kib*", "prefixes are written as a range"),
         ("+get +(post OR kib*)", "prefixes are written as a range"),
         ('"get kib"*', "prefixes are written as a range"),
     ],
 )
-def test_a_query_that_cannot_be_answered_exactly_is_refused_with_the_reason(query: str, reason: str) -> None:
+def test_a_query_that_cannot_be_answered_exactly_is_refused_with_the_reason(
+    query: str, reason: str, syntax: str
+) -> None:
     with pytest.raises(InvalidInput, match=reason) as caught:
-        fulltext.parse(query, DEFINITION)
+        fulltext.parse(query, DEFINITION, syntax=syntax)
     assert "request, agent" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("can't", [0]),
+        ("/slip flow/", [1, 2]),
+        ("/slip/ OR NOT /flow/", [1, 2]),
+        ("Why can't slip occur?", [0, 1]),
+        ("it's what can't", [0]),
+        ("(flow", [2]),
+        ("flow AND", [2, 3]),
+        ('he said "slip', [1]),
+        ("http://flow.net/slip", []),
+        ("ratio: flow", [2]),
+        ("mach 3:1 flow", [2, 4]),
+        ("a [flow] ~ \\ - ^", [2]),
+        ('"', []),
+        ("'' \"\" ' (((", []),
+        ("slip\t(\nflow", [1, 2]),
+    ],
+)
+def test_a_text_that_is_no_query_asks_for_any_of_its_words(tmp_path: Path, query: str, found: list[int]) -> None:
+    definition = IndexDefinition("text", "fulltext", ("body",))
+    rows = ["you can't do", "the slip", "turbulent flow", "and", "at 3:1 then"]
+    part = unpacked(tmp_path / "a", pa.table({"body": rows}), definition)
+    assert sorted(hit.row for hit in hits([part], query, 10, definition)) == found
+
+
+@pytest.mark.parametrize("syntax", ["Strict", "", None, 1])
+def test_a_syntax_is_one_of_two(syntax: object) -> None:
+    with pytest.raises(InvalidInput, match="ask for one of lenient, strict"):
+        fulltext.parse("get", DEFINITION, syntax=syntax)
 
 
 @pytest.mark.parametrize(
