@@ -48,7 +48,7 @@ def search(
 ) -> None:
     """Find the best rows for a query on an index.
 
-    The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
+    All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     answer = open_table(uri).search(
         query,

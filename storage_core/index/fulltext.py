@@ -3,8 +3,7 @@
 Each indexed column is one text field of the same name, and `_row`, a fast field, is the row number in the split. A
 search links the files of any number of segments into one directory with one `meta.json`. The searcher then scores
 with the statistics of the whole corpus, so scores do not depend on how the documents are spread over segments:
-they equal those of a single index. Tantivy breaks ties of the score by segment, then by document, so segments
-composed in a fixed order, with documents in row order, give the same top k every time.
+they equal those of a single index. Tantivy breaks ties of the score by segment, then by document.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import tantivy
+from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.index import engine, text_files, text_limits, text_syntax
@@ -39,6 +40,10 @@ _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
 _BATCH_ROWS = 10_000
 _ROOM_PER_TEXT = 4  # bytes of memory per byte of text while it is indexed
+_SPARE_HITS = 64  # beyond the limit, to see at once that no other scores as much as the last
+_PAGE_HITS = 250_000
+
+Found: TypeAlias = tuple[Any, tantivy.DocAddress]
 
 
 IsLive = Callable[[int, int], bool]
@@ -133,42 +138,51 @@ class TextQuery:
     def hits(
         self, directories: Sequence[Path], limit: int, scratch: Path, *, is_live: IsLive | None = None
     ) -> list[Hit]:
-        """Return the best `limit` live documents of the composed `directories` by score, then position, then row.
+        """Return the best `limit` live documents of the composed `directories`, and all that score as the last of them.
 
-        Without `is_live` all are. Documents that are not live count in the statistics behind the scores, as in every
-        composition of these directories. `scratch` is an existing directory, best on their file system; nothing is left
-        in it.
+        By score, then position, then row. Without `is_live` all are. Documents that are not live count in the
+        statistics behind the scores, as in every composition of these directories. `scratch` is an existing directory,
+        best on their file system; nothing is left in it.
         """
         with engine.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
             composed = compose(directories, root / "composed", self.definition)
             return self._live(tantivy.Index.open(str(root / "composed")), composed, limit, is_live)
 
     def _live(self, index: tantivy.Index, composed: Composed, limit: int, is_live: IsLive | None) -> list[Hit]:
-        """The best of more are the best of fewer and others behind them, so ask for more until enough are live."""
-        asked = limit
-        while True:
-            found = self._top(index, composed, asked)
-            live = [hit for hit in found if is_live is None or is_live(hit.source, hit.row)]
-            if len(live) >= limit or len(found) < asked:
-                return live[:limit]
-            asked *= 4
+        live: list[Hit] = []
+        for page in self._pages(index, composed, limit + _SPARE_HITS):
+            live += [hit for hit in page if is_live is None or is_live(hit.source, hit.row)]
+            if len(live) >= limit and page[-1].score < live[limit - 1].score:
+                break
+        return [hit for hit in live if len(live) <= limit or hit.score >= live[limit - 1].score]
 
-    def _top(self, index: tantivy.Index, composed: Composed, limit: int) -> list[Hit]:
-        searcher = index.searcher()
-        # The collector allocates for `limit` hits up front, so the limit never exceeds what can be found.
-        bounded = min(limit, searcher.num_docs)
-        if bounded == 0:
-            return []
-        found = searcher.search(_parse_for(index, self), bounded, count=False).hits
-        addresses = [address for _, address in found]
-        rows = searcher.fast_field_values(ROW_FIELD, addresses)
-        hits: dict[tuple[int, int], Hit] = {}
+    def _pages(self, index: tantivy.Index, composed: Composed, size: int) -> Iterator[list[Hit]]:
+        """Yield all matching documents, best first, in larger and larger pages."""
+        searcher, query = index.searcher(), _parse_for(index, self)
+        seen = [BitMap() for _ in composed.rows]
+        start, count = 0, searcher.num_docs
+        while start < count:
+            # The collector allocates for all it may return up front, so that never exceeds what can be found.
+            size = min(size, count - start)
+            found = searcher.search(query, size, count=False, offset=start).hits
+            if found:
+                yield self._hits(searcher, composed, found, seen)
+            if len(found) < size:
+                return
+            start, size = start + size, min(4 * size, max(size, _PAGE_HITS))
+
+    def _hits(
+        self, searcher: tantivy.Searcher, composed: Composed, found: list[Found], seen: list[BitMap]
+    ) -> list[Hit]:
+        hits: list[Hit] = []
+        rows = searcher.fast_field_values(ROW_FIELD, [address for _, address in found])
         for (score, address), row in zip(found, rows, strict=True):
             source = composed.sources[address.segment_ord]
-            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or (source, row) in hits:
+            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or row in seen[source]:
                 raise text_files.corrupt(f"index {self.definition.name!r}", f"a document names row {row!r} of a split")
-            hits[source, row] = Hit(source=source, row=row, score=float(score))
-        return list(hits.values())
+            seen[source].add(row)
+            hits.append(Hit(source=source, row=row, score=float(score)))
+        return hits
 
 
 def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -> TextQuery:
@@ -188,6 +202,7 @@ def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -
     with _refusing(query):
         text_limits.check_text(text)
     index = tantivy.Index(_schema(definition))
+    refused = _NoQueryError()
     for reading in (text,) if syntax == STRICT else (text, text_syntax.words(text), text_syntax.phrase(text)):
         try:
             return _read(replace(query, completed=reading), index)

@@ -79,9 +79,8 @@ class Searched:
             (self.part / name).write_bytes(data)
 
     def judge(self, chance: random.Random) -> str | None:
-        text = query(chance)
+        text, syntax = query(chance), chance.choice(fulltext.SYNTAXES)
         try:
-            syntax = chance.choice(fulltext.SYNTAXES)
             hits = fulltext.parse(text, DEFINITION, syntax=syntax).hits([self.part], 100, self.part.parent)
         except InvalidInput as error:
             if syntax == fulltext.LENIENT and _NO_QUERY.search(str(error)) and "\ud800" not in text:
