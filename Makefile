@@ -58,9 +58,10 @@ simulate: setup ## Run the seeded simulations for longer: SCALE=100 times as man
 	@$(PYTEST) --timeout=0 tests/simulation $(PYTEST_ARGS)
 
 soak: SCALE := 16
-soak: setup ## Kill writers on disk and on S3, and run simulations of them: SCALE=16 times as often
-	@$(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) \
-	  tests/integration/test_killed_writers.py tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
+soak: setup ## Kill processes, run simulations of writers, and try hostile inputs: SCALE=16 times as often
+	@$(PYTEST) --timeout=0 -rP $(PYTEST_ARGS) tests/chaos tests/property/test_hostile_*.py tests/property/test_sql_is_confined.py \
+	  tests/property/test_copied_writers.py tests/property/test_locations.py tests/integration/test_killed_writers.py \
+	  tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
 
 check: lint types test test-rest test-browser demo ## Everything that CI runs
 

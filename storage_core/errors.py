@@ -6,6 +6,7 @@
     ├── CommitConflict      plan again from a fresh snapshot
     ├── Fenced              stop: somebody else holds the resource
     │   ├── WriterFenced    stop: another writer claimed the region
+    │   ├── CopiedProcess   use what this process opened itself: a copy by fork() holds nothing
     │   └── RegionSealed    open the table again: its rows go into other regions now
     ├── Held                another maintainer is at work: try again later
     ├── CommitUnknown       read back before doing anything else
@@ -17,7 +18,7 @@
     ├── SnapshotExpired     open a newer version
     └── Interrupted         somebody stopped it: run it again, when they want it to
 
-The tree is append-only. `exit_code` is what a job or command ends with (design page 08).
+The tree is append-only. `exit_code` is what a job or command ends with (docs/architecture/orchestration.md).
 """
 
 from __future__ import annotations
@@ -83,6 +84,12 @@ class WriterFenced(Fenced):
     """Another writer claimed the region; no later row of this writer was or will be acknowledged."""
 
     kind = "writer_fenced"
+
+
+class CopiedProcess(Fenced):
+    """A writer or lease of another process, of which this one is a copy by fork(). Nothing was done; open another."""
+
+    kind = "copied_process"
 
 
 class Held(TidemarkError):

@@ -1,4 +1,4 @@
-"""The table: one façade over the log, the regions, the indexes and the readers (design page 00)."""
+"""The table: one façade over the log, the regions, the indexes and the readers (docs/architecture/README.md)."""
 
 from __future__ import annotations
 
@@ -60,11 +60,13 @@ from storage_core.region.spec import DeclaredField, declared_fields, first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, table_of
+from storage_core.rows.key_limit import require_short_keys
 from storage_core.rows.schema import conform
 from storage_core.rows.sort_schema import parse as parse_sort_schema
 from storage_core.rows.windows import parse_duration, parse_milliseconds
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
+from storage_core.settings.query import QueryLimits
 from storage_core.settings.table import MapMode, TableConfig
 
 WINDOW = "15m"
@@ -225,6 +227,7 @@ class Table:
             return Appended(self.version, "", 0, 0)
         if self.snapshot.config.kind == "keyed":
             require_keys(table, self.config.primary_key)  # before a claim fences a live writer
+            require_short_keys(table, self.config.primary_key)
             with self.writer() as writer:
                 writer.put(table)
                 writer.flush()
@@ -271,10 +274,20 @@ class Table:
         snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
 
-    def sql(self, query: str, *, at: At | None = None, consistency: str = Consistency.SNAPSHOT) -> pa.Table:
-        """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table."""
+    def sql(
+        self,
+        query: str,
+        *,
+        at: At | None = None,
+        consistency: str = Consistency.SNAPSHOT,
+        limits: QueryLimits | None = None,
+    ) -> pa.Table:
+        """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table.
+
+        Raises `Unavailable` when it takes more time or memory than `limits` allow, by default those of `QueryLimits`.
+        """
         snapshot, records = self._view.records(at, consistency)
-        return querying.query(self._store, snapshot, query, verified=self._verified, records=records)
+        return querying.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
 
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.

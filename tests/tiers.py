@@ -17,14 +17,13 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
         "tests/integration/test_dagster_definitions.py",
         "tests/integration/test_dagster_runs.py",
         "tests/simulation/test_lease_crash_matrix.py",
-        "tests/simulation/test_log_under_faults.py",
         "tests/simulation/test_writer_crash_matrix.py",
         "tests/unit/test_docs.py",
     }
 )
 """Files that are not extended, whatever they start."""
 
-LONG_FOLDERS = ("tests/simulation/",)
+LONG_FOLDERS = ("tests/chaos/", "tests/simulation/")
 LONG = frozenset(
     {
         "tests/e2e/test_benchmarks_run.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,25 @@ from pipelines.commands import output
 from pipelines.commands.arguments import At, Consistency, Json, Uri
 from pipelines.commands.target import open_table
 
+if TYPE_CHECKING:
+    from storage_core.settings.query import QueryLimits
+
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
 Syntax = Annotated[
     str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
 ]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
+
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="The longest the query may take; 300 by default."),
+]
+MemoryMib = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="The most memory it may take; 4096 MiB by default."
+    ),
+]
 
 
 def sql(
@@ -24,6 +38,8 @@ def sql(
     *,
     at: At = None,
     consistency: Consistency = None,
+    seconds: Seconds = None,
+    memory_mib: MemoryMib = None,
     as_json: Json = False,
 ) -> None:
     """Answer a SELECT over the table, which it calls t.
@@ -31,7 +47,7 @@ def sql(
     The dialect is DuckDB's. The query can read this table and nothing else.
     """
     table = open_table(uri)
-    answer = table.sql(query, at=at, consistency=consistency or "snapshot")
+    answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib))
     output.rows(answer, as_json=as_json)
 
 
@@ -60,6 +76,16 @@ def search(
         cache_dir=_cache_dir(),
     )
     output.rows(answer, as_json=as_json)
+
+
+def _limits(seconds: float | None, memory_mib: int | None) -> QueryLimits:
+    from storage_core.settings.query import QueryLimits  # the help needs no part of the core
+
+    usual = QueryLimits()
+    return QueryLimits(
+        seconds=usual.seconds if seconds is None else seconds,
+        memory_bytes=usual.memory_bytes if memory_mib is None else memory_mib * 2**20,
+    )
 
 
 def _cache_dir() -> Path | None:

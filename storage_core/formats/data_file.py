@@ -1,4 +1,4 @@
-"""The data file of a generation that no WAL entries make up: an Arrow IPC stream, LZ4 (design page 03, "Memtable").
+"""The data file of a generation that no WAL entries make up: an Arrow IPC stream, LZ4 ("Memtable").
 
 Its xxh3-64 is in the manifest of the generation. Nothing refers to the file until that manifest is named.
 """
@@ -9,6 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.errors import Corrupt
+from storage_core.formats.arrow_stream import read_stream
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -32,5 +33,4 @@ def decode(data: bytes, expected: str, where: str) -> pa.Table:
     found = checksum(data)
     if found != expected:
         raise Corrupt(f"{where}: damaged records of a generation: expected xxh3 {expected}, found {found}", key=where)
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        return reader.read_all()
+    return read_stream(data, "the data file of a generation", where)[0]

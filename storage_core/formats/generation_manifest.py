@@ -1,4 +1,4 @@
-"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote (design page 03, "Memtable and
+"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote ("Memtable and
 generations"). Pure: records to bytes and back, no I/O.
 
 One JSON object with sorted keys and the xxh3-64 of all other fields under `xxh3`.
@@ -13,6 +13,7 @@ from typing import Any
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import keys
+from storage_core.formats.json_fields import number, text
 from storage_core.formats.json_seal import json_digest
 from storage_core.formats.region_manifest import FlushedGeneration
 
@@ -145,31 +146,49 @@ def decode(data: bytes, where: str) -> Generation:
         raise Corrupt(
             f"{where}: damaged generation manifest: expected xxh3 {digest}, found {json_digest(body)}", key=where
         )
-    if body["format"] not in _READABLE:
-        raise Unsupported(
-            f"{where}: generation of format {body['format']}, this release reads {FORMAT_VERSION} to "
-            f"{SORTED_FORMAT_VERSION}; upgrade",
-            key=where,
-        )
+    try:
+        if body["format"] not in _READABLE:
+            raise Unsupported(
+                f"{where}: generation of format {str(body['format'])[:20]}, this release reads {FORMAT_VERSION} to "
+                f"{SORTED_FORMAT_VERSION}; upgrade",
+                key=where,
+            )
+        return _generation_of(body)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{where}: not a generation manifest: {str(error)[:500]}", key=where) from error
+
+
+def _generation_of(body: Mapping[str, Any]) -> Generation:
+    size_bytes = body.get("sizeBytes")
     return Generation(
-        region=body["region"],
-        generation=body["generation"],
-        path=body["path"],
-        entries=tuple(body["entries"]),
-        records=body["records"],
-        min_key=body["minKey"],
-        max_key=body["maxKey"],
-        bloom=body.get("bloom"),
-        key_index=body.get("keyIndex"),
-        data=body.get("data"),
-        size_bytes=body.get("sizeBytes"),
-        sorted_from=body.get("sortedFrom", 0),
+        region=text(body["region"]),
+        generation=number(body["generation"]),
+        path=text(body["path"]),
+        entries=tuple(map(number, body["entries"])),
+        records=number(body["records"]),
+        min_key=_bounds(body["minKey"]),
+        max_key=_bounds(body["maxKey"]),
+        bloom=_checksum(body, "bloom"),
+        key_index=_checksum(body, "keyIndex"),
+        data=_checksum(body, "data"),
+        size_bytes=None if size_bytes is None else number(size_bytes),
+        sorted_from=number(body.get("sortedFrom", 0)),
         chunks=tuple(_chunk_of(each) for each in body.get("chunks", ())),
         replaces=tuple(
-            FlushedGeneration(generation=each["generation"], path=each["path"]) for each in body.get("replaces", ())
+            FlushedGeneration(generation=number(each["generation"]), path=text(each["path"]))
+            for each in body.get("replaces", ())
         ),
         segments=tuple(map(_read_segment, body.get("segments", ()))),
     )
+
+
+def _bounds(found: Mapping[str, Any]) -> Mapping[str, str]:
+    return {name: text(bound) for name, bound in found.items()}
+
+
+def _checksum(body: Mapping[str, Any], name: str) -> str | None:
+    found = body.get(name)
+    return None if found is None else text(found)
 
 
 def _segment_object(segment: GenerationSegment) -> dict[str, object]:
@@ -185,12 +204,12 @@ def _segment_object(segment: GenerationSegment) -> dict[str, object]:
 
 def _read_segment(found: Mapping[str, Any]) -> GenerationSegment:
     return GenerationSegment(
-        index=found["index"],
-        definition=found["definition"],
-        rows=found["rows"],
-        size=found["size"],
-        footer_offset=found["footerOffset"],
-        xxh3=found["xxh3"],
+        index=text(found["index"]),
+        definition=text(found["definition"]),
+        rows=number(found["rows"]),
+        size=number(found["size"]),
+        footer_offset=number(found["footerOffset"]),
+        xxh3=text(found["xxh3"]),
     )
 
 
@@ -212,9 +231,9 @@ def _chunk_body(chunk: Chunk) -> dict[str, Any]:
 
 def _chunk_of(body: Mapping[str, Any]) -> Chunk:
     return Chunk(
-        start=body["start"],
-        length=body["length"],
-        checksum=body["xxh3"],
-        min_key=body["minKey"],
-        max_key=body["maxKey"],
+        start=number(body["start"]),
+        length=number(body["length"]),
+        checksum=text(body["xxh3"]),
+        min_key=_bounds(body["minKey"]),
+        max_key=_bounds(body["maxKey"]),
     )

@@ -1,4 +1,4 @@
-"""Where a generation holds which key: so that a lookup reads the entries it needs, not all (design page 03).
+"""Where a generation holds which key: so that a lookup reads the entries it needs, not all.
 
 `key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`, records of one hash in the order
 of their acknowledgement: `hash` (uint64, `formats.key_hash`), `entry` (uint64, the number of the WAL entry) and `row`
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.errors import Corrupt
+from storage_core.formats.arrow_stream import read_stream
 from storage_core.formats.key_hash import Hashes, within
 
 Rows = npt.NDArray[np.int64]
@@ -46,13 +47,11 @@ def find(data: bytes, wanted: Hashes, where: str) -> Mapping[int, Rows]:
 
     `where` is the key of the index. Raises `Corrupt` when the bytes are no such index.
     """
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            index = reader.read_all()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise Corrupt(f"{where}: not a key index: {error}", key=where) from error
+    index, _ = read_stream(data, "the key index", where)
     if not index.schema.equals(_SCHEMA):
         raise Corrupt(f"{where}: expected a key index with {_SCHEMA.names}, found {index.schema.names}", key=where)
     hashes, entry, row = (index.column(name).to_numpy() for name in _SCHEMA.names)
+    if (hashes[1:] < hashes[:-1]).any():
+        raise Corrupt(f"{where}: the hashes of a key index ascend, these do not", key=where)
     found = within(np.unique(wanted), hashes)
     return {int(each): np.sort(row[found][entry[found] == each]).astype(np.int64) for each in np.unique(entry[found])}

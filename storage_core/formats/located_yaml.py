@@ -71,8 +71,8 @@ class _BoundedLoader(yaml.BaseLoader):
         self._depth = 0
         self._weights: dict[int, tuple[int, int]] = {}
 
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        event = self.peek_event()
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs say nothing of it
         if getattr(event, "tag", None) not in (None, "!", *_PLAIN_TAGS):
             raise _refusal(event, "a tag that asks for an object; write text, lists and mappings only")
         self._depth += 1
@@ -99,7 +99,11 @@ class _BoundedLoader(yaml.BaseLoader):
 
 
 def _refusal(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+    return _refused_at(event.start_mark.line if event.start_mark else 0, problem)
+
+
+def _refused_at(line: int, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=yaml.error.Mark("", 0, line, 0, None, 0))
 
 
 def _refuse_depth_and_size(data: bytes) -> None:
@@ -110,10 +114,7 @@ def _refuse_depth_and_size(data: bytes) -> None:
     for bracket in _BRACKET.finditer(data):
         open_brackets = max(0, open_brackets + (1 if bracket[0] in b"[{" else -1))
         if open_brackets > MOST_DEPTH:
-            line = data.count(b"\n", 0, bracket.start())
-            raise yaml.MarkedYAMLError(
-                problem=f"nested deeper than {MOST_DEPTH}", problem_mark=yaml.Mark("", 0, line, 0, None, None)
-            )
+            raise _refused_at(data.count(b"\n", 0, bracket.start()), f"nested deeper than {MOST_DEPTH}")
 
 
 def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:

@@ -1,4 +1,4 @@
-"""Bytes of a WAL entry: one Arrow IPC stream (LZ4) and a trailer (design page 03). Pure: records to bytes, no I/O.
+"""Bytes of a WAL entry: one Arrow IPC stream (LZ4) and a trailer. Pure: records to bytes, no I/O.
 
 | Bytes | Content |
 |---|---|
@@ -7,22 +7,23 @@
 | n+8 … n+16 | xxh3-64 of bytes 0 … n, unsigned 64-bit little-endian |
 | n+16 … n+24 | `TMWAL` and the format version: `54 4d 57 41 4c 00 00 01` |
 
-The schema metadata holds `writer_epoch`, `generation`, `writer_id`, `seq` and, but in early 0.1, `number` as
-text. (writer_id, seq) is unique, so no two entries have equal bytes. The number is the entry's place in its log: two
-entries that changed places would each be sound, and the older record would win. An entry without rows is a fence
-sentinel: it only occupies its place in the log.
+The schema metadata holds `writer_epoch`, `generation`, `writer_id`, `seq` and, but in early 0.1, `number` and a random
+`nonce` as text. (writer_id, seq, nonce) is unique, so no two entries have equal bytes, not even those of two copies of
+one process that write the same rows. The number is the entry's place in its log: two entries that changed places would
+each be sound, and the older record would win. An entry without rows is a fence sentinel: it only occupies its place in
+the log.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import xxhash
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.arrow_stream import read_stream
 
 _TRAILER = struct.Struct("<QQ8s")
 _MAGIC = b"TMWAL\x00\x00"
@@ -36,7 +37,7 @@ class WalEntry:
     """One entry: who wrote it under which epoch, the generation it will be flushed into, and its records in order.
 
     `records` has the columns of `rows.fold.record_schema`. `number` is the place in the log that it was written for,
-    None where the release that wrote it did not say.
+    None where the release that wrote it did not say; so is `nonce`, random text.
     """
 
     writer_epoch: int
@@ -45,6 +46,7 @@ class WalEntry:
     seq: int
     records: pa.Table
     number: int | None = None
+    nonce: str | None = None
 
     @property
     def is_sentinel(self) -> bool:
@@ -62,6 +64,8 @@ def encode(entry: WalEntry) -> bytes:
     }
     if entry.number is not None:
         metadata["number"] = str(entry.number)
+    if entry.nonce is not None:
+        metadata["nonce"] = entry.nonce
     sink = pa.BufferOutputStream()
     records = entry.records.replace_schema_metadata(metadata)
     with pa.ipc.new_stream(sink, records.schema, options=_OPTIONS) as writer:
@@ -78,12 +82,7 @@ def decode(data: bytes, where: str) -> WalEntry:
     a newer release. No row is returned from bytes that do not verify.
     """
     body = _verified_body(data, where)
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            records = reader.read_all()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise Corrupt(f"{where}: the WAL entry is no Arrow stream: {error}", key=where) from error
-    metadata: Mapping[bytes, bytes] = records.schema.metadata or {}
+    records, metadata = read_stream(body, "the WAL entry", where)
     try:
         return WalEntry(
             writer_epoch=int(metadata[b"writer_epoch"]),
@@ -92,6 +91,7 @@ def decode(data: bytes, where: str) -> WalEntry:
             seq=int(metadata[b"seq"]),
             records=records.replace_schema_metadata(None),
             number=int(metadata[b"number"]) if b"number" in metadata else None,
+            nonce=metadata[b"nonce"].decode() if b"nonce" in metadata else None,
         )
     except (KeyError, ValueError) as error:
         raise Corrupt(f"{where}: the WAL entry's metadata is incomplete: {error}", key=where) from error

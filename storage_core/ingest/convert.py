@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
 
+from storage_core.engine.session import Room, session
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import BEYOND
 
@@ -45,21 +45,6 @@ class Converted:
     reasons: pa.StringArray
 
 
-@contextmanager
-def connected() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a private in-memory DuckDB: UTC, one thread, no file, network or extension within its reach."""
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "enable_external_access": False,
-        "threads": 1,
-    }
-    with duckdb.connect(":memory:", config=config) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
-        yield connection
-
-
 def convert(raw: pa.Table, target: RowFormat) -> Converted:
     """Convert columns of strings to the schema; a column that `raw` lacks is null, one that the schema lacks an error.
 
@@ -71,7 +56,7 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     unknown = sorted(set(raw.column_names) - set(target.schema.names))
     if unknown:
         raise InvalidInput(f"{', '.join(unknown)} is not a column of the table", columns=unknown)
-    with connected() as connection:
+    with session(Room(threads=1)) as connection:
         connection.register("raw", raw)
         try:
             table = connection.sql(_statement(raw.schema, target)).to_arrow_table()

@@ -21,7 +21,6 @@ from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
 
-
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
 
@@ -128,9 +127,9 @@ def _open(
                 quoted_strings_can_be_null=False,
             ),
         )
-    except pa.ArrowInvalid as error:
+        names = reader.schema.names
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise Corrupt(f"it is not a CSV file with a header ({error})") from error
-    names = reader.schema.names
     unknown = [name for name in names if name not in target.schema.names]
     if unknown or len(set(names)) != len(names):
         raise Corrupt(

@@ -1,4 +1,4 @@
-"""The heartbeat: leases are renewed while somebody works under them (design page 03, "Leases")."""
+"""The heartbeat: leases are renewed while somebody works under them (docs/architecture/ingestion.md, "Leases")."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from storage_core.errors import Fenced, TidemarkError
 from storage_core.leases.lease import TTL_MS, Lease
+from storage_core.process import HomeProcess
 
 INTERVAL_MS = TTL_MS // 3
 
@@ -39,6 +40,7 @@ class Heartbeat:
         """Renew these leases once the block is entered."""
         self._leases = list(leases)
         self._bell = bell if bell is not None else threading.Event()
+        self._home = HomeProcess()
         self._thread = threading.Thread(target=self._run, name="tidemark-heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -49,7 +51,9 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread; no renewal comes after it."""
+        """End the thread; no renewal comes after it. In a copy of the process by fork() there is none to end."""
+        if not self._home.is_here:
+            return
         self._bell.set()
         self._thread.join()
 

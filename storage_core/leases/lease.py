@@ -1,4 +1,4 @@
-"""Leases: at most one maintainer at a time works on a resource (design page 03, "Leases"; lessons 01, 05, 07 to 10).
+"""Leases: at most one maintainer at a time works on a resource (lessons 01, 05, 07 to 10).
 
 A lease gives liveness only: it saves work that would be done twice. Correctness comes from the log, which refuses a
 commit whose token is not higher than the recorded one, and from put-if-absent of the version. So no clock decides what
@@ -25,6 +25,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TokenUnused
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.process import HomeProcess
 
 TTL_MS = 300_000
 BEYOND_LOST = 1_000_000
@@ -44,13 +45,15 @@ class Lease:
     """A resource that this process holds, or held: who acquired it later fences it.
 
     Safe for the thread that works under the lease and the one that renews it. A token is good for one commit;
-    `advance` takes the next one.
+    `advance` takes the next one. A copy of the process by fork() holds nothing: every call raises `CopiedProcess`
+    there, but `release`, which does nothing.
     """
 
     def __init__(self, store: ObjectStore, stored: StoredLease, record: LeaseRecord, *, clock: Clock) -> None:
         """Hold what `acquire` has just written."""
         self._store, self._clock = store, clock
         self._stored, self._record = stored, record
+        self._home = HomeProcess()
         self._lock = threading.Lock()
         self._writes = 0
         self._highest_written = record.fencing_token
@@ -82,6 +85,7 @@ class Lease:
         Also a lease that ran out is renewed, unless somebody took it over: only the store knows. Raises `Fenced` then,
         now and ever after; `CommitUnknown` when the store did not say: renew again.
         """
+        self._require_home()
         with self._lock:
             self._replace(self._clock.now_ms() + TTL_MS)
 
@@ -91,6 +95,7 @@ class Lease:
         Whoever holds the resource next gets a higher token still. Raises as `renew` does; after `CommitUnknown` the
         next write of this lease takes the token that was tried, for it may be in the store.
         """
+        self._require_home()
         with self._lock:
             following = replace(self._record, fencing_token=self._record.fencing_token + 1)
             self._replace(self._clock.now_ms() + TTL_MS, following)
@@ -100,6 +105,7 @@ class Lease:
 
         Raises `Fenced` when somebody did, `Unavailable` when the store cannot tell.
         """
+        self._require_home()
         with self._lock:
             self._require_not_lost()
             found = read_lease(self._store, self._stored.key)
@@ -112,6 +118,8 @@ class Lease:
 
         Does nothing to a lease that somebody took over (lesson 07).
         """
+        if not self._home.is_here:
+            return
         with self._lock:
             if self._lost is not None:
                 return
@@ -133,6 +141,9 @@ class Lease:
         except Overtaken as overtaken:
             raise self._lose(overtaken.found) from None
         self._record = wanted
+
+    def _require_home(self) -> None:
+        self._home.require(f"the lease of {self.resource}", "commit nothing; acquire a lease of this process")
 
     def _require_not_lost(self) -> None:
         if self._lost is not None:

@@ -127,7 +127,7 @@ def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unavailable(f"{key!r}: {error.strerror}", key=key, errno=error.errno) from error
+        raise unavailable(key, error) from error
 
 
 def list_folder(folder: int, key: str) -> list[str]:

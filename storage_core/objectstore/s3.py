@@ -1,4 +1,4 @@
-"""The object store contract on S3 and servers that speak its protocol (design page 01)."""
+"""The object store contract on S3 and servers that speak its protocol (docs/architecture/object-store.md)."""
 
 from __future__ import annotations
 
@@ -186,8 +186,15 @@ class S3Store:
 
 
 def _blob(reply: Mapping[str, Any]) -> Blob:
+    _require_length(reply)
     # The body refuses to end before the announced length, which makes a cut reply a failure that is tried again.
     return Blob(reply["Body"].read(), quoted(reply["ETag"]))
+
+
+def _require_length(reply: Mapping[str, Any]) -> None:
+    """Raise where the reply does not say where its body ends: cut in its head, it would pass for an empty object."""
+    if "transfer-encoding" not in reply["ResponseMetadata"]["HTTPHeaders"]:
+        _ = reply["ContentLength"]
 
 
 def _info(key: str, each: Mapping[str, Any]) -> ObjectInfo:
@@ -201,6 +208,7 @@ def _refusals(reply: Mapping[str, Any]) -> dict[str, str]:
 
 def _ranged(reply: Mapping[str, Any]) -> bytes | None:
     """The bytes of the range, or None when the whole object came instead; then it is not read."""
+    _require_length(reply)
     with reply["Body"] as body:
         return bytes(body.read()) if "ContentRange" in reply else None
 

@@ -22,6 +22,7 @@ from storage_core.clock import Clock
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
 from storage_core.ids import Ids
 from storage_core.objectstore.s3_location import S3Location
+from storage_core.process import HomeProcess
 
 _logger = logging.getLogger(__name__)
 
@@ -112,13 +113,18 @@ class Retries:
 
 
 class S3Calls:
-    """The client of one store. Safe for threads; nothing is resolved, opened or sent before the first call."""
+    """The client of one store. Safe for threads; nothing is resolved, opened or sent before the first call.
+
+    A copy of the process by fork() gets a client of its own: over a shared connection each could read the answer to a
+    request of the other, and take a write of the other for its own.
+    """
 
     def __init__(self, location: S3Location, retries: Retries, *, clock: Clock, ids: Ids) -> None:
         self._location = location
         self._retries = retries
         self._clock = clock
         self._ids = ids
+        self._home = HomeProcess()
         self._lock = threading.Lock()
         self._client: Any = None
 
@@ -161,6 +167,8 @@ class S3Calls:
         self._clock.sleep_ms(longest * (1 + self._ids.fraction()) / 2)
 
     def _connected(self) -> Any:
+        if not self._home.is_here:  # and the lock may be held by a thread of the other process
+            self._lock, self._client, self._home = threading.Lock(), None, HomeProcess()
         with self._lock:
             if self._client is None:
                 self._client = self._connect()

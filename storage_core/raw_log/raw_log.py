@@ -1,4 +1,4 @@
-"""The raw log: durable appends from many producers for many tables, kept in several stores (design page 03).
+"""The raw log: durable appends from many producers for many tables, kept in several stores.
 
     with RawLog(["s3://here/raw", RawStore("s3://elsewhere/raw", mandatory=False)]) as log:
         log.append("users", {"id": 1, "name": "Ada"})
@@ -104,12 +104,14 @@ class RawLog:
 
     def report(self) -> list[StoreReport]:
         """Return the figures of every store, mandatory ones first. No request."""
+        self._writer.require_home()
         chunks = self._writer.chunks
         kept = [StoreReport(uri=each.uri, mandatory=True, acknowledged=chunks) for each in self._mandatory]
         return [*kept, *(each.report() for each in self._optional)]
 
     def drain(self, wait_ms: int) -> bool:
         """Wait for the optional stores, each at most `wait_ms`; return whether none has anything on its way."""
+        self._writer.require_home()
         drained = [each.drain(wait_ms) for each in self._optional]
         return all(drained)
 

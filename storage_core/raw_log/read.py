@@ -1,6 +1,6 @@
 """Records of a raw log as typed records of a table: each fits the table's schema or is rejected with its reason.
 
-Nothing that a producer wrote raises here: one bad record never stops the others (design page 00, rule 7).
+Nothing that a producer wrote raises here: one bad record never stops the others (docs/architecture/README.md, rule 7).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from storage_core.raw_log.plain_records import plain_records
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging, record_schema
+from storage_core.rows.key_limit import MAX_KEY_BYTES, beyond_limit, size_of_key, too_long
 from storage_core.rows.keys import Positions
 
 FEW = 128
@@ -72,12 +73,15 @@ def typed(
     Values are exact by `rows.exact`. Text is taken for a date, moment or decimal when it is one in ISO form or digits,
     for JSON has none; a moment without a zone is UTC in a column of instants. A record is rejected when its fields are
     not those of the raw log, when it names a column that the schema lacks, when a value does not fit, when it lacks a
-    column of `key`, and when anything but a delete lacks a required column. The entries that a patch gives for a column
-    of `merged_maps` are laid over those that are there (`rows.fold.merging`); given as null it becomes null.
+    column of `key`, and when anything but a delete lacks a required column or has a key beyond `MAX_KEY_BYTES`. The
+    entries that a patch gives for a column of `merged_maps` are laid over those that are there (`rows.fold.merging`);
+    given as null it becomes null.
     """
     if records.num_rows < FEW:
         return one_by_one(records, schema, key=key, merged_maps=merged_maps).all
     plain = plain_records(records, schema, key)
+    if any(beyond_limit(plain.records, name).any() for name in key):
+        return one_by_one(records, schema, key=key, merged_maps=merged_maps).all
     others = np.delete(np.arange(records.num_rows), plain.positions)
     if not len(others):
         return _of_all(records, plain.positions, plain.records, ())
@@ -104,6 +108,7 @@ def one_by_one(
     rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
     for field in schema:
         _check(rows, field)
+    _check_keys(given, rows, key)
     fitting = [(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, dict)]
     rejected = tuple(RejectedRecord.of(one, row) for one, row in zip(given, rows, strict=True) if isinstance(row, str))
     positions = np.array([index for index, row in enumerate(rows) if isinstance(row, dict)], np.int64)
@@ -193,6 +198,14 @@ def _check(rows: list[dict[str, Any] | str], field: pa.Field) -> None:
         problem = _problem([value], field)
         if problem is not None:
             rows[index] = problem
+
+
+def _check_keys(given: Sequence[Mapping[str, Any]], rows: list[dict[str, Any] | str], key: Sequence[str]) -> None:
+    """Replace each row whose key is too long by the reason; a delete of it stays."""
+    for index, (record, row) in enumerate(zip(given, rows, strict=True)):
+        if isinstance(row, dict) and record["operation"] != "delete":
+            sizes = ((name, size_of_key(row[name])) for name in key)
+            rows[index] = next((too_long(name, size) for name, size in sizes if size > MAX_KEY_BYTES), row)
 
 
 def _problem(values: Sequence[Any], field: pa.Field) -> str | None:

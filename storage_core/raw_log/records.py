@@ -1,4 +1,4 @@
-"""Records as producers give them, checked and made text before anything is written (design page 03, "Records")."""
+"""Records as producers give them, checked and made text before anything is written ("Records")."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from storage_core.formats.raw_field_columns import NOT_IN_PYTHON, encode_rows
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.limits import MAX_RECORD_BYTES
 from storage_core.rows.incoming import Rows
+from storage_core.rows.key_limit import MAX_KEY_BYTES, size_of_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,16 @@ def record_of(
 def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     """Return the record as it is written, taken at `now_ms`.
 
-    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text, a value that
-    has no form (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
+    Raises `InvalidInput` for a name that no table has, an unknown operation, a key that is no valid text or too
+    long (`rows.key_limit`), a value that has no form (`formats.raw_fields`), and more than `MAX_RECORD_BYTES`.
     """
     validate_table_name(given.table)
     if given.operation not in OPERATIONS:
         raise InvalidInput(f"expected one of {', '.join(OPERATIONS)}, found {given.operation!r}")
     if given.key is not None and not _is_text(given.key):
         raise InvalidInput(f"a key is valid text, found {given.key!r}")
+    if given.key is not None and given.operation != "delete" and size_of_key(given.key) > MAX_KEY_BYTES:
+        raise InvalidInput(f"a key of {size_of_key(given.key)} bytes; at most {MAX_KEY_BYTES} are kept")
     fields = encode_fields(given.fields)
     record = LogRecord(timestamp_ms=now_ms, table=given.table, operation=given.operation, fields=fields, key=given.key)
     if size_of(record) > MAX_RECORD_BYTES:
@@ -90,7 +93,12 @@ def prepared_columns(rows: pa.Table, given: RawRecord, *, key: str | None, now_m
         LogRecord(timestamp_ms=now_ms, table=given.table, operation=given.operation, fields=fields, key=each)
         for fields, each in zip(texts, keys, strict=True)
     ]
-    return records if all(size_of(each) <= MAX_RECORD_BYTES for each in records) else None
+    return records if all(map(_is_taken, records)) else None
+
+
+def _is_taken(record: LogRecord) -> bool:
+    has_key = record.key is None or record.operation == "delete" or size_of_key(record.key) <= MAX_KEY_BYTES
+    return has_key and size_of(record) <= MAX_RECORD_BYTES
 
 
 def _keys(rows: pa.Table, key: str | None) -> list[str | None] | None:

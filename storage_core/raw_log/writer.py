@@ -1,4 +1,4 @@
-"""One writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store (design page 03).
+"""One writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store.
 
 Why a writer that met an unknown outcome is done. Its chunk may be in one store and not in another, or appear later. If
 it went on, the sequence numbers behind would make that chunk's absence a gap that nobody can explain. So it stops, and
@@ -21,6 +21,7 @@ from storage_core.formats.raw_chunk import MAX_RECORDS, LogRecord, RawChunk, enc
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
+from storage_core.process import HomeProcess
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.optional_store import OptionalStore
 from storage_core.raw_log.records import size_of
@@ -71,7 +72,8 @@ class RawWriter:
     """Appends records under one id; safe for any number of threads, whose calls share chunks.
 
     Whoever finds no chunk on its way sends all that waits as one; the others wait for it. So a chunk is as large as the
-    stores are slow. Chunk n + 1 is sent when every mandatory store has chunk n.
+    stores are slow. Chunk n + 1 is sent when every mandatory store has chunk n. In a copy of the process by fork()
+    every call raises `CopiedProcess`: it would write other records under the same id and numbers.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class RawWriter:
         self._optional = optional
         self._clock = clock
         self._limits = limits
+        self._home = HomeProcess()
         self._turn = threading.Condition()
         self._queue: deque[_Ticket] = deque()
         self._leading = False
@@ -103,6 +106,10 @@ class RawWriter:
         """How many chunks every mandatory store has acknowledged."""
         return self._number
 
+    def require_home(self) -> None:
+        """Return in the process that opened the writer. Raises `CopiedProcess` elsewhere, and takes no lock before."""
+        self._home.require(f"writer {self.id} of the raw log", _OPEN_ANOTHER)
+
     def append(self, records: Sequence[LogRecord]) -> Appended:
         """Append the records in order; they are in every mandatory store when this returns. One PUT per store.
 
@@ -110,6 +117,7 @@ class RawWriter:
         mandatory store did not say what it did: some of the records may be in the log, and this writer is done; and
         `Unavailable` when it was done before: nothing was written.
         """
+        self.require_home()
         tickets = [*_tickets(records, self._limits.chunk_bytes)]
         if tickets:
             with self._turn:
@@ -126,6 +134,7 @@ class RawWriter:
 
     def close(self) -> None:
         """Stop: later appends raise `InvalidInput`. Waits for the chunk that is on its way."""
+        self.require_home()
         with self._turn:
             self._turn.wait_for(lambda: (not self._leading and not self._queue) or self._stopped)
             self._stopped = self._stopped or "it is closed"

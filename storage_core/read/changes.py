@@ -1,4 +1,4 @@
-"""Changes: the rows that the commits between two versions added and removed (design page 02, "History").
+"""Changes: the rows that the commits between two versions added and removed ("History").
 
 Columns are the table's and those of Delta's change feed, with its names: `_change_type` (`delete` or `insert`; an
 update is one of each), `_commit_version`, `_commit_timestamp`. Commit by commit, deletes before inserts: applied in
@@ -22,13 +22,14 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.relation import query_errors, session
+from storage_core.read.relation import query_errors
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.read import conform_split, open_split
 from storage_core.split.vectors import rows_gone

@@ -6,9 +6,10 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -17,24 +18,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.engine.session import literally
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
 
 TABLE = "t"
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
-_OUT_OF_REACH = ("Out of Memory Error:", "IO Error:")
+_OUT_OF_TIME = "exceeded maximum execution time"
+_OUT_OF_MEMORY = "Out of Memory Error:"
+_OUT_OF_REACH = (_OUT_OF_MEMORY, "IO Error:")
+_DENIED = "Permission denied"
+# What DuckDB says about the question, whatever names are in it.
+_ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
+_SHOWN = 500
 _HASH_BLOCK_BYTES = 4 * 2**20
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 _OPTIONS = "union_by_name = true, can_have_nan = true"
-_SPLITS = f"FROM read_parquet(getvariable('tidemark_paths'), {_OPTIONS})"
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
-_MARKED = (
-    f"FROM read_parquet(getvariable('tidemark_marked_paths'), {_OPTIONS}) AS split ANTI JOIN tidemark_gone AS gone "
-    "ON split.file_index = gone.file AND split.file_row_number = gone.row"
+_WITHOUT_GONE = (
+    "AS split ANTI JOIN tidemark_gone AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 )
 _PLACES = frozenset({"file_index", "file_row_number"})
 _GONE = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
@@ -44,96 +51,131 @@ class Verified:
     """Remembers which splits were read whole and found to be what was written; splits are immutable, so once is enough.
 
     DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
-    (lesson 61). So each file is hashed before DuckDB sees it for the first time.
+    (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
+    was written to: device, inode, size and the times of the last change are remembered, and looked at each time.
     """
 
     def __init__(self) -> None:
-        self._paths: set[str] = set()
+        self._files: dict[str, tuple[int, ...]] = {}
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""
         path = store.local_path(add.path)
-        if path is None or add.path in self._paths:
+        if path is None:
             return path
         try:
-            _require_sound(path, add)
+            found = _identity(path)
+            if self._files.get(add.path) != found:
+                _require_sound(path, add)
         except FileNotFoundError:  # it went just now; reading it says so like for every other store
             return None
         except OSError as error:
             raise Unavailable(f"{add.path}: {error.strerror}; try again later", key=add.path) from error
-        self._paths.add(add.path)
+        self._files[add.path] = found
         return path
 
+    def look_again(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
+        """Return when the files that were just read are what was written, still. Raises `Corrupt` otherwise."""
+        for add, path in splits:
+            try:
+                unchanged = self._files.get(add.path) == _identity(path)
+            except FileNotFoundError:  # collected meanwhile
+                continue
+            if not unchanged:
+                self.path(store, add)
 
-def session() -> duckdb.DuckDBPyConnection:
-    """Return an in-memory DuckDB in UTC that installs and loads nothing on its own."""
-    connection = duckdb.connect(
-        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
-    )
-    connection.execute("LOAD icu")
-    connection.execute("SET TimeZone = 'UTC'")
-    return connection
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What `t` is made of: rows in memory, or files of splits, of which some have rows that are deleted."""
 
-def splits_relation(
-    connection: duckdb.DuckDBPyConnection,
-    store: ObjectStore,
-    splits: Sequence[Add],
-    schema: pa.Schema,
-    *,
-    verified: Verified,
-) -> duckdb.DuckDBPyRelation:
-    """Create the view `t` over the splits and return it. Columns come in schema order; missing ones are null.
+    rows: pa.Table
+    splits: tuple[tuple[Add, Path], ...] = ()
+    gone: pa.Table | None = None
 
-    Every split is verified against its action before it is used, once per `verified`, which remembers: its length and
-    checksum. One read of the file on a local store, one GET per split elsewhere. Raises `Corrupt` for a split that is
-    not what was written, `SnapshotExpired` when it is gone, `InvalidInput` where a column has another type than in the
-    table. Rows that a deletion vector hides are never among the view's; one GET per vector that is stored.
-    """
-    template = connection.from_arrow(schema.empty_table())
-    paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
-    if not splits:
-        relation = template
-    elif len(paths) == len(splits) and _can_stream(splits, schema):
+    @property
+    def files(self) -> list[Path]:
+        """The files that the session may open."""
+        return [path for _, path in self.splits]
+
+    def bind(self, connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyRelation:
+        """Create the view `t` and return it: the columns of the table in its order, null where a split has none.
+
+        Raises `InvalidInput` where a column of a split has another type than in the table.
+        """
+        template = connection.from_arrow(self.rows)
+        if not self.splits:
+            template.create_view(TABLE)
+            return connection.view(TABLE)
         template.create_view("tidemark_template")
-        views = ["tidemark_template", *_stream(connection, store, splits, paths)]
-        relation = connection.sql(" UNION ALL BY NAME ".join(f"FROM {view}" for view in views))
+        sources = " UNION ALL BY NAME ".join(["FROM tidemark_template", *self._parts(connection)])
+        connection.execute(f"CREATE VIEW {TABLE} AS {sources}")
+        relation = connection.view(TABLE)
         if relation.types[: len(template.types)] != template.types:
-            _require_types([(add, paths[add.path]) for add in splits], schema)
-    else:
-        rows = [conform_split(read_split(store, add), schema) for add in splits]
-        relation = connection.from_arrow(pa.concat_tables(rows))
-    relation.create_view(TABLE)
-    _confine(connection, [*paths.values()])
-    return connection.view(TABLE)
+            _require_types(self.splits, self.rows.schema)
+        return relation
+
+    def _parts(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
+        """What to select from: the files without deleted rows, and the others."""
+        whole = [path for add, path in self.splits if add.rows_gone is None]
+        marked = [path for add, path in self.splits if add.rows_gone is not None]
+        if whole:
+            yield f"FROM {_parquet(whole)}"
+        if marked:
+            connection.from_arrow(self.gone).create_view("tidemark_gone")
+            yield f"FROM {_parquet(marked)} {_WITHOUT_GONE}"
 
 
-def rows_relation(connection: duckdb.DuckDBPyConnection, rows: pa.Table) -> duckdb.DuckDBPyRelation:
-    """Create the view `t` over rows in memory and return it."""
-    relation = connection.from_arrow(rows)
-    relation.create_view(TABLE)
-    _confine(connection, [])
-    return connection.view(TABLE)
+def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, *, verified: Verified) -> Source:
+    """Return the splits as a source of rows.
+
+    Every split is verified against its action before it is used, and again when its file is another than the one that
+    `verified` remembers: its length and checksum. One read of the file on a local store, one GET per split elsewhere.
+    Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone. Rows that a deletion
+    vector hides are never among the source's; one GET per vector that is stored.
+    """
+    paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
+    if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
+        return Source(pa.concat_tables(conform_split(read_split(store, add), schema) for add in splits))
+    marked = [add for add in splits if add.rows_gone is not None]
+    found = tuple((add, paths[add.path]) for add in splits)
+    return Source(schema.empty_table(), found, _gone(store, marked) if marked else None)
 
 
 @contextmanager
-def query_errors(query: str, splits: Sequence[Add] = ()) -> Iterator[None]:
+def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | None = None) -> Iterator[None]:
     """Turn DuckDB's errors into Tidemark's.
 
-    `Unavailable` where memory or a file is out of reach, `Corrupt` where a split is named, else `InvalidInput`.
+    `Unavailable` where a limit, memory or a file is out of reach, `Corrupt` where a split is named, else
+    `InvalidInput`.
     """
     try:
         yield
     except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-        text = str(error)
-        if text.startswith(_OUT_OF_REACH):  # also of a split: its bytes were sound a moment ago
-            raise Unavailable(f"{query!r}: {text}; try again later, or ask for less", query=query) from error
-        broken = next((add.path for add in splits if add.path in text), None)
-        if broken is not None:
-            raise Corrupt(f"{broken}: cannot be read: {text}", key=broken) from error
-        if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
-            text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
-        raise InvalidInput(f"{query!r}: {text}", query=query) from error
+        raise _typed(str(error), query, splits, limits) from error
+
+
+def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
+    shown = query if len(query) <= _SHOWN else f"{query[:_SHOWN]}…"
+    if _OUT_OF_TIME in text and limits is not None:
+        found = f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds`"
+        return Unavailable(found, query=query, seconds=limits.seconds)
+    if text.startswith(_OUT_OF_MEMORY) and limits is not None:
+        found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
+        return Unavailable(f"{shown!r}: {found}: {text}; ask for less, or raise them, or try again later", query=query)
+    if text.startswith(_OUT_OF_REACH) or _DENIED in text:  # also of a split: its bytes were sound a moment ago
+        return Unavailable(f"{shown!r}: {text}; try again later, or ask for less", query=query)
+    broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
+    if broken is not None:
+        return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
+    if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
+        text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
+    return InvalidInput(f"{shown!r}: {text}", query=query)
+
+
+def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
+    """The split that an error names, other than because the query does."""
+    return next((add.path for add in splits if add.path in text and add.path not in query), None)
 
 
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
@@ -152,23 +194,6 @@ def _require_types(splits: Sequence[tuple[Add, Path]], schema: pa.Schema) -> Non
                 conform_split(pq.read_schema(path).remove_metadata().empty_table(), schema)
             except InvalidInput as error:
                 raise InvalidInput(f"{add.path}: {error}", **error.context) from error
-
-
-def _stream(
-    connection: duckdb.DuckDBPyConnection, store: ObjectStore, splits: Sequence[Add], paths: Mapping[str, Path]
-) -> Iterator[str]:
-    """Create the views over the files and yield their names: one of files without deleted rows, one of the others."""
-    whole = [add for add in splits if add.rows_gone is None]
-    marked = [add for add in splits if add.rows_gone is not None]
-    if whole:
-        connection.execute("SET VARIABLE tidemark_paths = ?", [[_literally(paths[add.path]) for add in whole]])
-        connection.sql(_SPLITS).create_view("tidemark_splits")
-        yield "tidemark_splits"
-    if marked:
-        connection.execute("SET VARIABLE tidemark_marked_paths = ?", [[_literally(paths[add.path]) for add in marked]])
-        connection.from_arrow(_gone(store, marked)).create_view("tidemark_gone")
-        connection.sql(_MARKED).create_view("tidemark_marked")
-        yield "tidemark_marked"
 
 
 def _gone(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
@@ -192,12 +217,12 @@ def _require_sound(path: Path, add: Add) -> None:
         raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}", key=add.path)
 
 
-def _literally(path: Path) -> str:
-    """The path as a pattern that matches nothing else: DuckDB expands `*`, `?` and `[` in file names."""
-    return re.sub(r"[*?[]", r"[\g<0>]", str(path))
+def _identity(path: Path) -> tuple[int, ...]:
+    found = os.stat(path)  # noqa: PTH116  # half the time of its like in pathlib, for each split of each query
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _confine(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:
-    connection.execute("SET allowed_paths = ?", [[text for path in paths for text in {str(path), _literally(path)}]])
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+def _parquet(paths: Sequence[Path]) -> str:
+    """Files as a table of SQL. Their names are quoted texts of it, for a variable could be read by the query."""
+    names = ", ".join("'" + literally(path).replace("'", "''") + "'" for path in paths)
+    return f"read_parquet([{names}], {_OPTIONS})"

@@ -1,4 +1,4 @@
-"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (design page 07)."""
+"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (docs/architecture/reads.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
@@ -17,7 +18,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import Verified, query_errors, rows_relation, session, splits_relation
+from storage_core.read.relation import Source, Verified, query_errors, splits_source
 from storage_core.read.sql_predicate import from_sql
 from storage_core.rows import fold
 from storage_core.split.read import conform_split, read_split
@@ -97,10 +98,11 @@ class Scan:
         return relation, splits
 
     def _source(self, splits: Sequence[Add]) -> duckdb.DuckDBPyRelation:
-        connection = session()
         if self.records is not None:
-            return rows_relation(connection, merged_rows(self.store, self.snapshot, self.records))
-        return splits_relation(connection, self.store, splits, self.snapshot.schema, verified=self.verified)
+            source = Source(merged_rows(self.store, self.snapshot, self.records))
+        else:
+            source = splits_source(self.store, splits, self.snapshot.schema, verified=self.verified)
+        return source.bind(session(files=source.files))
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:

@@ -2,41 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import duckdb
 import pyarrow as pa
 
+from storage_core.engine import confinement
+from storage_core.engine.session import Room, private_folder, session
+from storage_core.engine.statement import Node, check, parse
+from storage_core.errors import Unavailable
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import TABLE, Verified, query_errors, rows_relation, session, splits_relation
+from storage_core.read.relation import TABLE, Source, Verified, query_errors, splits_source
 from storage_core.read.scan import merged_rows
-from storage_core.read.sql_predicate import parse_select, where_of
+from storage_core.read.sql_predicate import where_of
+from storage_core.settings.query import QueryLimits
+
+_BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
 def query(
-    store: ObjectStore, snapshot: Snapshot, text: str, *, verified: Verified, records: pa.Table | None = None
+    store: ObjectStore,
+    snapshot: Snapshot,
+    text: str,
+    *,
+    verified: Verified,
+    records: pa.Table | None = None,
+    limits: QueryLimits | None = None,
 ) -> pa.Table:
     """Return the answer of one SELECT over the table, which the query calls `t`.
 
-    Raises `InvalidInput` for anything but one SELECT, or when the query is wrong. The query can read the table's
-    splits and nothing else. With `records`, they are folded over the base first and nothing is pruned.
+    Raises `InvalidInput` for anything but one SELECT, or when the query is wrong, and `Unavailable` when it passes one
+    of its limits. The query can read the table's splits and nothing else, and write nothing (decision 0083). With
+    `records`, they are folded over the base first and nothing is pruned.
     """
-    connection = session()
-    splits = () if records is not None else prune(snapshot, where_of(parse_select(text), TABLE))
-    with query_errors(text, splits):
-        if records is not None:
-            parse_select(text)
-            rows_relation(connection, merged_rows(store, snapshot, records))
-        else:
-            splits_relation(connection, store, splits, snapshot.schema, verified=verified)
-        return _run(connection, text)
+    tree = _checked(text)
+    bounds = QueryLimits() if limits is None else limits
+    splits = () if records is not None else prune(snapshot, where_of(tree, TABLE))
+    if records is not None:
+        source = Source(merged_rows(store, snapshot, records))
+    else:
+        with query_errors(text, splits):
+            source = splits_source(store, splits, snapshot.schema, verified=verified)
+    with query_errors(text, splits, bounds):
+        answer = ask(source, text, bounds)
+    verified.look_again(store, source.splits)
+    return answer
+
+
+def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
+    """Return the answer of a query that was checked, from a session that can write nowhere but to its own folder."""
+    with private_folder() as folder:
+        room = Room(
+            seconds=limits.seconds, memory_bytes=limits.memory_bytes, spill_bytes=limits.spill_bytes, folder=folder
+        )
+
+        def of(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+            source.bind(connection)
+            rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
+            return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
+
+        return confinement.answer(lambda: session(room, files=source.files), of, writable=folder)
 
 
 def explain(snapshot: Snapshot, text: str) -> Pruned:
     """Return the splits the query reads and what each pruning step left out. Reads every manifest not read yet."""
-    return pruning.explain(snapshot, where_of(parse_select(text), TABLE))
+    return pruning.explain(snapshot, where_of(_checked(text), TABLE))
 
 
-def _run(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
-    return connection.sql(text).to_arrow_table()
+def _checked(text: str) -> Node:
+    tree = parse(text)
+    check(tree, text, table=TABLE)
+    return tree
+
+
+def _bounded(batches: Iterable[pa.RecordBatch], text: str, limits: QueryLimits) -> Iterator[pa.RecordBatch]:
+    held = 0
+    for batch in batches:
+        held += batch.nbytes
+        if held > limits.memory_bytes:
+            found = f"its answer is larger than `memory_bytes` = {limits.memory_bytes}"
+            raise Unavailable(f"{text[:500]!r}: {found}; ask for less, or raise it", query=text)
+        yield batch

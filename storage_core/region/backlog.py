@@ -30,12 +30,16 @@ class Call:
 
 @dataclass(slots=True)
 class Backlog:
-    """The calls that wait for room (`asking`), for their entry (`queue`), and are being written, each in order."""
+    """The calls that wait for room (`asking`), for their entry (`queue`), and are being written, each in order.
+
+    `unheard` are rows given with `durable=False` that were lost, until an error has told so.
+    """
 
     options: WriterOptions
     asking: deque[Call] = field(default_factory=deque)
     queue: deque[Call] = field(default_factory=deque)
     writing: list[Call] = field(default_factory=list)
+    unheard: int = 0
     held_rows: int = 0
     held_bytes: int = 0
 
@@ -43,6 +47,12 @@ class Backlog:
     def taken(self) -> list[Call]:
         """The calls that are taken and not done, in order."""
         return [*self.writing, *self.queue]
+
+    @property
+    def unheard_rows(self) -> int:
+        """Rows given with `durable=False` that are pending, or lost without anybody being told."""
+        pending: int = sum(call.records.num_rows for call in self.taken if not call.durable)
+        return self.unheard + pending
 
     def add(self, call: Call) -> None:
         """Take a call."""
@@ -78,6 +88,7 @@ class Backlog:
         rest = [*self.queue]
         self.queue.clear()
         named = _naming(error, [call for call in rest if not call.durable])
+        self.unheard += int(str(named.context.get("lost_rows", 0)))
         for call in rest:
             self._done(call, named)
         return named

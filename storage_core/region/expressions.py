@@ -1,52 +1,67 @@
-"""Region fields as SQL: one expression over `col0, col1…`, run by DuckDB (design page 03; source `001`).
+"""Region fields as SQL: one expression over `col0, col1…`, run by DuckDB (Lance MemWAL).
 
-An expression must give one value per row and depend on nothing but its columns. DuckDB's own parser and catalogue
-decide: every node of its tree is one of a closed set, and every function a scalar one that is the same on each call.
+An expression must give one value per row and depend on nothing but its columns. DuckDB's own parser decides: every node
+of its tree is one of a closed set, and every function a scalar one that is the same on each call and makes no more of
+its arguments than the text says.
 Columns come in widened (64-bit integers and floats; instants as UTC without a zone), so a promotion changes nothing.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage_core.engine.functions import NESTED_TYPES, OF_ONE_ROW, TYPES
+from storage_core.engine.growth import check_growth
+from storage_core.engine.session import Room, session
+from storage_core.engine.statement import Node, nodes_of, parse
 from storage_core.errors import InvalidInput
 from storage_core.region.transforms import widen, widened
 
-Node = Mapping[str, Any]
+LONGEST_EXPRESSION = 4096
+LARGEST_VALUE = 65_536
+"""Bytes of the value of one row: it becomes part of a region's name."""
 
 _NODES = {"FUNCTION", "COLUMN_REF", "CONSTANT", "CASE", "COMPARISON", "CONJUNCTION", "OPERATOR", "BETWEEN", "CAST"}
 _TYPES = "TYPE"
 _COLUMN = re.compile(r"col(0|[1-9][0-9]?)", re.ASCII)
-_MACROS = {"split_part", "if", "nullif"}
-"""Macros of DuckDB that are nothing but scalar functions; the others may look at the session."""
-_CHANGING = {"age", "current_localtime", "current_localtimestamp", "hash", "timezone", "version"}
-"""Functions that DuckDB calls consistent, and that depend on the day, the session's zone or the release."""
 _ZONED = {"TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE", "TIMETZ", "TIME WITH TIME ZONE"}
+_BATCH_ROWS = 2048
 _CLAUSES = ("where_clause", "group_expressions", "having", "qualify", "sample", "modifiers")
 _UTC_FREE = pa.timestamp("us")
+_ROOM = Room(threads=1, seconds=60, memory_bytes=512 * 2**20)  # one thread, so that rows keep their order
 
 
 def check_expression(text: str, columns: int) -> None:
     """Return when this is one expression over `col0` … that depends on its columns only. Raises `InvalidInput`."""
-    with _session() as connection:
-        node = _parsed(connection, text)
-        for each in _nodes(node["select_list"]):
-            _check_node(connection, each, text, columns)
+    for each in nodes_of(_parsed(text)["select_list"]):
+        if "class" in each:
+            _check_node(each, text, columns)
+    check_bounded(text)
+
+
+@functools.lru_cache(maxsize=64)
+def check_bounded(text: str) -> None:
+    """Return when the text tells how long its values can be, at most. Raises `InvalidInput`."""
+    try:
+        check_growth(nodes_of(_parsed(text)), text, "region expression", most=LONGEST_EXPRESSION, strict=True)
+    except InvalidInput as error:
+        raise InvalidInput(error.found, expression=text) from error
 
 
 def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     """Return the value of a checked expression for each row, widened. Raises `InvalidInput` when a row has none."""
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
-    with _session() as connection:
+    check_bounded(text)  # a table of an earlier release may have another
+    with session(_ROOM) as connection:
         connection.register("source_rows", rows)
         try:
-            answer = connection.sql(_statement(text)).to_arrow_table().column(0).combine_chunks()
+            answer = _answer(connection, text)
         except duckdb.Error as error:
             raise InvalidInput(f"the region expression {text!r} fails: {error}", expression=text) from error
     if len(answer) != rows.num_rows:
@@ -58,17 +73,18 @@ def _statement(text: str) -> str:
     return f"SELECT ({text}\n) FROM source_rows"  # noqa: S608  # checked by `check_expression`
 
 
-def _session() -> duckdb.DuckDBPyConnection:
-    """One thread, so that rows keep their order; no file, no network, no extension."""
-    return duckdb.connect(
-        config={
-            "threads": 1,
-            "enable_external_access": False,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "lock_configuration": True,
-        }
-    )
+def _answer(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Array:
+    """The values, taken batch by batch: of one that is too large no more than a batch is made."""
+    reader = connection.sql(_statement(text)).to_arrow_reader(_BATCH_ROWS)
+    batches = []
+    for batch in reader:
+        column = batch.column(0)
+        is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+        longest = pc.max(pc.binary_length(column)).as_py() if is_text else None
+        if longest is not None and longest > LARGEST_VALUE:
+            raise _refused(text, f"a value has {longest} bytes where {LARGEST_VALUE} are the most")
+        batches.append(batch)
+    return pa.Table.from_batches(batches, reader.schema).column(0).combine_chunks()
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -89,36 +105,28 @@ def _settled(answer: pa.Array, text: str) -> pa.Array:
     raise _refused(text, f"its values have the type {type_}; cast them to BIGINT, DOUBLE or VARCHAR")
 
 
-def _parsed(connection: duckdb.DuckDBPyConnection, text: str) -> Node:
-    row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [_statement(text)]).fetchone()
-    tree: dict[str, Any] = json.loads(row[0] if row else '{"error": true, "error_message": "no answer"}')
-    if tree["error"]:
-        raise _refused(text, str(tree["error_message"]))
-    node: Node = tree["statements"][0]["node"]
+def _parsed(text: str) -> Node:
+    if len(text) > LONGEST_EXPRESSION:
+        raise _refused(text[:100], f"it has more than {LONGEST_EXPRESSION} characters")
+    try:
+        node = parse(_statement(text), "region expression")
+    except InvalidInput as error:
+        raise _refused(text, error.found) from error
     table = node.get("from_table") or {}
     plain = node.get("type") == "SELECT_NODE" and table.get("table_name") == "source_rows"
-    more = [key for key in _CLAUSES if node.get(key)]
-    if len(tree["statements"]) != 1 or not plain or more or len(node["select_list"]) != 1:
+    if not plain or any(node.get(key) for key in _CLAUSES) or len(node["select_list"]) != 1:
         raise _refused(text, "it is not one expression")
     return node
 
 
-def _nodes(tree: object) -> Iterator[Node]:
-    if isinstance(tree, Mapping):
-        if "class" in tree and "type" in tree:
-            yield tree
-        for each in tree.values():
-            yield from _nodes(each)
-    elif isinstance(tree, list):
-        for each in tree:
-            yield from _nodes(each)
-
-
-def _check_node(connection: duckdb.DuckDBPyConnection, node: Node, text: str, columns: int) -> None:
+def _check_node(node: Node, text: str, columns: int) -> None:
     kind = node["class"]
     if kind == _TYPES:
-        if str(node.get("type_name", "")).upper() in _ZONED:
+        name = str(node.get("type_name", "")).upper()
+        if name in _ZONED:
             raise _refused(text, "a time with a zone depends on the session; use TIMESTAMP, which is UTC")
+        if name not in TYPES - NESTED_TYPES:
+            raise _refused(text, f"it may not use the type {name}")
         return
     if kind not in _NODES:
         raise _refused(text, f"it may not use {str(kind).lower().replace('_', ' ')}")
@@ -127,16 +135,11 @@ def _check_node(connection: duckdb.DuckDBPyConnection, node: Node, text: str, co
         found = _COLUMN.fullmatch(names[0]) if len(names) == 1 else None
         if found is None or int(found[1]) >= columns:
             raise _refused(text, f"{'.'.join(names)} is none of its columns col0 to col{columns - 1}")
-    if kind == "FUNCTION":
-        _check_function(connection, str(node["function_name"]).lower(), text)
-
-
-def _check_function(connection: duckdb.DuckDBPyConnection, name: str, text: str) -> None:
-    query = "SELECT DISTINCT function_type, stability FROM duckdb_functions() WHERE function_name = ?"
-    found = connection.execute(query, [name]).fetchall()
-    scalar = all(each in (("scalar", "CONSISTENT"), ("macro", None)) for each in found)
-    if not found or not scalar or name in _CHANGING or (("macro", None) in found and name not in _MACROS):
-        raise _refused(text, f"{name} is no function that gives each row the same value on every call")
+    if kind == "OPERATOR" and node["type"] == "ARRAY_CONSTRUCTOR":
+        raise _refused(text, "it may not use lists")
+    name = str(node.get("function_name", "")).lower()
+    if kind == "FUNCTION" and name not in OF_ONE_ROW:
+        raise _refused(text, f"{name} is no function that gives each row the same bounded value on every call")
 
 
 def _refused(text: str, why: str) -> InvalidInput:

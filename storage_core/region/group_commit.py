@@ -1,4 +1,4 @@
-"""Group commit: calls of many threads share a WAL entry (design page 03 "WAL"; decision 0044).
+"""Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL"; decision 0044).
 
 There is no thread that writes. Whoever waits for its rows while nobody writes takes what has gathered, its own calls
 and those of others, in the order of their arrival, and writes that as one entry; meanwhile the next calls gather. So
@@ -20,8 +20,10 @@ import pyarrow as pa
 
 from storage_core.clock import Clock
 from storage_core.errors import TidemarkError, Unavailable
+from storage_core.process import HomeProcess
 from storage_core.region.backlog import Backlog, Call
 from storage_core.region.options import WriterOptions
+from storage_core.region.unclosed import say_what_is_lost, warn_when_dropped
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +32,11 @@ T = TypeVar("T")
 
 class Log(Protocol):
     """Where entries go; used by one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """What it is the log of, for messages."""
+        ...
 
     @property
     def stopped(self) -> TidemarkError | None:
@@ -53,7 +60,8 @@ class GroupCommit:
     """Writes what any threads give it, in the order of arrival, many calls at a time.
 
     Every call succeeds or fails for itself: one that is refused leaves the others as they are, and what becomes of an
-    entry every call in it learns.
+    entry every call in it learns. In a copy of the process every call raises `CopiedProcess`, before it takes a lock:
+    the thread that holds it, or that writes, may be in the other process only.
     """
 
     def __init__(self, log: Log, *, options: WriterOptions, clock: Clock) -> None:
@@ -61,6 +69,7 @@ class GroupCommit:
         self._log = log
         self._options = options
         self._clock = clock
+        self._home = HomeProcess()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._tick = threading.Condition(self._lock)
@@ -70,11 +79,17 @@ class GroupCommit:
         self._timer: threading.Thread | None = None
         self._closing: TidemarkError | None = None
         self._stopped: TidemarkError | None = None
+        say_what_is_lost(self, self._backlog, log.name, self._home)
         with self._lock:
             self._wake_timer_for_flush()
 
+    def warn_when_dropped(self, writer: object) -> None:
+        """Warn when `writer`, through which everything is given, is dropped while rows are pending."""
+        warn_when_dropped(writer, self._backlog, self._log.name, self._home)
+
     def require_usable(self) -> None:
         """Return when the writer takes calls. Raises what stopped it."""
+        self._require_home()
         with self._lock:
             self._require_usable()
 
@@ -84,6 +99,7 @@ class GroupCommit:
         Waits while the writer holds too much. Raises `Overloaded` when it holds far too much or that lasts too long,
         and nothing of the call is written then; or what the log raises.
         """
+        self._require_home()
         with self._lock:
             self._require_usable()
             if records.num_rows == 0:
@@ -98,6 +114,7 @@ class GroupCommit:
 
     def sync(self) -> None:
         """Return when every call that was taken before is durable. Raises what keeps the first of them from it."""
+        self._require_home()
         with self._lock:
             self._require_usable()
             calls = self._backlog.taken
@@ -114,6 +131,7 @@ class GroupCommit:
 
         Closing again does nothing, and a writer that was stopped closes silently unless rows were lost by that.
         """
+        self._require_home()
         with self._lock:
             if self._closing is not None:
                 return
@@ -133,18 +151,30 @@ class GroupCommit:
             if timer is not None:
                 timer.join()
         if failed is not None or "lost_rows" in stopped.context:
-            raise _copy(stopped)
+            raise self._told(stopped)
 
     def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
         """Return what `read` makes of the rows that are not durable yet, in order, while nothing becomes durable."""
+        self._require_home()
         with self._lock:
             return read([call.records for call in self._backlog.taken])
+
+    def _require_home(self) -> None:
+        self._home.require(
+            f"the writer of {self._log.name}",
+            "rows that it was given before are written there; open a writer of this process",
+        )
 
     def _require_usable(self) -> None:
         """Raise a copy of the error that stopped the writer, if one did: several threads may raise it."""
         error = self._stopped or self._closing
         if error is not None:
-            raise _copy(error)
+            raise self._told(error)
+
+    def _told(self, error: TidemarkError) -> TidemarkError:
+        """A copy of the error that stopped the writer, for a caller who hears by it what was lost."""
+        self._backlog.unheard = 0
+        return error.reworded(error.found)
 
     def _admit(self, call: Call) -> None:
         """Wait for room, in the order of arrival."""
@@ -170,7 +200,7 @@ class GroupCommit:
         for call in calls:
             self._wait_for(call)
             if call.error is not None:
-                raise _copy(call.error) from call.error
+                raise self._told(call.error) from call.error
 
     def _wait_for(self, call: Call) -> None:
         while True:
@@ -285,10 +315,6 @@ class GroupCommit:
         if backlog.asking or backlog.held_bytes >= self._options.entry_bytes:
             return 0
         return max(0, backlog.queue[0].arrived_ms + self._options.linger_ms - self._clock.now_ms())
-
-
-def _copy(error: TidemarkError) -> TidemarkError:
-    return error.reworded(error.found)
 
 
 def _interrupted(error: BaseException) -> TidemarkError:

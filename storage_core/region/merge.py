@@ -1,4 +1,4 @@
-"""Merging: generations of a region into the base table (design page 03, "Merge: generations into the base table").
+"""Merging: generations of a region into the base table ("Merge: generations into the base table").
 
 The folded records become new splits, and the rows that they supersede are hidden by deletion vectors in the same
 commit; what is left of a split is rewritten by a compaction. The base never holds two live rows of one key, so reads of
@@ -9,13 +9,14 @@ it carries, and the log refuses it unless they follow the recorded ones (lessons
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
+from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
@@ -84,6 +85,11 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
     of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged generation or
     split; what was written until then are orphans.
     """
+    with _naming(work):
+        return _executed(store, work, ids=ids, now_ms=now_ms)
+
+
+def _executed(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
     schema = work.context.schema
     records = pa.concat_tables(list(_records(store, work)))
     folded = fold.fold(records, work.primary_key)
@@ -106,6 +112,31 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> Me
         len(adds),
     )
     return result
+
+
+@contextmanager
+def _naming(*works: MergeWork) -> Iterator[None]:
+    """Let an error of the data say which generations of which regions it came up in; others are no fault of theirs."""
+    try:
+        yield
+    except (InvalidInput, Corrupt, Unsupported) as error:
+        raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
+    except (pa.ArrowException, OverflowError, MemoryError) as error:
+        raise InvalidInput(f"{_named(works)}: {type(error).__name__}: {error}", **_context(works)) from error
+
+
+def _named(works: Sequence[MergeWork]) -> str:
+    parts = (
+        f"region {each.region}, generations {each.after + 1} to {each.generations[-1].generation}" for each in works
+    )
+    return f"merging {'; '.join(parts)}"
+
+
+def _context(works: Sequence[MergeWork]) -> dict[str, object]:
+    return {
+        "region": ", ".join(each.region for each in works),
+        "generations": [generation.generation for each in works for generation in each.generations],
+    }
 
 
 def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[Superseded]:
@@ -133,7 +164,8 @@ def commit(
     """
     actions = actions_of(log.store, results, ids=log.ids, now_ms=log.clock.now_ms())
     requirements = [each for work in works for each in work.requirements]
-    return log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
+    with _naming(*works):
+        return log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
 
 
 def actions_of(store: ObjectStore, results: Sequence[MergeResult], *, ids: Ids, now_ms: int) -> list[Action]:

@@ -1,4 +1,4 @@
-"""What callers hand to a writer, as checked records (design page 03, "Records").
+"""What callers hand to a writer, as checked records (docs/architecture/ingestion.md, "Records").
 
 Everything is refused before a byte is written, nothing after.
 """
@@ -16,6 +16,7 @@ from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.fold import FIELDS, Operation, merging, record_schema
 from storage_core.rows.incoming import Rows, table_of
+from storage_core.rows.key_limit import require_short_keys
 from storage_core.rows.schema import conform
 
 Keys: TypeAlias = Rows | Sequence[object] | str | int
@@ -70,7 +71,10 @@ class RecordBuilder:
         return self._records(self._widened(given), Operation.PATCH, self._given_fields(rows, given))
 
     def deletes(self, keys: Keys) -> pa.Table:
-        """Return one delete per key: a value, a tuple of values in key order, a mapping, or a row of a table."""
+        """Return one delete per key: a value, a tuple of values in key order, a mapping, or a row of a table.
+
+        A key may be longer than rows may have it now: an earlier release may have taken it.
+        """
         table = table_of(self._key_rows(keys), self.schema)
         self._require_key(table, "delete")
         extra = sorted(set(table.column_names) - set(self.key))
@@ -85,6 +89,8 @@ class RecordBuilder:
 
     def _records(self, table: pa.Table, operation: Operation, fields: pa.Array) -> pa.Table:
         require_keys(table, self.key)
+        if operation is not Operation.DELETE:
+            require_short_keys(table, self.key)
         operations = pa.array(np.full(table.num_rows, operation, dtype=np.int8))
         columns = within_calendar(table).columns
         return pa.Table.from_arrays([operations, fields, *columns], schema=record_schema(self.schema))

@@ -53,6 +53,11 @@ class RegionLog:
             memtable.add(each.id, each.entry.records)
 
     @property
+    def name(self) -> str:
+        """The table and its region."""
+        return f"{self._store.uri}, region {self.region}"
+
+    @property
     def region(self) -> str:
         """The UUID of the region."""
         return self._appender.region
@@ -122,6 +127,7 @@ class RegionLog:
         last = self._appender.next_id - 1
         while True:
             latest = self._checked_manifest()
+            self._require_next(latest, flushed)
             manifest = replace(
                 latest,
                 version=latest.version + 1,
@@ -141,6 +147,18 @@ class RegionLog:
         except WriterFenced as fenced:
             self.stopped = fenced
             raise
+
+    def _require_next(self, latest: RegionManifest, flushed: FlushedGeneration) -> None:
+        """Return when nobody flushed under our epoch but us: a copy of this process has other rows in its memory."""
+        if latest.current_generation != flushed.generation:
+            self.stopped = WriterFenced(
+                f"region {self.region}: this writer flushes generation {flushed.generation}, the manifest goes on with "
+                f"{latest.current_generation}: a copy of this process, by fork() or a restored machine, flushed, too; "
+                "stop using this writer and open a new one, which replays what is acknowledged",
+                region=self.region,
+                epoch=self.epoch,
+            )
+            raise self.stopped
 
     @contextmanager
     def _settling(self) -> Iterator[None]:

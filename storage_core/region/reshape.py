@@ -1,4 +1,4 @@
-"""Ending a region spec, so that another may follow (design page 03, "Regions"; decision 0040).
+"""Ending a region spec, so that another may follow (docs/architecture/ingestion.md, "Regions"; decision 0040).
 
 The rule: a spec becomes current in a commit that demands that every region of the spec before it is merged whole. As
 those regions are sealed by then, nothing of theirs is ever outside the base again, and no row of theirs can come over
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge
 from storage_core.region.manifest import check_epoch, commit, read_latest
-from storage_core.region.registry import close_spec, read_registry
+from storage_core.region.registry import close_spec, known_regions, read_registry
 from storage_core.region.spec import check_spec, closing_region, only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.settings.region_fields import REGIONS_KEY, Region, RegionField, RegionSpec, specs_to_text
@@ -34,9 +35,10 @@ _logger = logging.getLogger(__name__)
 def change_regions(log: TransactionLog, fields: tuple[RegionField, ...]) -> Snapshot:
     """Make these the fields of the table's current region spec, and return the snapshot in which they are.
 
-    Nothing happens when they are already. Else the old regions are sealed, merged here, and the new spec is committed;
-    interrupted anywhere, doing it again finishes. Raises `InvalidInput` when the fields cannot divide the table,
-    `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
+    Nothing happens when they are already. Else the old regions are merged here, sealed, and the rest of them is merged;
+    then the new spec is committed. Interrupted anywhere, doing it again finishes. A region that cannot be merged is not
+    sealed: it takes rows as before. Raises what that merge raises, `InvalidInput` when the fields cannot divide the
+    table, `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         snapshot = log.snapshot()
@@ -51,14 +53,29 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...]) -> Snap
             return snapshot
         spec = RegionSpec(id=config.region_spec.id + 1, fields=fields)
         check_spec(spec, snapshot.schema, config.primary_key)
-        progress = seal_spec(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)
         try:
+            # A merge that fails must fail while the region still takes what cures it: nothing opens a sealed one again.
+            _flush_everything(log, snapshot)
+            _merge_everything(log)
+            progress = seal_spec(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)
             _merge_everything(log)
             _commit_spec(log, spec, progress)
         except CommitConflict:
             if attempt == _ATTEMPTS:
                 raise
     return log.snapshot()
+
+
+def _flush_everything(log: TransactionLog, snapshot: Snapshot) -> None:
+    """Make generations of what writers acknowledged: only those can be merged, or refuse to be."""
+    for region in known_regions(log.store, snapshot):
+        latest = read_latest(log.store, region.id)
+        if latest is None or latest.sealed_by:
+            continue
+        with suppress(WriterFenced, RegionSealed):  # somebody is at work there; sealing it comes to that
+            writer = RegionWriter.open(log.store, snapshot, clock=log.clock, ids=log.ids, region=region)
+            with writer:
+                writer.flush()
 
 
 def _merge_everything(log: TransactionLog) -> None:

@@ -1,4 +1,4 @@
-"""A writer over the regions of a spec with fields: each row goes where its key belongs (design page 03, "Regions")."""
+"""A writer over the regions of a spec with fields: each row goes where its key belongs ("Regions")."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.process import HomeProcess
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.spec import Routed, route
@@ -59,6 +60,7 @@ class RoutingWriter:
         config = snapshot.config
         self._builder = RecordBuilder(snapshot.schema, config.primary_key, merged_maps=config.merged_maps)
         self._writers: dict[str, RegionWriter] = {}
+        self._home = HomeProcess()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -120,6 +122,7 @@ class RoutingWriter:
 
         Raises the first failure; `lost_rows` of its context counts the rows of all regions, `failed` the regions.
         """
+        self._require_home()
         with self._lock:
             self._closed = True
         self._every(RegionWriter.close)
@@ -131,8 +134,13 @@ class RoutingWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the writer."""
-        self.close()
+        """Close the writer. An error that is on its way stays the one that is raised; what closing adds is its note."""
+        try:
+            self.close()
+        except TidemarkError as closing:
+            if error is None:
+                raise
+            error.add_note(f"closing the writer: {closing.found}")
 
     def _every(self, act: Callable[[RegionWriter], T]) -> dict[str, T]:
         """What every claimed region makes of it; one that fails keeps none of the others from it."""
@@ -173,7 +181,12 @@ class RoutingWriter:
             )
         return routed
 
+    def _require_home(self) -> None:
+        # Before any lock: the thread that holds it may be in the other process only.
+        self._home.require(f"the writer of {self._store.uri}", "open a writer of this process")
+
     def _writer(self, region: Region) -> RegionWriter:
+        self._require_home()
         with self._lock:
             if self._closed:
                 raise InvalidInput(f"the writer of {self._store.uri} is closed; open a new one")
@@ -189,6 +202,7 @@ class RoutingWriter:
             return self._writers[region.id]
 
     def _claimed(self) -> Sequence[RegionWriter]:
+        self._require_home()
         with self._lock:
             return [self._writers[each] for each in sorted(self._writers)]
 

@@ -1,10 +1,14 @@
-"""The write-ahead log of a region: append, search for the tail, replay (design page 03, "WAL").
+"""The write-ahead log of a region: append, search for the tail, replay (docs/architecture/ingestion.md, "WAL").
 
 Why a put-if-absent at the next number is a sufficient epoch check. A claim first commits a manifest with a higher
 epoch and then puts a sentinel at the first free number. A writer only ever advances over numbers it found occupied, so
 its next number is never behind that sentinel: its next put collides, and only then it asks the manifest. Every
 acknowledged entry therefore lies before the sentinel and is replayed; none lies behind it. An append costs one PUT and
 nothing else.
+
+An entry that it collides with is read. One of a lower epoch may be passed over. One of its own epoch that it did not
+write is of a copy of its process, by fork() or a machine that was restored: that ends it, for rows in there are
+acknowledged, and what it flushed over them would never be replayed (decision 0087).
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import Corrupt, NotFound
+from storage_core.errors import Corrupt, NotFound, WriterFenced
 from storage_core.formats import keys, wal_entry
 from storage_core.formats.wal_entry import WalEntry
+from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.objectstore.reading import exists
@@ -44,6 +49,7 @@ class WalAppender:
 
     store: ObjectStore
     clock: Clock
+    ids: Ids
     region: str
     epoch: int
     writer_id: str
@@ -53,9 +59,9 @@ class WalAppender:
     def append(self, records: pa.Table, *, generation: int) -> int:
         """Append the records as one entry, durable before this returns, and return its number. One PUT.
 
-        Records without rows make a fence sentinel. Raises `WriterFenced` when another writer claimed the region; then
-        the entry is not in the log. Raises `CommitUnknown` when the store did not say whether it is: this appender must
-        not be used again, and a new claim finds out.
+        Records without rows make a fence sentinel. Raises `WriterFenced` when another writer claimed the region, or a
+        copy of this one wrote; then the entry is not in the log. Raises `CommitUnknown` when the store did not say
+        whether it is: this appender must not be used again, and a new claim finds out.
         """
         self.seq += 1
         entry = WalEntry(
@@ -64,19 +70,36 @@ class WalAppender:
             writer_id=self.writer_id,
             seq=self.seq,
             records=records,
+            nonce=self.ids.uuid(),
         )
         while True:
             data = wal_entry.encode(replace(entry, number=self.next_id))
             if create_numbered(self.store, keys.wal_entry_key(self.region, self.next_id), data, clock=self.clock):
                 break
-            # Somebody else's entry. While the epoch is still ours it can only be the sentinel of a claim that came too
-            # late to count; behind it the log is ours.
             check_epoch(self.store, self.region, self.epoch)
+            self._require_earlier()
             self.next_id += 1
         taken = self.next_id
         self.next_id += 1
         _logger.debug("region %s: WAL entry %d, %d records, %d bytes", self.region, taken, records.num_rows, len(data))
         return taken
+
+    def _require_earlier(self) -> None:
+        """Return when the entry that has our number is of an earlier epoch: a last one, or a claim that came too late.
+
+        Raises `WriterFenced` for any other.
+        """
+        found = read_known(self.store, self.region, self.next_id).entry
+        if found.writer_epoch >= self.epoch:
+            raise WriterFenced(
+                f"region {self.region}: WAL entry {self.next_id} was written under epoch {found.writer_epoch} by "
+                f"writer {found.writer_id} (seq {found.seq}), not by this one, with epoch {self.epoch}: a copy of "
+                "this process, by fork() or a restored machine, writes as well; stop using this writer and open a new "
+                "one, which replays what is acknowledged",
+                region=self.region,
+                entry=self.next_id,
+                epoch=self.epoch,
+            )
 
 
 def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
@@ -110,6 +133,25 @@ def read_known(store: ObjectStore, region: str, entry: int) -> Logged:
         raise Corrupt(
             f"{key}: WAL entry {entry} of region {region} is missing from the middle of its log", key=key
         ) from error
+
+
+def belonging(logged: Logged, generation: int) -> Logged:
+    """Return an entry behind everything that is flushed, as one of `generation`, which is flushed next, at the least.
+
+    It may say less: a copy of the writer flushed the generation that it was written for, without it (decision 0087).
+    """
+    if logged.entry.generation >= generation:
+        return logged
+    return Logged(logged.id, replace(logged.entry, generation=generation))
+
+
+def is_of(logged: Logged, generation: int) -> bool:
+    """Tell whether an entry that this generation names may be of it.
+
+    One of a lower generation may, see `belonging`, if it says its number: without that it could have changed places.
+    """
+    found = logged.entry.generation
+    return found == generation or (found < generation and logged.entry.number is not None)
 
 
 def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Iterator[Logged]:

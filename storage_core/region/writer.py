@@ -1,4 +1,4 @@
-"""The writer of a region: rows are durable when a call returns, and theirs is the only epoch (design page 03).
+"""The writer of a region: rows are durable when a call returns, and theirs is the only epoch.
 
 with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
     writer.put({"tailnum": "N1", "seats": 4})
@@ -68,6 +68,7 @@ class RegionWriter:
         memtable = Memtable(record_schema(builder.schema), builder.key)
         self._log = RegionLog(claimed, memtable, options=options, ids=ids, indexes=indexes)
         self._group = GroupCommit(self._log, options=options, clock=self._clock)
+        self._group.warn_when_dropped(self)
 
     @classmethod
     def open(

@@ -50,6 +50,7 @@ class ReadingAgain:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.uri, self.put, self.delete, self.local_path = store.uri, store.put, store.delete, store.local_path
+        self.make_durable = store.make_durable
 
     def get(self, key: str) -> Blob:
         return self._tried(lambda: self._store.get(key))

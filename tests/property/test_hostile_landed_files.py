@@ -1,4 +1,4 @@
-"""Lines and files that somebody made up or damaged: each line is one row or one rejection that names file, line, reason.
+"""Lines and files made up or damaged: each line is one row or one rejection that names file, line and reason.
 
 Hypothesis draws lines of NDJSON and CSV, true and broken ones mixed, and damages files of every format. What would end
 the process by its memory has a process of its own, in `tests/integration/test_landed_bombs.py`.
@@ -111,12 +111,12 @@ def _is_true(line: bytes) -> bool:
         found = json.loads(line, object_pairs_hook=list)
     except (ValueError, RecursionError):
         return False
-    shape = [(name, type(value)) for name, value in found] if isinstance(found, list) and len(found) == 2 else None  # type: ignore[misc]
+    shape = [(name, type(value)) for name, value in found] if isinstance(found, list) and len(found) == 2 else None
     return shape == [("a", int), ("s", str)] and -(2**63) <= found[0][1] < 2**63 and _is_unicode(found[1][1])
 
 
 def _is_unicode(text: str) -> bool:
-    return "\ud800" > max(text, default="") or not any("\ud800" <= each <= "\udfff" for each in text)
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 fields = st.sampled_from(["1", "x", "", " ", '"', "9" * 400, "\x00", "\x1b[2J", ",", "a\nb", "é"])
@@ -178,6 +178,8 @@ def _damaged(data: bytes, where: float, how: str, put: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ put[0] or 255]) + data[at + 1 :] if data else data
 
 
+# Arrow drops what its handler of misshapen records raises for one that is not UTF-8, and then refuses the file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", SOUND)
 @settings(max_examples=scaled(20), deadline=None)
 @given(damage=damages)
@@ -192,4 +194,3 @@ def test_a_damaged_file_is_rejected_whole_or_line_by_line_and_raises_nothing(
     rows, rejected = accounts(read(data, format_, TYPED))
     if name == "json":
         assert rows + len(rejected) == sum(1 for line in data.replace(b"\r\n", b"\n").split(b"\n") if line)
-    assert rows + len(rejected) >= 0

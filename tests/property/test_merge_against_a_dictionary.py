@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
-from storage_core.read.relation import Verified, session, splits_relation
+from storage_core.read.relation import Verified, splits_source
 from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.keyed_table import KeyedTable
@@ -184,9 +185,9 @@ def test_sql_over_the_splits_needs_no_deduplication(steps: list[Step]) -> None:
     model = Model(windowed=False)
     model.run(steps)
     snapshot = model.table.snapshot
-    relation = splits_relation(
-        session(), model.table.store, list(snapshot.splits.values()), snapshot.schema, verified=Verified()
-    )
+    splits = list(snapshot.splits.values())
+    source = splits_source(model.table.store, splits, snapshot.schema, verified=Verified())
+    relation = source.bind(session(files=source.files))
     assert relation.aggregate('count(*) as live, count(distinct (name, amount, "at")) as different').fetchall() == [
         (len(model.merged), len(model.merged))
     ]

@@ -18,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.clock import SystemClock
+from storage_core.engine.session import session
+from storage_core.engine.statement import parse
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import bounds_of, table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, Predicate, col
 from storage_core.read.pruning import manifest_filter, prune_table
-from storage_core.read.relation import session
-from storage_core.read.sql_predicate import from_sql, parse_select, where_of
+from storage_core.read.sql_predicate import from_sql, where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import TableConfig
@@ -216,7 +217,7 @@ def test_no_split_with_a_matching_row_is_left_out(sample: Sample, wanted: Filter
 def test_a_sql_condition_prunes_only_what_it_cannot_match(sample: Sample, text: str) -> None:
     wanted = from_sql(text)
     assert_sound(sample, wanted.predicate, sample.matching(wanted.expression))
-    assert where_of(parse_select(f"select count(*) from t where {text}"), "t") == wanted.predicate
+    assert where_of(parse(f"select count(*) from t where {text}"), "t") == wanted.predicate
 
 
 @pytest.mark.parametrize("name", [each for each in WIDE.names if each != "pair"])

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core import Table
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
-from storage_core.read.relation import Verified, session, splits_relation
+from storage_core.read.relation import Verified, splits_source
 from storage_core.split.writer import with_file_figures
 from tests.scale import scaled
+from tidemark import Table
 
 SCHEMA = pa.schema(
     [
@@ -158,9 +159,10 @@ def test_a_split_of_an_older_release_with_bounds_that_leave_nan_out_answers_righ
     pq.write_table(rows, sink)  # with statistics, as this column once had
     (add,) = table.snapshot.splits.values()
     (tmp_path / "t" / add.path).write_bytes(sink.getvalue())
-    connection = session()
-    store = LocalStore(tmp_path / "t")
-    splits_relation(connection, store, [with_file_figures(add, sink.getvalue())], rows.schema, verified=Verified())
+    splits = [with_file_figures(add, sink.getvalue())]
+    source = splits_source(LocalStore(tmp_path / "t"), splits, rows.schema, verified=Verified())
+    connection = session(files=source.files)
+    source.bind(connection)
     assert connection.sql("select count(*) filter (f > 100), count(*) filter (f <= 21) from t").fetchall() == [(1, 2)]
     assert connection.sql("select f from t where f <= 21").fetchall() == [(20.5,), (21.0,)]
 

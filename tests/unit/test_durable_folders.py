@@ -7,9 +7,11 @@ of a folder fails whenever the test says so, as on a disk that reports an error.
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -132,7 +134,8 @@ def settings(store: ObjectStore) -> None:
 
 
 def wal_entry(store: ObjectStore) -> None:
-    appender = WalAppender(store=store, clock=ManualClock(), region=REGION, epoch=1, writer_id="w", next_id=1, seq=0)
+    clock, ids = ManualClock(), SeededIds(1)
+    appender = WalAppender(store=store, clock=clock, ids=ids, region=REGION, epoch=1, writer_id="w", next_id=1, seq=0)
     appender.append(SCHEMA.empty_table(), generation=1)
 
 
@@ -232,7 +235,7 @@ def test_what_is_acknowledged_is_durable_whichever_fsync_of_a_folder_fails(
         root = tmp_path / str(failing) / "t"
         before(LocalStore(root))
         disk.fsyncs = 0
-        disk.fails = lambda number, at=failing: number == at if once else number >= at
+        disk.fails = partial(operator.eq if once else operator.le, failing)
         for _ in range(2):  # the process that tries again, and then the one that follows it
             store = LocalStore(root)
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""The layers of design page 00: imports go down only. The syntax tree is read, nothing is imported."""
+"""The layers of docs/architecture/README.md: imports go down only. The syntax tree is read, nothing is imported."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.quarantine",),
     ("storage_core.rows",),
     ("storage_core.formats",),
-    ("storage_core.objectstore",),
+    ("storage_core.objectstore", "storage_core.engine"),
     ("storage_core.settings",),
-    ("storage_core.clock", "storage_core.ids"),
+    ("storage_core.clock", "storage_core.ids", "storage_core.process"),
     ("storage_core.errors",),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
@@ -160,6 +160,11 @@ def test_dagster_pipes_is_known_to_one_job_module_only() -> None:
         if target.partition(".")[0] == "dagster_pipes"
     }
     assert len(speakers) == 1, speakers
+
+
+def test_one_module_of_the_product_opens_duckdb() -> None:
+    product = {name: source for name, (source, _) in _sources().items() if name.partition(".")[0] in PRODUCT}
+    assert [name for name, source in product.items() if "duckdb.connect(" in source] == ["storage_core.engine.session"]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from storage_core.engine.statement import parse
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import ManifestBounds, bounds_of, table_of
 from storage_core.read.predicate import Compare, Comparison, Filter, Predicate, col
 from storage_core.read.pruning import PruneStep, manifest_filter, prune_table
-from storage_core.read.sql_predicate import from_sql, parse_select, where_of
+from storage_core.read.sql_predicate import from_sql, where_of
 
 SCHEMA = pa.schema(
     {
@@ -210,13 +211,13 @@ def test_a_split_of_nulls_matches_no_comparison_but_is_null() -> None:
 def test_a_field_of_a_struct_is_not_the_column_of_that_name(text: str) -> None:
     add = bounded("n", "1", "2")
     assert keeps(add, from_sql(text))
-    wanted = where_of(parse_select(f"select * from t where {text}"), "t")
+    wanted = where_of(parse(f"select * from t where {text}"), "t")
     assert left([add], wanted) == [add.path]
 
 
 @pytest.mark.parametrize("query", ["select * from t where t.n > 5", "select * from t as u where u.n > 5"])
 def test_a_column_is_known_by_the_name_of_its_table_too(query: str) -> None:
-    wanted = where_of(parse_select(query), "t")
+    wanted = where_of(parse(query), "t")
     assert left([bounded("n", "1", "2")], wanted) == []
 
 

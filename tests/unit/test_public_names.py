@@ -33,7 +33,7 @@ def test_type_checkers_see_the_names_that_programs_see() -> None:
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Tabel'"):
-        tm.Tabel  # type: ignore[attr-defined]  # noqa: B018  # the misspelling is the test
+        tm.Tabel  # noqa: B018  # the misspelling is the test
 
 
 def test_the_import_loads_no_heavy_library() -> None:

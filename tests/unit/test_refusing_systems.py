@@ -109,6 +109,7 @@ def test_each_refused_call_of_the_system_is_typed_and_passes(
     act: str, error: int, tmp_path: Path, system: System
 ) -> None:
     run = ACTS[act]
+    store = LocalStore(tmp_path)
     for step in range(200):
         root = tmp_path / f"{step}"
         LocalStore(root).put("a/b", b"1", IfAbsent())

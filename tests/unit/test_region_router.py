@@ -1,4 +1,4 @@
-"""Writing to several regions, and reading all of them without a gap or a double (design pages 03 and 07)."""
+"""Writing to several regions, and reading all of them without a gap or a double."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ def make(store: ObjectStore | None = None, buckets: int = 3) -> KeyedTable:
 
 def plane(name: str, seats: int = 0) -> Row:
     return {"tailnum": name, "seats": seats, "model": None}
+
+
+def test_an_error_inside_the_block_is_raised_and_what_closing_adds_is_its_note() -> None:
+    table = make()
+    snapshot = table.snapshot
+    region = region_of_row(snapshot.table_id, snapshot.config.region_spec, {"tailnum": "N0"}, PLANES)
+
+    def block() -> None:
+        with table.routing_writer() as writer:
+            writer.put(plane("N0"))
+            RegionWriter.open(table.store, snapshot, clock=table.clock, ids=table.ids, region=region)  # fences it
+            writer.put(plane("N0"), durable=False)
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="the caller's own") as raised:
+        block()
+    assert ["closing the writer" in note for note in raised.value.__notes__] == [True]
 
 
 def bucket(table: KeyedTable, name: str) -> object:
@@ -239,7 +256,7 @@ def test_the_collector_keeps_the_registry_and_what_is_not_merged() -> None:
 
 @pytest.mark.parametrize("moment", range(22))
 def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_and_no_double(moment: int) -> None:
-    """The order of page 07 for several regions: registry, per region manifest and log, then the head."""
+    """The order of reads of several regions: registry, per region manifest and log, then the head."""
     memory = MemoryStore("planes")
     table = make(memory)
     with table.routing_writer() as writer:

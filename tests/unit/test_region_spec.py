@@ -153,6 +153,55 @@ def test_an_expression_that_is_no_function_of_its_row_is_refused(text: str) -> N
         check_spec(spec_of({"expression": text, "source": "id"}), SCHEMA, KEY)
 
 
+GROWING = (
+    "lpad(col0, 2000000000, 'x')",
+    "rpad(col0, 2000000000, 'x')",
+    "repeat(col0, 2000000000)",
+    "repeat(col0, length(col0) * 1000000000)",
+    "repeat(repeat(col0, 1000), 1000)",
+    "replace(col0, 'a', repeat('x', 4000))",
+    "replace(replace(col0, 'a', 'bbbbbbbbbbbbbbbbbbbb' || 'b'), 'b', 'c')",
+    f"replace(replace(col0, 'a', '{'b' * 100}'), 'b', '{'c' * 100}')",
+    "regexp_replace(col0, '', repeat('x', 1000), 'g')",
+    "format('{:2000000000}', col0)",
+    "format('{:{}}', col0, 2000000000)",
+    "printf('%2000000000s', col0)",
+    "len(range(2000000000))",
+    "array_to_string(range(100000000), 'x')",
+    "string_agg(col0, 'x')",
+    f"{'hex(' * 20}col0{')' * 20}",
+    f"{'url_encode(' * 20}col0{')' * 20}",
+    f"{'to_json(' * 20}col0{')' * 20}",
+    f"{'[' * 20}col0{']' * 20}::VARCHAR",
+    "bitstring('1', 2000000000)::VARCHAR",
+    "col0 || '" + "x" * 5_000 + "'",
+    "not " * 900 + "col0 = 'a'",
+    "(" * 900 + "col0" + ")" * 900,
+)
+
+
+@pytest.mark.parametrize("text", GROWING)
+def test_an_expression_that_makes_much_of_little_is_refused_where_it_is_declared_and_where_it_is_used(
+    text: str,
+) -> None:
+    with pytest.raises(InvalidInput, match="region expression"):
+        check_spec(spec_of({"expression": text, "source": "name"}), SCHEMA, KEY)
+
+
+@pytest.mark.parametrize("text", GROWING[:4])
+def test_a_growing_expression_of_an_earlier_release_makes_nothing_of_a_row(text: str) -> None:
+    with pytest.raises(InvalidInput, match="region expression"):
+        region_of_row(TABLE, spec_of({"expression": text, "source": "name"}), {"name": "abc"}, SCHEMA)
+
+
+def test_a_value_of_an_expression_is_no_longer_than_a_name_may_be() -> None:
+    spec = spec_of({"expression": "repeat(col0, 10)", "source": "name"})
+    check_spec(spec, SCHEMA, KEY)
+    assert region_of_row(TABLE, spec, {"name": "ab"}, SCHEMA).values == ("ab" * 10,)
+    with pytest.raises(InvalidInput, match="70000 bytes where 65536 are the most"):
+        region_of_row(TABLE, spec, {"name": "a" * 7_000}, SCHEMA)
+
+
 def test_an_expression_that_fails_on_a_row_refuses_that_row() -> None:
     spec = spec_of({"expression": "CAST(split_part(col0, '-', 2) AS BIGINT)", "source": "name"})
     check_spec(spec, SCHEMA, KEY)

@@ -1,0 +1,112 @@
+"""Functions that make much of little: `repeat('x', 2000000000)` is two gigabytes, which no limit of DuckDB sees.
+
+What one call makes of one batch of rows is outside DuckDB's own accounting, and nothing interrupts it. So how much such
+a function may make is written out in the text, as a number, and the numbers of one text multiplied stay small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from storage_core.errors import InvalidInput
+
+Node = Mapping[str, Any]
+
+MOST_GROWN = 1_000_000
+_BY_NUMBER: Mapping[str, int] = {
+    "repeat": 1,
+    "lpad": 1,
+    "rpad": 1,
+    "list_resize": 1,
+    "array_resize": 1,
+    "bitstring": 1,
+    "equi_width_bins": 2,
+    "approx_top_k": 1,
+    "reservoir_quantile": 2,
+    "lttb": 2,
+}
+"""The argument that says how much becomes of the others."""
+_SERIES = frozenset({"range", "generate_series"})
+_BY_FORMAT = frozenset({"format", "printf"})
+_WIDTH = re.compile(r"[0-9]+")
+_WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
+_PUT_IN: Mapping[str, int] = {"replace": 2, "regexp_replace": 2, "overlay": 1}
+"""The argument that is put into the first, as often as it matches."""
+_LONGER: Mapping[str, int] = {
+    "base64": 2,
+    "bin": 8,
+    "hex": 2,
+    "regexp_escape": 2,
+    "split": 4,
+    "str_split": 4,
+    "string_split": 4,
+    "to_base64": 2,
+    "to_binary": 8,
+    "to_hex": 2,
+    "url_encode": 3,
+}
+"""How many times longer than their argument the texts of these are."""
+
+
+def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOST_GROWN, strict: bool = False) -> None:
+    """Return when what the functions in these nodes make of their arguments is bounded by `most`, all taken together.
+
+    What makes its argument a few times longer, and text that `replace` puts in, counts with `strict` only. Raises
+    `InvalidInput`.
+    """
+    nodes = list(nodes)
+    streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
+    grown = 1
+    for node in nodes:
+        if node.get("class") != "FUNCTION" or id(node) in streamed:
+            continue
+        name = str(node["function_name"]).lower()
+        factor = _factor(name, [each["expression"] for each in node["arguments"]], strict=strict)
+        if factor is None:
+            advice = "; call it after FROM" if name in _SERIES else ""
+            raise _refused(text, what, f"how much {name} makes must be written out in it{advice}")
+        grown *= max(1, factor)
+        if grown > most:
+            raise _refused(text, what, f"it makes {grown} of one value where {most} are the most")
+
+
+def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
+    """How many times longer than its arguments the value is; None where the text does not say."""
+    if name in _SERIES:
+        ends = [_number(each) for each in given]
+        return None if None in ends else 2 * max((abs(each or 0) for each in ends), default=0)
+    if name in _BY_FORMAT:
+        template = _text(given[0]) if given else ""
+        if template is None or _WIDTH_FROM_ARGUMENTS.search(template):
+            return None
+        return sum(_whole(each) for each in _WIDTH.findall(template)) + template.count("{") + template.count("%")
+    if name in _BY_NUMBER:
+        return _number(given[_BY_NUMBER[name]]) if len(given) > _BY_NUMBER[name] else 1
+    if strict and name in _PUT_IN:
+        put_in = _text(given[_PUT_IN[name]]) if len(given) > _PUT_IN[name] else ""
+        return None if put_in is None else len(put_in) + 1
+    return _LONGER.get(name, 1) if strict else 1
+
+
+def _refused(text: str, what: str, why: str) -> InvalidInput:
+    return InvalidInput(f"the {what} {text[:500]!r} is refused: {why}", query=text)
+
+
+def _whole(digits: str) -> int:
+    return int(digits) if len(digits) < 20 else 10**20
+
+
+def _number(node: Node) -> int | None:
+    """A whole number that is written out; the sign is not looked at."""
+    while node["class"] == "FUNCTION" and node["function_name"] == "-" and len(node["arguments"]) == 1:
+        node = node["arguments"][0]["expression"]
+    literal = node.get("literal") or {}
+    text = str(literal.get("text", ""))
+    return _whole(text) if literal.get("kind") == "INTEGER" and text.isdecimal() else None
+
+
+def _text(node: Node) -> str | None:
+    literal = node.get("literal") or {}
+    return str(literal["text"]) if literal.get("kind") == "STRING" else None

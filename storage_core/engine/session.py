@@ -1,0 +1,90 @@
+"""DuckDB, confined: the only place that opens it. It reads the files it is given, and nothing else.
+
+A session has no network, no extension that is not built in and no view of Python's variables. What it spills goes to a
+private folder whose name is random, or nowhere: DuckDB lets every query read and write its `temp_directory`, which
+would be `.tmp` of the working directory.
+External access is off and the configuration locked before any text of a user is parsed. DuckDB's permission to read a
+file is one to write it as well (decision 0083), which is why text is checked by `statement` and run by `confinement`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from storage_core.errors import Unavailable
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a session may use; None leaves time or memory to DuckDB, and without a folder nothing is spilled."""
+
+    seconds: float | None = None
+    memory_bytes: int | None = None
+    folder: Path | None = None
+    spill_bytes: int = 0
+    threads: int = 2
+    most_nested: int = 1000
+
+
+_ALL = Room()
+
+
+def session(room: Room = _ALL, *, files: Sequence[Path] = ()) -> duckdb.DuckDBPyConnection:
+    """Return a confined in-memory DuckDB in UTC that may open `files`, and can be told no other."""
+    connection = duckdb.connect(config=_configuration(room))
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
+    if files:  # each by its name, and by the pattern that matches nothing else
+        names = [text for path in files for text in {str(path), literally(path)}]
+        connection.execute("SET allowed_paths = ?", [names])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _configuration(room: Room) -> dict[str, str | bool | int | float | list[str]]:
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "allow_community_extensions": False,
+        "allow_persistent_secrets": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "max_expression_depth": room.most_nested,
+        "python_enable_replacements": False,
+        "temp_directory": "" if room.folder is None else str(room.folder),
+        "threads": room.threads,
+    }
+    if room.folder is not None:
+        config["max_temp_directory_size"] = f"{-(-room.spill_bytes // _MIB)}MiB"
+    if room.memory_bytes is not None:
+        config["memory_limit"] = f"{room.memory_bytes // _MIB}MiB"
+    if room.seconds is not None:
+        config["max_execution_time"] = max(1, round(room.seconds * 1000))
+    return config
+
+
+def literally(path: Path) -> str:
+    """Return the path as a pattern that matches nothing else: DuckDB expands `*`, `?` and `[` in file names."""
+    return re.sub(r"[*?[]", r"[\g<0>]", str(path))
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Yield a new folder that only this user can enter; it is removed at the end. Raises `Unavailable` without one."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix="tidemark-spill-"))  # 0700
+    except OSError as error:
+        raise Unavailable(f"no folder to spill to: {error}; set TMPDIR to one that can be written to") from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,50 @@
+"""Rows that are left behind in a writer that nobody closed: said once, by whoever ends it (decision 0044).
+
+A process that ends says so as an error in the log, which goes to standard error unless logging is set up otherwise. A
+writer that is dropped while its process goes on is a `ResourceWarning`: its rows are still written, but nobody would
+hear that they could not be. Nothing is said where nothing is pending, nor by a copy of the process (decision 0087).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+
+from storage_core.process import HomeProcess
+from storage_core.region.backlog import Backlog
+
+_logger = logging.getLogger(__name__)
+
+
+def say_what_is_lost(group: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
+    """Say what is left in the backlog when the object that writes it is gone, or the process ends."""
+    weakref.finalize(group, _say_lost, backlog, name, home)
+
+
+def warn_when_dropped(writer: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
+    """Warn when the writer is dropped while rows are pending; the end of the process is not its business."""
+    weakref.finalize(writer, _warn_dropped, backlog, name, home).atexit = False
+
+
+# No lock in either: they may run anywhere, also in a thread that holds the writer's.
+def _say_lost(backlog: Backlog, name: str, home: HomeProcess) -> None:
+    rows = backlog.unheard_rows
+    if rows and home.is_here:
+        _logger.error(
+            "%s: its writer ended without close(): %d rows given with durable=False are not known to be durable, and "
+            "lost unless a reader finds them; close the writer, or use it as a context manager",
+            name,
+            rows,
+        )
+
+
+def _warn_dropped(backlog: Backlog, name: str, home: HomeProcess) -> None:
+    rows = backlog.unheard_rows
+    if rows and home.is_here:
+        warnings.warn(
+            f"{name}: its writer was dropped without close() while {rows} rows given with durable=False were not "
+            "durable; nobody hears whether they will be: close the writer, or use it as a context manager",
+            ResourceWarning,
+            stacklevel=2,
+        )

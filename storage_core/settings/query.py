@@ -1,0 +1,37 @@
+"""What one query may use: time, memory, and room on disk for what does not fit into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage_core.errors import InvalidInput
+
+LONGEST_QUERY_SECONDS = 7 * 24 * 3600
+SMALLEST_MEMORY_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLimits:
+    """The limits of one query; what passes one ends with `Unavailable`, which names it.
+
+    `seconds` is the time from the first row read to the last. `memory_bytes` bounds what DuckDB keeps for the query,
+    and the answer. What does not fit is spilled, up to `spill_bytes`, to a private folder that ends with the query.
+    """
+
+    seconds: float = 300.0
+    memory_bytes: int = 4 * 2**30
+    spill_bytes: int = 16 * 2**30
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidInput` for a limit that is none."""
+        if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float):
+            raise InvalidInput(f"seconds of a query are a number, found {self.seconds!r}", seconds=self.seconds)
+        if not 0 < self.seconds <= LONGEST_QUERY_SECONDS:  # also of what is not a number
+            raise InvalidInput(
+                f"a query takes more than 0 and at most {LONGEST_QUERY_SECONDS} seconds, found {self.seconds!r}",
+                seconds=self.seconds,
+            )
+        for name, least in (("memory_bytes", SMALLEST_MEMORY_BYTES), ("spill_bytes", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+                raise InvalidInput(f"{name} of a query are at least {least} bytes, found {value!r}", **{name: value})

@@ -1,0 +1,121 @@
+"""Starts the processes of a run, stops and kills them at random moments, and starts others in their place."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+from typing import Self
+
+from tests.chaos.board import Board
+from tests.chaos.processes import Task, run
+
+PATIENCE_S = 300.0
+"""So long nobody is silent on any machine, or something hangs."""
+
+LONGEST_PAUSE_S = 0.05
+"""A blow lands up to so long after a call ended: somewhere within the next ones."""
+
+_PRELOADED = ["tests.chaos.processes", "boto3", "duckdb", "tantivy", "fastavro", "pyarrow.parquet"]
+
+
+@dataclass(slots=True)
+class _Member:
+    task: Task
+    process: BaseProcess
+
+
+@dataclass(slots=True)
+class Crew:
+    """The processes of a run, one per task. A context manager: at its end none is left."""
+
+    tasks: Sequence[Task]
+    board: Board
+    places: int
+    random: Random
+    kills: int = 0
+    stops: int = 0
+    _members: list[_Member] = field(default_factory=list)
+    _context: ForkServerContext = field(default_factory=lambda: multiprocessing.get_context("forkserver"))
+
+    def __enter__(self) -> Self:
+        """Start them all; from one process that has loaded everything, so that each starts at once."""
+        self._context.set_forkserver_preload(_PRELOADED)
+        self._members = [self._start(task) for task in self.tasks]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all that are left."""
+        for member in self._members:
+            member.process.kill()
+            member.process.join()
+
+    def strike(self, rounds: int) -> None:
+        """Kill or stop one of them, so many times; one that was stopped goes on when others have done something."""
+        for _ in range(rounds):
+            member = self.random.choice(self._members)
+            self._wait(member, self.random.randint(1, 3))
+            time.sleep(self.random.uniform(0.0, LONGEST_PAUSE_S))
+            if self.random.random() < 0.5:
+                self._kill(member)
+            else:
+                self._pause(member)
+
+    def finish(self) -> None:
+        """Let everybody end by itself. Raises when somebody failed."""
+        self.board.stop()
+        for member in self._members:
+            member.process.join(PATIENCE_S)
+            self._require_sound(member)
+            assert member.process.exitcode == 0, f"{member.task.name} ended with {member.process.exitcode}"
+
+    def _start(self, task: Task) -> _Member:
+        process = self._context.Process(target=run, args=(task, self.places), name=task.name)
+        process.start()
+        return _Member(task, process)
+
+    def _kill(self, member: _Member) -> None:
+        member.process.kill()
+        member.process.join()
+        self._require_sound(member)
+        self.kills += 1
+        following = self._start(replace(member.task, number=member.task.number + 10))
+        member.task, member.process = following.task, following.process
+
+    def _pause(self, member: _Member) -> None:
+        pid = member.process.pid
+        assert pid is not None
+        self._require_sound(member)
+        os.kill(pid, signal.SIGSTOP)
+        self.stops += 1
+        try:
+            others = [each for each in self._members if each is not member]
+            for each in self.random.sample(others, 2):
+                self._wait(each, self.random.randint(1, 4))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def _wait(self, member: _Member, events: int) -> None:
+        """Wait until somebody has done something more."""
+        enough = self.board.events(member.task.place) + events
+        patience = time.monotonic() + PATIENCE_S
+        while self.board.events(member.task.place) < enough:
+            for each in self._members:
+                self._require_sound(each)
+            assert time.monotonic() < patience, f"{member.task.name} does nothing any more"
+            time.sleep(0.002)
+
+    @staticmethod
+    def _require_sound(member: _Member) -> None:
+        told: Path = member.task.folder / f"{member.task.name}.failed"
+        if told.exists():
+            raise AssertionError(f"{member.task.name} failed:\n{told.read_text()}")
+        code = member.process.exitcode
+        assert code in (None, 0, -signal.SIGKILL), f"{member.task.name} ended with {code}"

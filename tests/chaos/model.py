@@ -1,0 +1,186 @@
+"""What a table holds, said with dictionaries and lists: the model that a sequence of operations is compared with.
+
+A keyed table is a base and, per region, the records that are not in it: flushed, logged, or only given to a writer. A
+read at a level folds them over the base in the order in which they came. An append table is a bag of rows. Both
+remember what the base was at every version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+Key = tuple[str, int]
+Rows = dict[Key, Row]
+Record = tuple[str, Row]
+
+COLUMNS = ["part", "id", "timestamp", "n", "words", "attrs"]
+WHOLE = "all"
+
+
+def frozen(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the row as something that can be counted; a map is its entries, whatever their order."""
+    return tuple(tuple(sorted(row[name])) if isinstance(row[name], list) else row[name] for name in COLUMNS)
+
+
+def bag(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[Any, ...]]:
+    """Return how often each row is there."""
+    return Counter(frozen(each) for each in rows)
+
+
+@dataclass(slots=True)
+class Region:
+    """What of one region is not merged, by how far it came."""
+
+    flushed: list[Record] = field(default_factory=list)
+    logged: list[Record] = field(default_factory=list)
+    given: list[Record] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class KeyedModel:
+    """A keyed table; `divided` says whether each `part` is a region of its own, `merges` whether patches merge maps."""
+
+    merges: bool
+    divided: bool = False
+    base: Rows = field(default_factory=dict)
+    regions: dict[str, Region] = field(default_factory=dict)
+    claimed: set[str] | None = None
+    versions: dict[int, Rows] = field(default_factory=dict)
+
+    def rows(self, level: str) -> Rows:
+        """Return what a read at this level finds."""
+        found = dict(self.base)
+        for each in self.regions.values():
+            records = {"snapshot": [], "committed": each.flushed, "latest": each.flushed + each.logged}[level]
+            self._apply(found, records)
+        return found
+
+    def at(self, version: int) -> list[Row]:
+        """Return the base as it was at a version."""
+        return [*self.versions[version].values()]
+
+    def seen(self, level: str = "snapshot") -> list[Row]:
+        """Return the rows that a read at this level finds."""
+        return [*self.rows(level).values()]
+
+    def write(self, records: list[Record], *, durable: bool) -> None:
+        """Give records to the writer. What is durable takes along what was given to its region before."""
+        for record in records:
+            region = self._region(record[1])
+            region.given.append(record)
+        if durable:
+            for name in {self._name(row) for _, row in records}:
+                self._log(self.regions[name])
+
+    def claim(self, *names: str) -> None:
+        """Open a writer, and let it take over these regions."""
+        self.claimed = set(names)
+        for name in names:
+            self.regions.setdefault(name, Region())
+
+    def sync(self) -> None:
+        """Make durable all that was given."""
+        for region in self.regions.values():
+            self._log(region)
+
+    def flush(self) -> None:
+        """Flush the regions that the writer has."""
+        self.sync()
+        for name in self.claimed or ():
+            region = self.regions[name]
+            region.flushed += region.logged
+            region.logged = []
+
+    def close(self, *, fenced: bool = False) -> int:
+        """End the writer and return how many rows were lost with it: those given to one that was fenced."""
+        lost = sum(len(each.given) for each in self.regions.values())
+        for each in self.regions.values():
+            each.given = [] if fenced else each.given
+        self.sync()
+        self.claimed = None
+        return lost if fenced else 0
+
+    def merge(self) -> None:
+        """Bring what is flushed into the base."""
+        self.base = self.rows("committed")
+        for each in self.regions.values():
+            each.flushed = []
+
+    def divide(self, *, divided: bool) -> None:
+        """Merge everything, and begin anew with other regions."""
+        if divided == self.divided:
+            return
+        self.base = self.rows("latest")
+        self.regions, self.divided = {}, divided
+
+    def restore(self, version: int) -> None:
+        """Put back the base of a version; what is not merged stays."""
+        self.base = dict(self.versions[version])
+
+    def note(self, version: int) -> None:
+        """Remember the base as that of this version."""
+        self.versions[version] = dict(self.base)
+
+    def _name(self, row: Row) -> str:
+        return str(row["part"]) if self.divided else WHOLE
+
+    def _region(self, row: Row) -> Region:
+        name = self._name(row)
+        if self.claimed is not None:
+            self.claimed.add(name)
+        return self.regions.setdefault(name, Region())
+
+    @staticmethod
+    def _log(region: Region) -> None:
+        region.logged += region.given
+        region.given = []
+
+    def _apply(self, rows: Rows, records: list[Record]) -> None:
+        for operation, given in records:
+            key = (given["part"], given["id"])
+            match operation:
+                case "delete":
+                    rows.pop(key, None)
+                case "patch":
+                    old = rows.get(key, dict.fromkeys(COLUMNS))
+                    rows[key] = {**old, **given, **self._maps(old, given)}
+                case _:
+                    rows[key] = {name: given.get(name) for name in COLUMNS}
+
+    def _maps(self, old: Row, given: Row) -> Row:
+        """What a patch makes of the map."""
+        if not self.merges or given.get("attrs") is None or old["attrs"] is None:
+            return {}
+        return {"attrs": [*{**dict(old["attrs"]), **dict(given["attrs"])}.items()]}
+
+
+@dataclass(slots=True)
+class AppendModel:
+    """An append table."""
+
+    base: list[Row] = field(default_factory=list)
+    versions: dict[int, list[Row]] = field(default_factory=dict)
+
+    def at(self, version: int) -> list[Row]:
+        """Return the rows of a version."""
+        return self.versions[version]
+
+    def seen(self, level: str = "snapshot") -> list[Row]:
+        """Return the rows that a read finds, at every level the same."""
+        return self.base if level else []
+
+    def add(self, rows: list[Row]) -> None:
+        """Add rows."""
+        self.base = [*self.base, *({name: row.get(name) for name in COLUMNS} for row in rows)]
+
+    def restore(self, version: int) -> None:
+        """Put back the rows of a version."""
+        self.base = self.versions[version]
+
+    def note(self, version: int) -> None:
+        """Remember the rows as those of this version."""
+        self.versions[version] = self.base

@@ -1,0 +1,311 @@
+"""The processes of a run: writers and appenders, maintainers, a collector, and readers of a keyed and an append table.
+
+Each does one random thing after the other until the board says stop, and writes down what in its journal. Nothing here
+judges; what is no outcome that may be told (`journal`) ends the process with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.region.options import WriterOptions
+from storage_core.region.writer import RegionWriter
+from storage_core.table import Table
+from tests.chaos import upkeep
+from tests.chaos.board import Board
+from tests.chaos.journal import DONE, Journal
+from tests.chaos.register import tag_of
+
+KEYS = [f"k{number}" for number in range(6)]
+TAGS = ["t0", "t1", "t2"]
+LEVELS = ["snapshot", "committed", "latest", "latest"]
+VALUES = 1_000_000
+"""The values of a process are its number times this and up."""
+
+EVENTS_SHARE = 0.3
+"""How many of the reads are of the append table."""
+
+PACES = {"writer": 2.0, "appender": 0.5, "maintainer": 1.0, "collector": 0.5}
+"""How many calls of a process there are for each of the readers together."""
+
+HOUR_S = 3_600
+EVENTS = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("tag", pa.string()),
+    ]
+)
+ITEMS = pa.schema(
+    [pa.field("id", pa.string(), nullable=False), ("a", pa.int64()), ("b", pa.int64()), ("tag", pa.string())]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one process is to do, and with what."""
+
+    role: str
+    number: int
+    place: int
+    seed: int
+    items: str
+    events: str
+    horizon_ms: int
+    folder: Path
+    environment: dict[str, str]
+    readers: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What its journal is called."""
+        return f"{self.role}-{self.number}"
+
+
+def run(task: Task, places: int) -> None:
+    """Do the work of the task in this process."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(task.environment)
+    logging.disable(logging.WARNING)  # of writers that are fenced there are many
+    board = Board(task.folder / "board", places)
+    journal = Journal(task.folder / f"{task.name}.journal", board, task.place)
+    random = Random(f"{task.seed} {task.name}")
+    try:
+        ROLES[task.role](task, journal, random)
+    except BaseException:
+        (task.folder / f"{task.name}.failed").write_text(traceback.format_exc())
+        raise
+
+
+def _end_with_parent() -> None:
+    """Leave nobody behind when the test is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def keep_pace(task: Task, journal: Journal) -> None:
+    """Wait until the readers have done their share: else those who have little to do would leave them no time."""
+    board = journal.board
+    while not board.stopped and board.events(task.place) > 10 + PACES[task.role] * sum(
+        board.events(place) for place in task.readers
+    ):
+        time.sleep(0.005)
+
+
+def write(task: Task, journal: Journal, random: Random) -> None:
+    """Claim the region of the keyed table, write until fenced or tired of it, and again."""
+    values = iter(range(task.number * VALUES, (task.number + 1) * VALUES))
+    while not journal.board.stopped:
+        keep_pace(task, journal)
+        opened: list[RegionWriter] = []
+        options = WriterOptions(flush_rows=random.choice([8, 1000]), linger_ms=random.choice([1, 1000]))
+
+        def claim(options: WriterOptions = options, opened: list[RegionWriter] = opened) -> int:
+            writer = Table.open(task.items).writer(options=options)
+            assert isinstance(writer, RegionWriter)
+            opened.append(writer)
+            return writer.epoch
+
+        outcome, epoch = journal.call(claim, op="claim")
+        if outcome != DONE:
+            continue
+        for _ in range(random.randint(3, 25)):
+            keep_pace(task, journal)
+            if not _write_once(opened[0], epoch, next(values), journal, random):
+                break
+        journal.call(opened[0].close, op="close")
+
+
+def _write_once(writer: RegionWriter, epoch: int, value: int, journal: Journal, random: Random) -> bool:
+    """Make one call, and tell whether the writer is still good."""
+    operation = random.choice(["put", "put", "patch", "delete", "reset", "gather", "flush"])
+    keys = random.sample(KEYS, random.randint(1, 3))
+    whole = [{"id": key, "a": value, "b": value, "tag": tag_of(value)} for key in keys]
+
+    def gather() -> None:
+        for row in whole:
+            writer.put(row, durable=False)
+        writer.sync()
+
+    act: dict[str, Callable[[], object]] = {
+        "put": lambda: writer.put(whole),
+        "reset": lambda: writer.reset(whole),
+        "patch": lambda: writer.patch([{"id": key, "b": value} for key in keys]),
+        "delete": lambda: writer.delete(keys),
+        "gather": gather,
+        "flush": writer.flush,
+    }
+    outcome, _ = journal.call(act[operation], op=operation, epoch=epoch, keys=keys, value=value)
+    return outcome == DONE and not journal.board.stopped
+
+
+def append(task: Task, journal: Journal, random: Random) -> None:
+    """Append rows to the append table, a few at a time, with an hour of the first three each."""
+    ids = iter(range(task.number * VALUES, (task.number + 1) * VALUES))
+    while not journal.board.stopped:
+        keep_pace(task, journal)
+        rows = [next(ids) for _ in range(random.randint(1, 4))]
+        given = [
+            {"timestamp": random.randrange(3 * HOUR_S) * 1_000_000, "id": each, "tag": random.choice(TAGS)}
+            for each in rows
+        ]
+
+        def act(given: list[dict[str, object]] = given) -> int:
+            return Table.open(task.events).append(pa.Table.from_pylist(given, schema=EVENTS)).rows
+
+        journal.call(act, op="append", rows=rows)
+
+
+def maintain(task: Task, journal: Journal, random: Random) -> None:
+    """Do one step of the upkeep of one of the tables after the other, under no lease: others do the same meanwhile."""
+    while not journal.board.stopped:
+        keep_pace(task, journal)
+        step = random.choice(["merge", "merge", "sort", "compact", "compact", "catch_up", "checkpoint"])
+        items = step in {"merge", "sort"} or random.random() < 0.5
+
+        def act(step: str = step, items: bool = items) -> object:
+            return getattr(upkeep, step)(Table.open(task.items if items else task.events))
+
+        journal.call(act, op=step)
+
+
+def collect(task: Task, journal: Journal, random: Random) -> None:
+    """Collect whatever was not needed when the oldest work began that is under way."""
+    while not journal.board.stopped:
+        keep_pace(task, journal)
+        uri = random.choice([task.items, task.events])
+
+        def act(uri: str = uri) -> int:
+            at_ms = journal.board.oldest_ms()
+            return len(upkeep.collect(Table.open(uri), at_ms=at_ms, horizon_ms=task.horizon_ms).deleted)
+
+        journal.call(act, op="collect")
+
+
+def read(task: Task, journal: Journal, random: Random) -> None:
+    """Read both tables in every way, for a while through the same `Table`, and then through another one."""
+    while not journal.board.stopped:
+        opened: list[Table] = []
+
+        def open_both(opened: list[Table] = opened) -> None:
+            opened[:] = [Table.open(task.items), Table.open(task.events)]
+
+        outcome, _ = journal.call(open_both, keeps=True, op="open")
+        session = f"{task.name}.{journal.calls}"
+        for _ in range(random.randint(1, 8)):
+            if outcome != DONE or journal.board.stopped:
+                break
+            outcome = _read_once(opened, session, journal, random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How the keyed table is read, and for what: all of it, some keys, or the rows with a tag."""
+
+    level: str
+    way: str
+    keys: tuple[str, ...] | None = None
+    tag: str | None = None
+
+
+def _read_once(opened: list[Table], session: str, journal: Journal, random: Random) -> str:
+    items, events = opened
+    if random.random() < EVENTS_SHARE:
+        way = random.choice(["scan", "sql", "search"])
+        look = partial(ids_of_events, events, way)
+        return journal.call(look, goes_on=True, keeps=True, op="look", session=session, way=way)[0]
+    asked = _question(random)
+    said = {name: value for name, value in asdict(asked).items() if value is not None}
+    read = partial(rows_of_items, items, asked)
+    return journal.call(read, goes_on=True, keeps=True, op="read", session=session, **said)[0]
+
+
+def _question(random: Random) -> Asked:
+    level, way = random.choice(LEVELS), random.choice(["scan", "sql", "get", "get_many", "search", "history"])
+    match way:
+        case "get" | "get_many":
+            return Asked(level=level, way=way, keys=tuple(random.sample(KEYS, 1 if way == "get" else 3)))
+        case "search":
+            return Asked(level=level, way=way, tag=random.choice(TAGS))
+        case _:
+            return Asked(level="latest" if way == "history" else level, way=way)
+
+
+def rows_of_items(table: Table, asked: Asked) -> list[list[object]]:
+    """Return what is found of the keyed table: id, a, b and tag of every row."""
+    table.refresh()  # readers at `snapshot` want to see progress, too
+    found: list[dict[str, Any] | None]
+    level, keys = asked.level, asked.keys or ()
+    match asked.way:
+        case "scan":
+            found = [*table.scan(consistency=level).to_arrow().to_pylist()]
+        case "sql":
+            found = [*table.sql("select * from t", consistency=level).to_pylist()]
+        case "get":
+            found = [table.get(keys[0], consistency=level)]
+        case "get_many":
+            found = [*table.get_many(keys, consistency=level)]
+        case "search":
+            found = [*table.search(asked.tag, index="tags", limit=1000, consistency=level).to_pylist()]
+        case _:
+            return replayed(table)
+    return [[each[name] for name in ITEMS.names] for each in found if each is not None]
+
+
+def replayed(table: Table) -> list[list[object]]:
+    """What the records of a whole history come to, each applied to what those before it left."""
+    rows: dict[str, dict[str, object]] = {}
+    for page in table.read_history_pages(page_bytes=500):
+        if page.restarted:
+            rows = {}
+        for record in page.records.to_pylist():
+            key = record["id"]
+            given = {name: record[name] for name in ITEMS.names}
+            match record["_op"]:
+                case 1:
+                    empty: dict[str, object] = dict.fromkeys(ITEMS.names)
+                    patched = {name: given[name] for name in ["id", *record["_fields"]]}
+                    rows[key] = {**rows.get(key, empty), **patched}
+                case 2:
+                    rows.pop(key, None)
+                case _:
+                    rows[key] = given
+    return [[each[name] for name in ITEMS.names] for each in rows.values()]
+
+
+def ids_of_events(table: Table, way: str) -> list[int]:
+    """Return the ids that are found in the append table."""
+    table.refresh()
+    match way:
+        case "scan":
+            found = table.scan(["id"]).to_arrow()
+        case "sql":
+            found = table.sql("select id from t")
+        case _:
+            found = table.search(TAGS, index="tags", limit=1_000_000)
+    ids: list[int] = found.column("id").to_pylist()
+    return ids
+
+
+ROLES: dict[str, Callable[[Task, Journal, Random], None]] = {
+    "writer": write,
+    "appender": append,
+    "maintainer": maintain,
+    "collector": collect,
+    "reader": read,
+}

@@ -1,0 +1,201 @@
+"""Judges what readers saw of one key of a keyed table: it must be a linearizable register.
+
+A call takes effect at one instant between its beginning and its end, all at once. One that nobody saw the end of takes
+effect later or never, but not after the next claim of the region was granted (`Write.latest`): a claim settles what was
+there. One that was refused never takes effect. A read shows what the key held at one instant of its interval; a level
+that promises less than `latest` has an earlier beginning, and reads of one session at one level follow each other.
+
+The search goes through the events in the order of time and keeps every state of the key that explains all reads so
+far (Wing and Gong's algorithm, with effects put off until an end needs them). Reads change nothing, so each is taken to
+happen as soon as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+State = tuple[int | None, int | None] | None
+"""What a key holds: the values of its columns `a` and `b`, or None where there is no row."""
+
+
+class Condition(Protocol):
+    """What a read says about a key."""
+
+    def matches(self, state: State) -> bool:
+        """Return whether a key that holds this could be read so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """The row was found, or found missing."""
+
+    state: State
+
+    def matches(self, state: State) -> bool:
+        """Return whether it is just this state."""
+        return state == self.state
+
+
+def tag_of(value: int | None) -> str | None:
+    """Return what a row with this value of `a` has in its column `tag`."""
+    return None if value is None else f"t{value % 3}"
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutTag:
+    """A search for a tag did not find the key."""
+
+    tag: str
+
+    def matches(self, state: State) -> bool:
+        """Return whether the key has no row, or one with another tag."""
+        return state is None or tag_of(state[0]) != self.tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A call on the key. `ended` is None where nobody saw its end; no effect comes after `latest`."""
+
+    name: str
+    operation: str
+    value: int
+    begun: int
+    ended: int | None
+    latest: int | None = None
+
+    def after(self, state: State) -> State:
+        """Return what the key holds after the call."""
+        match self.operation:
+            case "put" | "reset":
+                return (self.value, self.value)
+            case "patch":
+                return (None if state is None else state[0], self.value)
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a session saw of the key at a level. What it shows held at some instant from `since` to `ended`."""
+
+    session: str
+    since: int
+    begun: int
+    ended: int
+    found: Condition
+
+
+class _Kind(IntEnum):
+    """At the same instant calls are taken to overlap."""
+
+    BEGIN_WRITE = 0
+    BEGIN_READ = 1
+    END_READ = 2
+    END_WRITE = 3
+    GIVE_UP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Possible:
+    """One way it may have been: what the key holds, the open writes that took effect, the open reads that happened."""
+
+    state: State = None
+    applied: frozenset[int] = frozenset()
+    read: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Search:
+    writes: Sequence[Write]
+    reads: Sequence[Read]
+    before: dict[int, int]
+    open_writes: set[int] = field(default_factory=set)
+    open_reads: list[int] = field(default_factory=list)
+    possible: set[_Possible] = field(default_factory=lambda: {_Possible()})
+
+    def step(self, kind: _Kind, number: int) -> bool:
+        """Take one event, and tell whether there still is an explanation."""
+        match kind:
+            case _Kind.BEGIN_WRITE:
+                self.open_writes.add(number)
+            case _Kind.BEGIN_READ:
+                self.open_reads.append(number)
+                self.possible = {self._with_reads(each) for each in self.possible}
+            case _Kind.END_READ:
+                found = {way for each in self.possible for way in self._until(each, read=number)}
+                self.possible = {_Possible(each.state, each.applied, each.read - {number}) for each in found}
+                self.open_reads.remove(number)
+            case _Kind.END_WRITE | _Kind.GIVE_UP:
+                found = {way for each in self.possible for way in self._until(each, write=number)}
+                if kind is _Kind.GIVE_UP:
+                    found |= self.possible
+                self.possible = {_Possible(each.state, each.applied - {number}, each.read) for each in found}
+                self.open_writes.remove(number)
+        return bool(self.possible)
+
+    def _until(self, way: _Possible, *, write: int | None = None, read: int | None = None) -> Iterator[_Possible]:
+        """Let open writes take effect in any order, no more than needed, until the call has happened."""
+        if write in way.applied or read in way.read:
+            yield way
+            return
+        for each in self.open_writes - way.applied:
+            after = _Possible(self.writes[each].after(way.state), way.applied | {each}, way.read)
+            yield from self._until(self._with_reads(after), write=write, read=read)
+
+    def _with_reads(self, way: _Possible) -> _Possible:
+        """Let every open read happen that can: it never keeps another from happening."""
+        read = set(way.read)
+        for each in self.open_reads:
+            before = self.before.get(each)
+            waits = before in self.open_reads and before not in read
+            if each not in read and not waits and self.reads[each].found.matches(way.state):
+                read.add(each)
+        return _Possible(way.state, way.applied, frozenset(read))
+
+
+def unexplained(writes: Sequence[Write], reads: Sequence[Read]) -> str | None:
+    """Return what cannot be explained about the key, which was missing in the beginning; None when all of it can."""
+    reads = sorted(reads, key=lambda each: each.begun)
+    search = _Search(writes, reads, _sessions(reads))
+    for at, kind, number in sorted(_events(writes, reads)):
+        if not search.step(kind, number):
+            what: object = reads[number] if kind is _Kind.END_READ else writes[number]
+            return f"at {at} nothing explains {what}\n{_told(writes, reads, at)}"
+    return None
+
+
+def _sessions(reads: Sequence[Read]) -> dict[int, int]:
+    """The read of the same session before each."""
+    last: dict[str, int] = {}
+    before: dict[int, int] = {}
+    for number, each in enumerate(reads):
+        if each.session in last:
+            before[number] = last[each.session]
+        last[each.session] = number
+    return before
+
+
+def _events(writes: Sequence[Write], reads: Sequence[Read]) -> Iterator[tuple[int, _Kind, int]]:
+    for number, write in enumerate(writes):
+        yield write.begun, _Kind.BEGIN_WRITE, number
+        ends = [each for each in (write.ended, write.latest) if each is not None]
+        if ends:
+            yield max(write.begun, min(ends)), _Kind.GIVE_UP if write.ended is None else _Kind.END_WRITE, number
+    for number, read in enumerate(reads):
+        yield read.since, _Kind.BEGIN_READ, number
+        yield read.ended, _Kind.END_READ, number
+
+
+def _told(writes: Sequence[Write], reads: Sequence[Read], until: int) -> str:
+    """The history of the key as far as it matters, one line per call."""
+    lines = [
+        (each.begun, f"{each.begun} to {each.ended}: {each.name} {each.operation} {each.value}") for each in writes
+    ]
+    lines += [
+        (each.begun, f"{each.begun} to {each.ended}: {each.session} since {each.since} {each.found}") for each in reads
+    ]
+    return "\n".join(line for begun, line in sorted(lines) if begun <= until)

@@ -1,0 +1,13 @@
+"""Random operations, one after the other, of everything that a keyed table can do: see `sequence`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos import sequence
+from tests.chaos.sequence import seed_blocks
+
+
+@seed_blocks(23)
+def test_after_every_operation_a_keyed_table_answers_as_its_model_does(seeds: range, tmp_path: Path) -> None:
+    sequence.run(seeds, tmp_path, keyed=True)

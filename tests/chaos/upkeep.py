@@ -1,0 +1,102 @@
+"""The upkeep of a table, each step planned, executed and committed in this process as the jobs do it on Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage_core.clock import SystemClock
+from storage_core.compaction import planner
+from storage_core.compaction.carry_over import CarryOver
+from storage_core.compaction.execute import execute as compact_execute
+from storage_core.compaction.work import OPERATION
+from storage_core.gc.collect import CollectionReport
+from storage_core.gc.collect import collect as run_collector
+from storage_core.index import catch_up as indexing
+from storage_core.log.actions import Action
+from storage_core.region import merge as merging
+from storage_core.region import sorting
+from storage_core.region.sorting import SortingTerms
+from storage_core.table import Table
+
+ANY = SortingTerms(generations=0)
+"""Sort also where a single generation waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedClock:
+    """A clock that stands still; who waits waits by that of the machine."""
+
+    at_ms: int
+
+    def now_ms(self) -> int:
+        """Return the time it stands at."""
+        return self.at_ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Sleep in this thread."""
+        SystemClock().sleep_ms(duration_ms)
+
+
+def merge(table: Table) -> dict[str, int]:
+    """Merge what is flushed and return the last generation by region; of nothing to merge, nothing."""
+    log = table.log
+    snapshot = log.snapshot()
+    works = merging.plan(table.store, snapshot)
+    if not works:
+        return {}
+    now_ms = log.clock.now_ms()
+    results = [merging.execute(table.store, work, ids=log.ids, now_ms=now_ms) for work in works]
+    merging.commit(log, snapshot, works, results)
+    return {each.merged.region: each.merged.generation for each in results}
+
+
+def sort(table: Table, terms: SortingTerms = ANY) -> int:
+    """Sort the generations that wait, and return of how many regions."""
+    log = table.log
+    works = sorting.plan(table.store, log.snapshot(), terms=terms)
+    for work in works:
+        done = sorting.execute(table.store, work, clock=log.clock, ids=log.ids)
+        sorting.finish(table.store, work, done, clock=log.clock, writer_id=log.ids.uuid())
+    return len(works)
+
+
+def compact(table: Table) -> int:
+    """Compact what there is to compact, and return the number of merges."""
+    log = table.log
+    snapshot = log.snapshot()
+    chosen = planner.choose(snapshot, now_ms=log.clock.now_ms())
+    operations = [each for part in chosen.parts() for each in part]
+    if not operations:
+        return 0
+    now_ms = log.clock.now_ms()
+    results = [compact_execute(table.store, each, ids=log.ids, now_ms=now_ms) for each in operations]
+    actions = [action for each in results for action in each.actions]
+    carry_over = CarryOver(table.store, list(zip(operations, results, strict=True)), ids=log.ids)
+    log.commit(snapshot, actions, operation=OPERATION, rebase=carry_over)
+    return len(operations)
+
+
+def checkpoint(table: Table) -> bool:
+    """Write the state of the newest version, and tell whether there was none."""
+    return table.log.checkpoint(table.log.snapshot()).written
+
+
+def catch_up(table: Table) -> int:
+    """Index what the indexes of the table lack, and return the number of segments that were built."""
+    log = table.log
+    snapshot = log.snapshot()
+    plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
+    actions: list[Action] = []
+    built = 0
+    for plan in plans:
+        segments = [indexing.execute(table.store, work, ids=log.ids) for work in plan.work]
+        actions += plan.actions(segments)
+        built += len(segments)
+    if actions:
+        log.commit(snapshot, actions, operation="CATCH UP")
+    return built
+
+
+def collect(table: Table, *, at_ms: int, horizon_ms: int) -> CollectionReport:
+    """Collect at this time."""
+    return run_collector(table.store, table.log, clock=FixedClock(at_ms), horizon_ms=horizon_ms)

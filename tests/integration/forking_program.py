@@ -1,0 +1,317 @@
+"""A program for the test beside this one: a process with open writers forks, and parent and child both go on.
+
+`python -m tests.integration.forking_program WORK` runs scenarios, each in a process of its own, and prints of each as a
+line of JSON what parent and child were told: the keys of acknowledged rows, and the kinds of the errors. `WORK` is
+JSON: of each scenario its name, the URI of its table, and a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage_core.clock import SystemClock
+from storage_core.errors import Fenced, TidemarkError
+from storage_core.ids import SystemIds
+from storage_core.leases.heartbeat import Heartbeat
+from storage_core.leases.lease import Lease, acquire
+from storage_core.log.log import TransactionLog
+from storage_core.objectstore.resolve import open_store
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.region.options import WriterOptions
+from storage_core.table import Table
+
+LONG_MS = 60_000
+PATIENCE_S = 15
+
+
+@dataclass(slots=True)
+class Report:
+    """What one process was told."""
+
+    acknowledged: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+    def call(self, act: Callable[[], object], *keys: str) -> None:
+        """Make a call; note the keys as acknowledged, or the kind of its error."""
+        try:
+            act()
+        except TidemarkError as error:
+            self.told.append(error.kind)
+        else:
+            self.acknowledged += keys
+
+
+def row(key: str) -> dict[str, object]:
+    """A row of the table."""
+    return {"tailnum": key, "seats": 1}
+
+
+def forked(child: Callable[[Report], None], parent: Callable[[Report], None]) -> dict[str, Any]:
+    """Return what both were told, who work at the same time. A child that hangs is ended by its alarm."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        import signal
+
+        signal.alarm(PATIENCE_S)
+        report = Report()
+        try:
+            child(report)
+        except BaseException:  # noqa: BLE001 -- a child must not go on as its parent
+            traceback.print_exc()
+            os._exit(1)
+        os.write(writing, json.dumps([report.acknowledged, report.told, report.seen]).encode())
+        os._exit(0)
+    os.close(writing)
+    report = Report()
+    parent(report)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    status = os.waitpid(process, 0)[1]
+    theirs = json.loads(text) if text else None
+    return {"parent": [report.acknowledged, report.told, report.seen], "child": theirs, "status": status}
+
+
+def puts(writer: Any, name: str) -> Callable[[Report], None]:
+    """Put three rows and flush."""
+
+    def act(report: Report) -> None:
+        for number in range(3):
+            key = f"{name}{number}"
+            report.call(lambda key=key: writer.put(row(key)), key)  # type: ignore[misc]
+        report.call(writer.flush)
+        report.call(writer.close)
+
+    return act
+
+
+def before_the_first_put(uri: str, _: Path) -> dict[str, Any]:
+    """Fork between the claim and the first put."""
+    writer = Table.open(uri).writer()
+    return forked(puts(writer, "child"), puts(writer, "parent"))
+
+
+def with_rows_pending(uri: str, _: Path) -> dict[str, Any]:
+    """Fork while rows wait that nobody waits for; the thread that writes them is in the parent only."""
+    writer = Table.open(uri).writer(options=WriterOptions(linger_ms=LONG_MS))
+    writer.put(row("pending"), durable=False)
+
+    def child(report: Report) -> None:
+        report.call(writer.sync, "pending")
+        report.call(lambda: writer.put(row("child"), durable=False))
+        report.call(writer.close, "pending")
+
+    def parent(report: Report) -> None:
+        report.call(writer.sync, "pending")
+        report.call(writer.close)
+
+    return forked(child, parent)
+
+
+def alternately(uri: str, _: Path) -> dict[str, Any]:
+    """Both put, each when the other has."""
+    writer = Table.open(uri).writer()
+    writer.put(row("common"))
+    to_child, to_parent = os.pipe(), os.pipe()
+
+    def child(report: Report) -> None:
+        for number in range(4):
+            os.read(to_child[0], 1)
+            report.call(lambda key=f"child{number}": writer.put(row(key)), f"child{number}")  # type: ignore[misc]
+            os.write(to_parent[1], b".")
+
+    def parent(report: Report) -> None:
+        for number in range(4):
+            report.call(lambda key=f"parent{number}": writer.put(row(key)), f"parent{number}")  # type: ignore[misc]
+            os.write(to_child[1], b".")
+            os.read(to_parent[0], 1)
+        report.call(writer.flush)
+        report.call(writer.close)
+
+    return forked(child, parent)
+
+
+def the_same_rows(uri: str, _: Path) -> dict[str, Any]:
+    """Both put the very same row: what one of them wrote is not the other's."""
+    writer = Table.open(uri).writer()
+
+    def put(report: Report) -> None:
+        report.call(lambda: writer.put(row("same")), "same")
+
+    return forked(put, put)
+
+
+def child_claims_anew(uri: str, _: Path) -> dict[str, Any]:
+    """The child opens a writer of its own, on the table object of its parent, while the parent is at work with it."""
+    table = Table.open(uri)
+    writer = table.writer()
+    writer.put(row("before"))
+
+    def child(report: Report) -> None:
+        with table.writer() as own:
+            for number in range(20):
+                report.call(lambda key=f"child{number}": own.put(row(key)), f"child{number}")  # type: ignore[misc]
+            report.call(own.flush)
+
+    def parent(report: Report) -> None:
+        for number in range(20):
+            report.call(lambda key=f"parent{number}": writer.put(row(key)), f"parent{number}")  # type: ignore[misc]
+
+    return forked(child, parent)
+
+
+def everything_in_the_child(uri: str, _: Path) -> dict[str, Any]:
+    """Every method, while other threads of the parent hold whatever locks they hold."""
+    writer = Table.open(uri).writer(options=WriterOptions(linger_ms=1))
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            writer.put(row("busy"), durable=False)
+            writer.scan()  # type: ignore[union-attr]
+
+    threads = [threading.Thread(target=busy) for _ in range(3)]
+    for each in threads:
+        each.start()
+
+    def child(report: Report) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: writer.put(row("child")),
+            lambda: writer.patch(row("child")),
+            lambda: writer.reset(row("child")),
+            lambda: writer.delete("child"),
+            writer.sync,
+            writer.flush,
+            writer.scan,  # type: ignore[union-attr]
+            lambda: writer.get("busy"),  # type: ignore[union-attr]
+            writer.unflushed,
+            writer.close,
+        ]
+        for each in calls:
+            report.call(each, "child")
+
+    def parent(_: Report) -> None:
+        stop.set()
+        for each in threads:
+            each.join()
+        writer.close()
+
+    return forked(child, parent)
+
+
+def regions(uri: str, _: Path) -> dict[str, Any]:
+    """A writer of several regions, some of them claimed."""
+    writer = Table.open(uri).writer()
+    for number in range(8):
+        writer.put(row(f"before{number}"))
+    return forked(puts(writer, "child"), puts(writer, "parent"))
+
+
+def by_multiprocessing(uri: str, _: Path) -> dict[str, Any]:
+    """`multiprocessing` under its start method "fork", as its pools do."""
+    writer = Table.open(uri).writer()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def work() -> None:
+        report = Report()
+        puts(writer, "child")(report)
+        queue.put([report.acknowledged, report.told, report.seen])
+
+    process = context.Process(target=work)
+    process.start()
+    report = Report()
+    puts(writer, "parent")(report)
+    process.join(PATIENCE_S)
+    return {
+        "parent": [report.acknowledged, report.told, report.seen],
+        "child": None if queue.empty() else queue.get(),
+        "status": process.exitcode,
+    }
+
+
+def raw_log(uri: str, folder: Path) -> dict[str, Any]:
+    """A writer of a raw log, with a second mandatory store, whose thread is in the parent only."""
+    log = RawLog([uri, (folder / "second").as_uri()])
+    log.append("t", {"a": 0})
+
+    def appends(name: str) -> Callable[[Report], None]:
+        def act(report: Report) -> None:
+            report.call(lambda: report.seen.extend(log.append("t", {"a": name}).ids), name)
+            report.call(log.close)
+
+        return act
+
+    return forked(appends("child"), appends("parent"))
+
+
+def lease(uri: str, _: Path) -> dict[str, Any]:
+    """A lease that is renewed by a thread of the parent."""
+    log = TransactionLog(open_store(uri), clock=SystemClock(), ids=SystemIds())
+    held = acquire(log, log.snapshot(), "merge", "parent")
+    beat = Heartbeat([held])
+    beat.__enter__()
+
+    def use(report: Report, lease: Lease) -> None:
+        report.call(lease.require_held, "held")
+        report.call(lease.renew, "renewed")
+        report.call(lease.advance, "advanced")
+
+    def child(report: Report) -> None:
+        use(report, held)
+        report.call(held.release)  # lets go of nothing, and says nothing: it ends blocks
+        beat.__exit__(None, None, None)
+
+    def parent(report: Report) -> None:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        use(report, held)
+        beat.__exit__(None, None, None)
+        try:
+            acquire(log, log.snapshot(), "merge", "another")
+        except (TidemarkError, Fenced) as error:
+            report.seen.append(error.kind)
+
+    return forked(child, parent)
+
+
+SCENARIOS = {
+    each.__name__: each
+    for each in (
+        before_the_first_put,
+        with_rows_pending,
+        alternately,
+        the_same_rows,
+        child_claims_anew,
+        everything_in_the_child,
+        regions,
+        by_multiprocessing,
+        raw_log,
+        lease,
+    )
+}
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    for scenario, uri, folder in json.loads(sys.argv[1]):
+        host = os.fork()  # much faster than starting a program, and nothing of a scenario is left to the next
+        if host == 0:
+            try:
+                sys.stdout.write(json.dumps(SCENARIOS[scenario](uri, Path(folder))) + "\n")
+                sys.stdout.flush()
+            except BaseException:  # noqa: BLE001 -- nor here
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(host, 0)[1]:
+            sys.exit(f"{scenario} failed")

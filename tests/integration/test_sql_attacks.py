@@ -1,0 +1,514 @@
+"""Attacks on `sql`, filters and region expressions that are known by name, each beside a control that is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage_core.engine import confinement
+from storage_core.engine.session import Room, private_folder, session
+from storage_core.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.log.actions import Add
+from storage_core.read.relation import Verified, query_errors, splits_source
+from storage_core.read.sql import ask
+from tidemark import QueryLimits, Table, col
+
+SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
+SMALL = QueryLimits(seconds=60, memory_bytes=64 * 2**20, spill_bytes=2**30)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A table of one split, in a working directory that holds a canary, also where DuckDB spills by default."""
+    place = tmp_path / "here"
+    (place / ".tmp").mkdir(parents=True)
+    (place / ".tmp" / "canary.csv").write_text("canary")
+    pq.write_table(pa.table({"canary": ["canary"]}), place / "canary.parquet")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("CANARY", "canary")
+    made = Table.create(str(tmp_path / "t"), SCHEMA)
+    made.append([{"a": each, "s": f"row {each}"} for each in range(10)])
+    return made
+
+
+def split_of(table: Table) -> Path:
+    (add,) = table.snapshot.splits
+    path = table.store.local_path(add)
+    assert path is not None
+    return path
+
+
+def copied(options: str, path: object) -> str:
+    return f"copy (select 99::bigint as a, 'forged' as s) to '{path}' ({options})"
+
+
+READS_ELSEWHERE = (
+    "select * from read_text('canary.parquet')",
+    "select * from read_blob('canary.parquet')",
+    "select * from read_csv('.tmp/canary.csv')",
+    "select * from read_json('.tmp/canary.csv')",
+    "select * from read_parquet('canary.parquet')",
+    "select * from parquet_scan('canary.parquet')",
+    "select * from parquet_metadata('canary.parquet')",
+    "select * from parquet_file_metadata('canary.parquet')",
+    "select * from parquet_kv_metadata('canary.parquet')",
+    "select * from parquet_schema('canary.parquet')",
+    "select * from parquet_bloom_probe('canary.parquet', 'canary', 'canary')",
+    "select * from glob('*')",
+    "select * from sniff_csv('.tmp/canary.csv')",
+    "select * from 'canary.parquet'",
+    "select * from '.tmp/canary.csv'",
+    'select * from "canary.parquet"',
+    "select * from t, 'canary.parquet'",
+    "with x as (from 'canary.parquet') from x",
+    "select (select canary from 'canary.parquet')",
+    "select * from t where s in (select canary from 'canary.parquet')",
+    "describe 'canary.parquet'",
+    "summarize 'canary.parquet'",
+    "select * from query('select 1')",
+    "select * from query_table('t')",
+    "select * from query_table(['canary.parquet'])",
+    "select * from json_execute_serialized_sql(json_serialize_sql('select 1'))",
+    "select json_serialize_plan('select * from read_text(''canary.parquet'')')",
+    "select * from arrow_scan(0, 0, 0)",
+    "select * from arrow_scan_dumb(0, 0, 0)",
+    "select * from pandas_scan(0)",
+    "select * from python_map_function(0)",
+    "select * from seq_scan('t')",
+    "select * from monkeypatch",
+    "select getenv('CANARY')",
+    "select main.getenv('CANARY')",
+    "select getvariable('tidemark_paths')",
+    "select 'tidemark_paths'.getvariable()",
+    "select current_setting('temp_directory')",
+    "select current_query()",
+    "select nextval('x')",
+    "select write_log('x')",
+    "select stats(a) from t",
+    "select pg_sleep(1)",
+    "select sleep_ms(1)",
+    "select finalize('x'::blob)",
+    "select sum(a) export_state from t",
+    "select * from tidemark_splits",
+    "select * from tidemark_template",
+    "select * from duckdb_settings()",
+    "select * from duckdb_settings",
+    "select * from duckdb_secrets()",
+    "select * from duckdb_variables()",
+    "select * from duckdb_views()",
+    "select * from duckdb_temporary_files()",
+    "select * from which_secret('s3://x', 's3')",
+    "select * from pragma_table_info('t')",
+    "select * from information_schema.tables",
+    "select * from pg_catalog.pg_class",
+    "select * from pg_class",
+    "select * from sqlite_master",
+    "with duckdb_views as (from duckdb_views) from duckdb_views",
+    "with a as (from duckdb_settings), duckdb_settings as (select 1) from a",
+    "select * from memory.main.t",
+    "select * from test_all_types()",
+    "select * from enable_logging()",
+    "select * from checkpoint()",
+    "show tables",
+    "with x as (show tables) from x",
+    "select $1",
+)
+STATEMENTS = (
+    "attach 'x.db'",
+    "install httpfs",
+    "load httpfs",
+    "pragma database_list",
+    "set temp_directory = '/tmp'",
+    "reset temp_directory",
+    "set variable x = 1",
+    "export database 'x'",
+    "import database 'x'",
+    "create table x as select 1",
+    "create macro x() as 1",
+    "create secret x (type s3)",
+    "insert into t values (1, 'x')",
+    "delete from t",
+    "drop view t",
+    "checkpoint",
+    "call enable_logging()",
+    "use memory",
+    "explain analyze select 1",
+    "prepare x as select 1",
+    "select 1; select 2",
+    "select 1; drop view t",
+    "select 1\0; select 2",
+    "begin",
+    "with x as (insert into t values (1, 'x') returning *) from x",
+    "with x as (update t set a = 1 returning *) from x",
+    "with x as (delete from t returning *) from x",
+)
+WRITES = (
+    "COPY",
+    "with x as (COPY) from x",
+    "with x as (with y as (COPY) from y) from x",
+    "select * from (with x as (COPY) from x)",
+    "select * from t where a in (with x as (COPY) select 1 from x)",
+    "select (with x as (COPY) select count(*) from x)",
+    "with recursive x as (with y as (COPY) select 1 as i from y union all select 2) from x",
+    "select 1 union all (with x as (COPY) select 1 from x)",
+    "with x as (COPY), y as (select 1) from y",
+)
+OPTIONS = ("format parquet, use_tmp_file false", "format csv, use_tmp_file false", "format parquet", "format json")
+
+
+def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_the_controls_of_the_attacks_are_answered(table: Table) -> None:
+    for text, count in (
+        ("select * from t", 10),
+        ("with x as (select a from t) from x", 10),
+        ("with recursive x(i) as (select 1 union all select i + 1 from x where i < 5) from x", 5),
+        ("select * from t where a in (select max(a) from t)", 1),
+        ("select * from range(3)", 3),
+        ("from t, unnest([1, 2])", 20),
+        ("describe t", 2),
+        ("summarize t", 2),
+        ("select s, count(*) from t group by all order by all limit 3", 3),
+        ("select * from t using sample 5 rows", 5),
+        ("from t pivot (count(*) for a in (1, 2))", 10),
+        ("select list_transform([a], lambda x: x + 1), a::decimal(9, 2), s collate nocase from t", 10),
+        ("select 'canary.parquet', upper(s), lpad(s, 20, '.'), repeat('-', 10) from t", 10),
+        ("values (1), (2)", 2),
+    ):
+        assert table.sql(text).num_rows == count, text
+
+
+@pytest.mark.parametrize("text", READS_ELSEWHERE)
+def test_a_query_reads_nothing_but_its_table(table: Table, text: str) -> None:
+    with pytest.raises(InvalidInput):
+        table.sql(text)
+    with pytest.raises(InvalidInput):
+        table.explain(text)
+
+
+@pytest.mark.parametrize("text", STATEMENTS)
+def test_a_query_is_one_select_and_nothing_else(table: Table, text: str) -> None:
+    with pytest.raises(InvalidInput):
+        table.sql(text)
+    assert table.sql("select count(*) as n from t").to_pylist() == [{"n": 10}]
+
+
+@pytest.mark.parametrize("form", WRITES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_query_writes_nothing(table: Table, tmp_path: Path, form: str, options: str) -> None:
+    assert table.sql("select count(*) as n from t").to_pylist() == [{"n": 10}]
+    before = everything(tmp_path)
+    for path in (split_of(table), "new.file", ".tmp/new.file", tmp_path / "new.file"):
+        text = form.replace("COPY", copied(options, path))
+        with pytest.raises(InvalidInput):
+            table.sql(text)
+        with pytest.raises(InvalidInput):
+            table.sql(f"select * from json_execute_serialized_sql(json_serialize_sql({_quoted(text)}))")
+        with pytest.raises(InvalidInput):
+            table.scan(filter=f"a in ({text})")
+    assert everything(tmp_path) == before
+    assert table.sql("select count(*) as n from t").to_pylist() == [{"n": 10}]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+@pytest.mark.skipif(not confinement.can_be_kept(), reason="this system lets no thread give up its rights")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
+    table: Table, tmp_path: Path, options: str
+) -> None:
+    splits = list(table.snapshot.splits.values())
+    source = splits_source(table.store, splits, SCHEMA, verified=Verified())
+    before = everything(tmp_path)
+    for form in WRITES:
+        text = form.replace("COPY", copied(options, split_of(table)))
+        with pytest.raises((duckdb.Error, OSError), match=r"[Pp]ermission|must be at the top level"):
+            ask(source, text, SMALL)
+    assert everything(tmp_path) == before
+    assert ask(source, "select count(*) as n from t", SMALL).to_pylist() == [{"n": 10}]
+    _requires_the_rights_that_a_thread_gives_up(source.files, tmp_path)
+
+
+def _requires_the_rights_that_a_thread_gives_up(files: list[Path], folder: Path) -> None:
+    """The control: a session that is not asked in such a thread does write the file that it may read."""
+    copy = folder / "control.parquet"
+    copy.write_bytes(files[0].read_bytes())
+    with session(files=[copy]) as connection:
+        connection.sql("with x as (" + copied("format parquet, use_tmp_file false", copy) + ") from x").fetchall()
+    assert copy.read_bytes() != files[0].read_bytes()
+    copy.unlink()
+
+
+def test_what_was_verified_is_looked_at_again(table: Table) -> None:
+    path = split_of(table)
+    sound = path.read_bytes()
+    assert table.sql("select sum(a) as n from t").to_pylist() == [{"n": 45}]
+    changed = path.stat()
+    forged = bytearray(sound)
+    forged[len(forged) // 2] ^= 1
+    path.write_bytes(forged)
+    os.utime(path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    reads: list[Callable[[], object]] = [lambda: table.sql("select a from t"), lambda: table.scan().to_arrow()]
+    for read in reads:
+        with pytest.raises(Corrupt, match="checksum"):
+            read()
+    path.write_bytes(sound)
+    assert table.sql("select sum(a) as n from t").to_pylist() == [{"n": 45}]
+    path.with_name("other").write_bytes(pq_bytes())
+    path.with_name("other").rename(path)
+    with pytest.raises(Corrupt, match="expected"):
+        table.sql("select a from t")
+
+
+def pq_bytes() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [99], "s": ["forged"]}), sink)
+    return bytes(sink.getvalue())
+
+
+def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = split_of(table), confinement.answer
+
+    def replaced(*args: object, **kwargs: object) -> object:
+        path.write_bytes(pq_bytes())
+        return asked(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(confinement, "answer", replaced)
+    with pytest.raises(Corrupt, match="expected"):
+        table.sql("select a from t")
+
+
+def test_a_query_spills_to_a_private_folder_that_ends_with_it(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spill))
+    seen: list[tuple[int, bool]] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.001):
+            for folder in spill.iterdir():
+                try:
+                    seen.append((stat.S_IMODE(folder.stat().st_mode), any(folder.iterdir())))
+                except FileNotFoundError:
+                    continue
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    before = everything(Path.cwd())
+    numbered = "select row_number() over (order by hash(range)) as n, * from range(4000000)"
+    try:
+        assert table.sql(f"select max(n) as n from ({numbered})", limits=SMALL).to_pylist() == [{"n": 4_000_000}]
+    finally:
+        ended.set()
+        watcher.join()
+    assert {mode for mode, _ in seen} == {0o700}
+    assert any(spilled for _, spilled in seen)
+    assert list(spill.iterdir()) == []
+    assert everything(Path.cwd()) == before
+
+
+@pytest.mark.parametrize("name", ["*.csv", "canary.csv"])
+def test_the_folder_that_duckdb_would_spill_to_is_out_of_reach(table: Table, name: str) -> None:
+    for text in (f"select * from read_csv('.tmp/{name}')", f"from '.tmp/{name}'"):
+        with pytest.raises(InvalidInput):
+            table.sql(text)
+        for opened in (session(), session(Room(threads=1), files=[split_of(table)])):
+            with opened as connection, pytest.raises(duckdb.Error):
+                connection.sql(text).fetchall()
+
+
+LONG = (
+    ("select count(*) from range(100000000) a, range(1000000) b where a.range + b.range = 7", "seconds"),
+    ("with recursive r as (select 1 as i union all select i + 1 from r) select max(i) from r", "seconds"),
+)
+LARGE = (
+    "select list(range) from range(300000000)",
+    "select * from range(300000000)",
+    "select string_agg('xxxxxxxxxxxxxxxxxxxxxxxx' || range) from range(100000000)",
+    "with recursive r(s) as (select 'x' union all select s || s from r) select max(length(s)) from r",
+)
+
+
+@pytest.mark.parametrize(("text", "setting"), LONG)
+def test_a_query_that_takes_too_long_ends_with_the_name_of_the_setting(table: Table, text: str, setting: str) -> None:
+    with pytest.raises(Unavailable, match=f"longer than 0.5 seconds.*raise `{setting}`"):
+        table.sql(text, limits=QueryLimits(seconds=0.5))
+    assert table.sql("select 1 as one", limits=QueryLimits(seconds=60)).to_pylist() == [{"one": 1}]
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_a_query_that_takes_too_much_memory_ends_with_the_name_of_the_setting(table: Table, text: str) -> None:
+    with pytest.raises(Unavailable, match="memory_bytes"):
+        table.sql(text, limits=QueryLimits(memory_bytes=64 * 2**20, spill_bytes=0))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": True}, {"memory_bytes": 1}, {"spill_bytes": -1}],
+)
+def test_limits_that_are_none_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(limits))):
+        QueryLimits(**limits)
+
+
+def test_no_thread_and_no_session_outlives_a_query(table: Table) -> None:
+    for text, error in ((LONG[0][0], Unavailable), ("select cast(s as int) from t", InvalidInput)):
+        with pytest.raises(error):
+            table.sql(text, limits=QueryLimits(seconds=0.2))
+    assert not [each for each in threading.enumerate() if each.name == "tidemark-query"]
+
+
+GROWN = (
+    "lpad(s, 2000000000, 'x')",
+    "rpad(s, 2000000000, 'x')",
+    "repeat(s, 2000000000)",
+    "repeat(repeat(s, 50000), 50000)",
+    "repeat(s, a)",
+    "repeat(s, 1000 * 1000 * 1000)",
+    "len(range(2000000000))::varchar",
+    "len(generate_series(0, a))::varchar",
+    "format('{:2000000000}', s)",
+    "format('{:{}}', s, 2000000000)",
+    "printf('%2000000000d', a)",
+    "printf('%*d', 2000000000, 1)",
+    "bitstring('1', 2000000000)::varchar",
+    "len(list_resize([1], 2000000000))::varchar",
+)
+
+
+@pytest.mark.parametrize("text", GROWN)
+def test_no_function_makes_much_of_little(table: Table, text: str) -> None:
+    for attack in (
+        lambda: table.sql(f"select {text} from t"),
+        lambda: table.scan(filter=f"length({text}) > 5"),
+        lambda: table.explain(f"select 1 from t where length({text}) > 5"),
+    ):
+        with pytest.raises(InvalidInput, match="refused"):
+            attack()
+
+
+def nested(depth: int) -> Iterator[str]:
+    yield "not " * depth + "true"
+    yield "(" * depth + "a = 1" + ")" * depth
+    yield "(" * depth
+    yield "- " * depth + "1 = 1"
+    yield "a" + "[1]" * depth + " = 1"
+    yield "1 + " * depth + "a = 1"
+    yield "case when a = 1 then " * depth + "true" + " end" * depth
+    yield "a = 1 and (s = 'x' or " * depth + "true" + ")" * depth
+    yield "a = abs(" * 1 + "abs(" * depth + "1" + ")" * (depth + 1)
+    yield "exists (select 1 from t where " * depth + "true" + ")" * depth
+    yield "a = cast(" + "cast(" * depth + "1 as int)" + " as int)" * depth
+    yield "a::" + "struct(x " * depth + "int" + ")" * depth + " is null"
+
+
+@pytest.mark.parametrize("depth", [900, 9_000])
+@pytest.mark.parametrize("kind", range(12))
+def test_a_text_that_is_nested_too_deep_is_refused(table: Table, kind: int, depth: int) -> None:
+    text = list(nested(depth))[kind]
+    for attack in (
+        lambda: table.sql(f"select * from t where {text}"),
+        lambda: table.scan(filter=text),
+        lambda: table.explain(f"select * from t where {text}"),
+    ):
+        with pytest.raises(InvalidInput, match=r"nested more than 100 deep|at most 200000 characters|words and signs"):
+            attack()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a in ({', '.join(map(str, range(300_000)))})",
+        f"a in ({'1,' * 90_000}1)",
+        " or ".join(["a = 1"] * 20_000),
+        f"s = '{'x' * 300_000}'",
+    ],
+)
+def test_a_text_that_is_too_long_is_refused_before_it_is_parsed(table: Table, text: str) -> None:
+    for attack in (lambda: table.sql(f"select * from t where {text}"), lambda: table.scan(filter=text)):
+        with pytest.raises(InvalidInput, match="has at most"):
+            attack()
+
+
+def test_a_list_of_many_constants_and_a_long_text_are_answered(table: Table) -> None:
+    numbers = ", ".join(map(str, range(5, 5_005)))
+    assert table.sql(f"select count(*) as n from t where a in ({numbers})").to_pylist() == [{"n": 5}]
+    assert table.scan(filter=f"a in ({numbers})").to_arrow().num_rows == 5
+    assert table.scan(filter=col("a").isin(range(5, 5_005))).to_arrow().num_rows == 5
+    assert table.scan(filter=f"s <> '{'x' * 100_000}'").to_arrow().num_rows == 10
+    assert table.scan(filter="not " * 90 + "a = 1").to_arrow().num_rows == 1
+    with pytest.raises(InvalidInput, match="Out of Range"):
+        table.sql(f"select count(*) as n from t where a < {'9' * 5_000}")
+
+
+def refusals(add: Add) -> Iterator[tuple[str, Exception, type[Exception]]]:
+    denied = f'IO Error: Cannot open file "/x/{add.path}": Permission denied'
+    yield "select a from t", duckdb.IOException(denied), Unavailable
+    yield "select a from t", OSError(f"Invalid Error: {denied}"), Unavailable
+    outside = f'Permission Error: Cannot access file "/x/{add.path}" - file system operations are disabled'
+    yield "select a from t", duckdb.PermissionException(outside), InvalidInput
+    yield "select a from t", duckdb.InvalidInputException(f"Invalid Input Error: No magic bytes in {add.path}"), Corrupt
+
+
+def test_a_permission_that_is_missing_is_no_damage(table: Table) -> None:
+    (add,) = table.snapshot.splits.values()
+    for text, error, expected in refusals(add):
+        with pytest.raises(expected), query_errors(text, [add]):
+            raise error
+    for text in (f"select cast('{add.path}' as int)", f"select error('{add.path}')"):
+        with pytest.raises(InvalidInput):
+            table.sql(text)
+
+
+def test_ctrl_c_ends_a_query(table: Table) -> None:
+    source = splits_source(table.store, list(table.snapshot.splits.values()), SCHEMA, verified=Verified())
+    asked = threading.Event()
+
+    def ask_long(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+        source.bind(connection)
+        asked.set()
+        return connection.sql(LONG[0][0]).to_arrow_table()
+
+    def interrupt() -> None:
+        asked.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with private_folder() as folder:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            confinement.answer(lambda: session(files=source.files), ask_long, writable=folder)
+
+
+def test_a_filter_is_held_to_the_same_parts_as_a_query(table: Table) -> None:
+    refused: list[Callable[[], object]] = [
+        lambda: table.scan(filter="getenv('CANARY') = 'canary'"),
+        lambda: table.scan(filter="getvariable('x') is null"),
+        lambda: table.scan(filter="current_setting('temp_directory') <> ''"),
+        lambda: table.scan(filter="s in (from 'canary.parquet')"),
+        lambda: table.scan(filter="true or (select true from read_text('canary.parquet'))"),
+        lambda: table.scan(filter="a = 1; select 1"),
+        lambda: table.scan(filter="a = 1\0"),
+    ]
+    for each in refused:
+        with pytest.raises(InvalidInput):
+            each()
+    assert json.dumps(table.scan(filter="a = 1").to_arrow().to_pylist()) == '[{"a": 1, "s": "row 1"}]'

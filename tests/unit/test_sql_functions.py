@@ -1,0 +1,51 @@
+"""The functions that a query may name, against the list of the engine that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_core.engine.functions import AGGREGATES, MACROS, NAMED, OF_ONE_ROW, OPERATORS, SCALARS, TABLE_FUNCTIONS
+from storage_core.engine.session import session
+from storage_core.engine.statement import check, parse
+from storage_core.errors import InvalidInput
+
+LOOKED_AT = Path(__file__).parents[1] / "golden" / "duckdb-functions.txt"
+
+
+def functions() -> Iterator[tuple[str, str]]:
+    query = "SELECT DISTINCT function_type, function_name FROM duckdb_functions() ORDER BY ALL"
+    with session() as connection:
+        yield from connection.execute(query).fetchall()
+
+
+def test_every_function_of_the_engine_was_looked_at() -> None:
+    """A new name, or one that is gone: decide whether a query may call it (`engine.functions`), then write it here."""
+    known = LOOKED_AT.read_text(encoding="utf-8").splitlines()
+    assert [f"{kind} {name}" for kind, name in functions()] == known
+
+
+def test_every_function_that_a_query_may_call_is_one_of_the_engine() -> None:
+    names = {name for _, name in functions()}
+    assert not (OPERATORS | SCALARS | AGGREGATES | MACROS | TABLE_FUNCTIONS | OF_ONE_ROW) - names
+
+
+def test_what_serves_one_row_of_a_region_may_be_called_by_a_query() -> None:
+    assert not OF_ONE_ROW - NAMED
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({name for kind, name in functions() if kind != "pragma" and name.isidentifier()} - NAMED - TABLE_FUNCTIONS),
+)
+def test_what_is_not_listed_can_neither_be_called_nor_read_from(name: str) -> None:
+    for text in (
+        f"select {name}('a')",
+        f"select {name}()",
+        f"from {name}('a')",
+        f"select count(*) over (order by {name}(1))",
+    ):
+        with pytest.raises(InvalidInput):
+            check(parse(text), text, table="t")
