@@ -321,21 +321,31 @@ class Table:
         *,
         index: str,
         limit: int = 10,
+        syntax: str = "lenient",
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         cache_dir: Path | None = None,
     ) -> pa.Table:
         """Return the best `limit` rows for a query on an index, with a `score` column, best first.
 
-        The answer is exact however far index and merge lag: what no segment covers is read and indexed on the fly.
-        `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to;
-        None keeps them for this call only. Raises `NotFound` for an unknown index, `InvalidInput` for a query it cannot
-        read.
+        All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly.
+        Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0100).
+        A full-text query that does not parse (`can't`), or names no column of the index, asks for any of its words;
+        with `syntax="strict"` it is refused. `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a
+        folder that nobody else may write to; None keeps them for this call only. Raises `NotFound` for an unknown
+        index, `InvalidInput` for a query it cannot read.
         """
         snapshot, captured = self._view.captured(at, consistency)
         unmerged = () if captured is None else captured.parts(snapshot)
         return run_search(
-            self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir, unmerged=unmerged
+            self._store,
+            snapshot,
+            query,
+            index=index,
+            limit=limit,
+            syntax=syntax,
+            cache_dir=cache_dir,
+            unmerged=unmerged,
         )
 
     def explain(self, query: str) -> Pruned:
