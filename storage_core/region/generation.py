@@ -1,4 +1,5 @@
-"""Generations, read: what a flush, a dealer or a sort leaves behind ("Memtable and generations").
+"""Generations, read: what a flush, a dealer or a sort leaves behind (docs/architecture/ingestion.md, "Memtable and
+generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
