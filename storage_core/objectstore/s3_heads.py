@@ -31,7 +31,7 @@ class WholeHead(HTTPResponse):
 
     def begin(self) -> None:
         """Read the head."""
-        if self.headers is not None:
+        if getattr(self, "headers", None) is not None:
             return
         stream = self.fp
         lines = _Lines(cast("BinaryIO", stream))

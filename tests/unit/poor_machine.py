@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -114,7 +115,7 @@ def main() -> None:
             keyed(LocalStore(Path(folder) / "table"))
             for step in steps:
                 for name, query in READS.items():
-                    alone(f"{step} {name}", str(Path(folder) / "table"), query, lambda step=step: condition(step))
+                    alone(f"{step} {name}", str(Path(folder) / "table"), query, partial(condition, step))
             return
         half_indexed(LocalStore(Path(folder) / "table"))
         table = Table.open(str(Path(folder) / "table"))
