@@ -433,6 +433,59 @@ def test_a_csv_record_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     assert base64.b64decode(result.rejected[0].text) == b"2024-01-01,caf\xe9"
 
 
+CAFE = b"caf\xe9"
+UNCLOSED = "a quote that opens in the record is never closed; the rest of the file is in it"
+
+
+def test_a_misshapen_csv_record_that_is_not_utf8_is_the_only_one_rejected(tmp_path: Path) -> None:
+    schema = pa.schema([("level", pa.int32()), ("text", pa.string()), ("größe", pa.string())])
+    data = "\ufefflevel,größe,text\n1,ä-,ünd\n1,".encode() + CAFE + b"\n2,,\n3," + CAFE + ",é\n4,ä,\n".encode()
+    result = parsed(tmp_path, "a.csv", data, schema, format="csv", null_values=("ä-",))
+    assert result.rows.to_pylist() == [
+        {"level": 1, "text": "ünd", "größe": None},
+        {"level": 2, "text": None, "größe": None},
+        {"level": 4, "text": None, "größe": "ä"},
+    ]
+    assert reasons(result) == [(3, "the record has 2 fields, the header has 3"), (5, "the line is not UTF-8")]
+    assert [base64.b64decode(each.text) for each in result.rejected] == [b"1," + CAFE, b"3," + CAFE + ",é".encode()]
+
+
+@pytest.mark.parametrize("block_bytes", [200, 32 * 2**20])
+@pytest.mark.parametrize("tail", [b"2,x\n3,y", b'2,""\n', b"2,x\n,,,", b"2,\xe9\n", b""])
+@pytest.mark.parametrize("shape", [b'1,"', b'1,2,"', b'"'])
+def test_a_csv_quote_that_is_never_closed_rejects_its_record_with_all_that_follows(
+    tmp_path: Path, shape: bytes, tail: bytes, block_bytes: int
+) -> None:
+    good = b'1,"two\nlines"\n,,,\n2,x\n'
+    file = landed(tmp_path, "a.csv", b"level,text\n" + good * 10 + shape + tail)
+    spec = LandingSpec(uri=file.uri, format="csv")
+    blocks = list(parse_blocks(file, spec, SCHEMA.remove(0), None, block_bytes=block_bytes))
+    assert sum(block.rows.num_rows for block in blocks) == 20
+    *others, last = [line for block in blocks for line in block.rejected]
+    assert [each.line for each in others] == list(range(3, 32, 3))
+    assert (last.line, last.reason) == (32, UNCLOSED)
+    kept = last.text.encode() if last.encoding == "utf-8" else base64.b64decode(last.text)
+    assert kept.replace(b'"', b"").endswith((shape + tail).replace(b'"', b""))
+
+
+def test_a_csv_quote_that_is_not_closed_within_two_blocks_rejects_the_file_and_names_the_record(
+    tmp_path: Path,
+) -> None:
+    for before in (5, 50, 500):
+        text = "level,text\n" + "1,x\n" * before + '1,"y\n' + "2,z\n" * 500
+        file = landed(tmp_path, "a.csv", text)
+        spec = LandingSpec(uri=file.uri, format="csv")
+        last = list(parse_blocks(file, spec, SCHEMA.remove(0), None, block_bytes=200))[-1]
+        assert last.unreadable
+        assert f"record {before + 2}: " in last.rejected[0].reason
+
+
+def test_a_csv_header_with_a_quote_that_is_never_closed_is_shown_in_part(tmp_path: Path) -> None:
+    result = parsed(tmp_path, "a.csv", 'level,"text\n' + "1,x\n" * 20_000, format="csv")
+    assert result.unreadable
+    assert len(result.rejected[0].reason) < 1000
+
+
 @pytest.mark.parametrize("header", ["at,other", "at,at", "\n"])
 def test_a_csv_file_whose_header_is_not_of_the_table_is_rejected_whole(tmp_path: Path, header: str) -> None:
     result = parsed(tmp_path, "a.csv", f"{header}\n2024-01-01,1\n", format="csv")
