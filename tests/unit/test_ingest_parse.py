@@ -5,12 +5,14 @@ import gzip
 import io
 import json
 import math
+import resource
 import tempfile
 import threading
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -18,7 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core import declaration
+from storage_core.engine.session import Room
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.ingest import convert, line_files
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
@@ -368,6 +372,26 @@ def test_text_that_a_type_would_have_to_guess_at_is_rejected(tmp_path: Path, col
     result = parsed(tmp_path, "a.ndjson", text, ALL_TYPES, format="ndjson")
     ((_, reason),) = reasons(result)
     assert reason.startswith(f"column {column}: not a valid ")
+
+
+@pytest.mark.parametrize("module", [convert, line_files])
+def test_a_line_that_takes_more_than_the_memory_of_a_conversion_is_a_typed_error_that_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    monkeypatch.setattr(module, "CONVERSION", Room(threads=1, memory_bytes=2**20))
+    line = json.dumps({"text": "x" * 4 * 2**20, "level": 1})
+    with pytest.raises(Unavailable, match=r"a\.ndjson: to read it takes more memory"):
+        parsed(tmp_path, "a.ndjson", (line + "\n") * 6, SCHEMA.remove(0), format="ndjson", null_values=("-",))
+
+
+def test_a_long_text_in_json_takes_memory_in_proportion(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    text = "," * 5_000_000
+    lines = [f'{{"text": "{text}", "level": 1}}', f'{{"text": "{text}", "d": 1e5}}']
+    schema = pa.schema([("text", pa.string()), ("level", pa.int32()), ("d", pa.decimal128(9, 1))])
+    result = parsed(tmp_path, "a.ndjson", "\n".join(lines), schema, format="ndjson")
+    assert result.rows.column("text").to_pylist() == [text, text]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 2**10  # of KB; 1.2 GB by steps back
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
