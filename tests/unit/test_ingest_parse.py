@@ -12,7 +12,6 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ import pytest
 from storage_core import declaration
 from storage_core.engine.session import Room
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
-from storage_core.ingest import convert, line_files
+from storage_core.ingest import line_files
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
@@ -374,11 +373,10 @@ def test_text_that_a_type_would_have_to_guess_at_is_rejected(tmp_path: Path, col
     assert reason.startswith(f"column {column}: not a valid ")
 
 
-@pytest.mark.parametrize("module", [convert, line_files])
 def test_a_line_that_takes_more_than_the_memory_of_a_conversion_is_a_typed_error_that_names_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CONVERSION", Room(threads=1, memory_bytes=2**20))
+    monkeypatch.setattr(line_files, "CONVERSION", Room(threads=1, memory_bytes=2**20))
     line = json.dumps({"text": "x" * 4 * 2**20, "level": 1})
     with pytest.raises(Unavailable, match=r"a\.ndjson: to read it takes more memory"):
         parsed(tmp_path, "a.ndjson", (line + "\n") * 6, SCHEMA.remove(0), format="ndjson", null_values=("-",))
