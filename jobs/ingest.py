@@ -1,4 +1,4 @@
-"""Ingest: landed files become sorted, windowed splits, each row exactly once (design page 03, "batch ingest").
+"""Ingest: landed files become sorted, windowed splits, each row exactly once ("batch ingest").
 
 python -m jobs.ingest --table-uri … [--declaration tables/x.yaml] [--window START | --from A --to B]
 """

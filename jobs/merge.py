@@ -1,4 +1,4 @@
-"""Merge: apply the generations of a keyed table's regions to its base, newest wins (design page 03, "Merge").
+"""Merge: apply the generations of a keyed table's regions to its base, newest wins ("Merge").
 
 python -m jobs.merge --table-uri …
 """

@@ -1,4 +1,4 @@
-"""The table: one façade over the log, the regions, the indexes and the readers (design page 00)."""
+"""The table: one façade over the log, the regions, the indexes and the readers (docs/architecture/README.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One merge operation, from the splits of the inputs to the actions of a commit (design page 04).
+"""One merge operation, from the splits of the inputs to the actions of a commit (docs/architecture/compaction.md).
 
 Runs in a Spark task or in this process alike; needs a store and the operation, not the table. Whether the result still
 fits the table is decided by the commit: an input that another commit removed aborts it.

@@ -57,7 +57,7 @@ def answer(
         except BaseException as error:  # noqa: BLE001  # raised again where the answer is waited for
             done.set_exception(error)
 
-    thread = threading.Thread(target=run, name="tidemark-query", daemon=True)
+    thread = threading.Thread(target=run, name="tidemark-query")  # no daemon: a process waits for it as it ends
     thread.start()
     try:
         thread.join()

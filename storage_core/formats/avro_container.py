@@ -3,8 +3,7 @@
 Pure: bytes to records or columns, no I/O of the table. The walk over the blocks costs a few steps per block and makes
 four promises that the decoders do not: a file cut between two blocks is torn, not shorter; a block never expands
 beyond a cap, whatever it claims; and no decoder meets a container that is not whole, or a schema that it would follow
-without end (`avro_schema`). (Apache Avro 1.11 specification,
-"Object Container Files"; lessons 60, 61 and 82 of design page 10.)
+without end (`avro_schema`). (Apache Avro 1.11 specification, "Object Container Files"; lessons 60, 61 and 82.)
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
 def read_columns(data: bytes, where: str, inspected: Container | None = None) -> pa.Table:
     """Return the records as an Arrow table, columns named and typed as the file declares them, rows in file order.
 
-    Decoded by DataFusion, column by column, which makes no object per record (design page 02, "Checkpoints").
+    Decoded by DataFusion, column by column, which makes no object per record ("Checkpoints").
     `inspected` is what `inspect` said of just these bytes. Raises as `read_records` does.
     """
     from datafusion import SessionConfig, SessionContext

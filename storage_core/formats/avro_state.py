@@ -1,4 +1,4 @@
-"""The Avro state of a checkpoint as bytes: file entries and the state manifest (design page 02; `004` appendix B).
+"""The Avro state of a checkpoint as bytes: file entries and the state manifest (IndexTables protocol, appendix B).
 
 Pure: records to bytes and back. The same records give the same bytes: map keys are sorted, the sync marker is fixed,
 and nothing of the clock enters. Writing keeps the field ids and the order of the source; Tidemark's own fields follow

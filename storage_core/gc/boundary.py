@@ -1,4 +1,4 @@
-"""The collector's boundary, `_gc/boundary.json`: below it numbered names may be free again (design page 06).
+"""The collector's boundary, `_gc/boundary.json`: below it numbered names may be free again.
 
 It moves forward, by compare-and-swap, before the first version file below it is deleted. Whoever creates a version
 with a number below the boundary has come back from a long stall: the name was taken once, and its commit never counts.

@@ -1,4 +1,4 @@
-"""Pass one's question: which of the objects that exist does no root name, and why (design page 06, "Eligible")."""
+"""Pass one's question: which of the objects that exist does no root name, and why ("Eligible")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full-text segments: tantivy indexes over the text columns of one split, composed at query time (design page 05).
+"""Full-text segments: tantivy indexes over the text columns of one split, composed at query time.
 
 Each indexed column is one text field of the same name, and `_row`, a fast field, is the row number in the split. A
 search links the files of any number of segments into one directory with one `meta.json`. The searcher then scores

@@ -2,7 +2,7 @@
 
 Parsing runs in whole blocks (Arrow and DuckDB kernels), never line by line, and holds a few blocks in memory whatever
 the size of the file. A file that cannot be read to its end gives no row at all: it is one rejection without a line.
-Design page 03.
+docs/architecture/ingestion.md.
 """
 
 from __future__ import annotations

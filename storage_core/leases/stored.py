@@ -1,4 +1,4 @@
-"""Lease objects in the store: reading them, and writing them once where replies are lost (design page 03, "Leases")."""
+"""Lease objects in the store: reading them, and writing them once where replies are lost ("Leases")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committing: put-if-absent of the next version, rebase and retry (design page 02, "Committing"; lessons 01 to 13).
+"""Committing: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
 
 The version file is the commit. It lands at one version at most, because an attempt moves on to the next version only
 after it has read who won the one before. So an unknown outcome is resolved by reading back, and nothing is ever undone.

@@ -1,4 +1,4 @@
-"""The object store contract on a directory of a local file system (design page 01)."""
+"""The object store contract on a directory of a local file system (docs/architecture/object-store.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting requests: budgets are stable where latencies are not (design page 01, "Request budgets")."""
+"""Counting requests: budgets are stable where latencies are not ("Request budgets")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as producers give them, checked and made text before anything is written (design page 03, "Records")."""
+"""Records as producers give them, checked and made text before anything is written ("Records")."""
 
 from __future__ import annotations
 

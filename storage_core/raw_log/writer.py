@@ -1,4 +1,4 @@
-"""One writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store (design page 03).
+"""One writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store.
 
 Why a writer that met an unknown outcome is done. Its chunk may be in one store and not in another, or appear later. If
 it went on, the sequence numbers behind would make that chunk's absence a gap that nobody can explain. So it stops, and

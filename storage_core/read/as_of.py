@@ -1,4 +1,4 @@
-"""From what a person calls a version to its snapshot: a number, a moment, or the name of a tag (design page 02).
+"""From what a person calls a version to its snapshot: a number, a moment, or the name of a tag.
 
 A tag's name starts with a letter, which no number and no time does, so one text never means two things. What is asked
 for and no longer retained is `NotFound` that says what is; damage stays `Corrupt`.

@@ -1,4 +1,4 @@
-"""Point lookups by primary key: the newest row of a key, or of many, exact (design page 07).
+"""Point lookups by primary key: the newest row of a key, or of many, exact (docs/architecture/reads.md).
 
 Of the regions' generations only those are read whose bounds and bloom filter admit the key, of the base only the splits
 whose minimum and maximum do; of such a split the key columns of the row groups that may hold it, the rest of a row

@@ -1,4 +1,4 @@
-"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (design page 07)."""
+"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (docs/architecture/reads.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search: rows by an index, exact however far the index and the merge lag (design pages 05 and 07; decision 0056).
+"""Search: rows by an index, exact however far the index and the merge lag (decision 0056).
 
 What has no segment is indexed on the fly and takes part as if it had one. So rows, scores and order are the same caught
 up, lagging, or without any segment.

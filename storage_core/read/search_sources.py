@@ -1,4 +1,4 @@
-"""Where the rows of a search come from, each as files of the index (design pages 05 and 07).
+"""Where the rows of a search come from, each as files of the index.
 
 Splits of the base with a segment are answered from it, the others are indexed on the fly by the same builder and take
 part as if they had one; generations likewise. A segment that is damaged or gone is one that is not there.

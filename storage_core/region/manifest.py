@@ -1,4 +1,4 @@
-"""The numbered manifests of a region: finding the newest one and committing the next (design page 03, "Regions")."""
+"""The numbered manifests of a region: finding the newest one and committing the next ("Regions")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging: generations of a region into the base table (design page 03, "Merge: generations into the base table").
+"""Merging: generations of a region into the base table ("Merge: generations into the base table").
 
 The folded records become new splits, and the rows that they supersede are hidden by deletion vectors in the same
 commit; what is left of a split is rewritten by a compaction. The base never holds two live rows of one key, so reads of

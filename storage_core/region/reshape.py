@@ -1,4 +1,4 @@
-"""Ending a region spec, so that another may follow (design page 03, "Regions"; decision 0040).
+"""Ending a region spec, so that another may follow (docs/architecture/ingestion.md, "Regions"; decision 0040).
 
 The rule: a spec becomes current in a commit that demands that every region of the spec before it is merged whole. As
 those regions are sealed by then, nothing of theirs is ever outside the base again, and no row of theirs can come over

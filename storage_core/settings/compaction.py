@@ -1,4 +1,4 @@
-"""The figures of the compaction policy, and their form in `metaData.configuration` (design page 04, "Policy")."""
+"""The figures of the compaction policy, and their form in `metaData.configuration` ("Policy")."""
 
 from __future__ import annotations
 

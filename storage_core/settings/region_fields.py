@@ -1,4 +1,4 @@
-"""Regions and their specs as records, and the form of specs in `metaData.configuration` (design page 03, "Regions").
+"""Regions and their specs as records, and the form of specs in `metaData.configuration` ("Regions").
 
 Records only: what a field computes is `region.transforms`, which values it may be computed from `region.spec`.
 """

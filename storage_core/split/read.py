@@ -1,6 +1,6 @@
 """Splits to rows: the rows that were written and not deleted since, or an error; never others.
 
-Three nets (design page 10, lessons 60 and 61): the size and xxh3-64 of the log against the whole file, a checksum on
+Three nets (lessons 60 and 61): the size and xxh3-64 of the log against the whole file, a checksum on
 every page where only some columns are read, and the path that the file itself claims to have.
 """
 

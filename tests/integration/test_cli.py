@@ -20,11 +20,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.formats import keys
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
+from tidemark import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the installed `tidemark` runs; `pyproject.toml` is checked to say the same.

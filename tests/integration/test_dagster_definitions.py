@@ -19,10 +19,10 @@ from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
 from pipelines.instance import home
 from pipelines.tables import load_tables, tables_folder
-from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS
+from tidemark import Table
 
 pytestmark = pytest.mark.dagster
 

@@ -1,4 +1,4 @@
-"""Indexes over a real table: catch-up, watermark, and searches that equal a scan in plain Python (design page 05)."""
+"""Indexes over a real table: catch-up, watermark, and searches that equal a scan in plain Python."""
 
 from __future__ import annotations
 

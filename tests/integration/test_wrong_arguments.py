@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from storage_core import Table, col
 from storage_core.errors import InvalidInput
+from tidemark import Table, col
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("s", pa.string())])
 INDEXES: tuple[dict[str, object], ...] = (

@@ -1,4 +1,4 @@
-"""One order of values: what the kernel sorts, DuckDB and Spark sort alike, over every type (page 04, "Sort schema")."""
+"""One order of values: what the kernel sorts, DuckDB and Spark sort alike, over every type ("Sort schema")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches of what is not merged yet: the rows of a dictionary, at each level of consistency (design page 07)."""
+"""Searches of what is not merged yet: the rows of a dictionary, at each level of consistency."""
 
 from __future__ import annotations
 

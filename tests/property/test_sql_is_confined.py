@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core import QueryLimits, Table
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
 from tests.scale import scaled
+from tidemark import QueryLimits, Table
 
 CANARY = "canary-7f3a91"
 LIMITS = QueryLimits(seconds=20, memory_bytes=64 * 2**20, spill_bytes=2**20)
@@ -170,11 +170,11 @@ def quoted(text: str) -> str:
 @st.composite
 def calls(draw: st.DrawFn, names: tuple[str, ...]) -> str:
     argument = st.sampled_from([*map(quoted, names), "a", "s", "1", "'select 1'", "t", "[1]", "null", "*", "'sum'"])
-    given: list[str] = draw(st.lists(argument, max_size=3))
+    given = draw(st.lists(argument, max_size=3))
     name = draw(st.sampled_from(REACHING) | st.sampled_from(REACHING) | st.sampled_from(FUNCTIONS))
     form = draw(st.sampled_from(["{0}({1})", '"{0}"({1})', "main.{0}({1})", "system.main.{0}({1})", "{0}(({1}))"]))
-    is_method: bool = draw(st.booleans())
-    if given and is_method:
+    as_method: bool = draw(st.booleans())
+    if given and as_method:
         return f"{given[0]}.{name}({', '.join(given[1:])})"
     return form.format(name, ", ".join(given))
 

@@ -1,4 +1,4 @@
-"""Full-text segments: composed segments answer as one index would (design page 05)."""
+"""Full-text segments: composed segments answer as one index would (docs/architecture/indexes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of design page 00: imports go down only. The syntax tree is read, nothing is imported."""
+"""The layers of docs/architecture/README.md: imports go down only. The syntax tree is read, nothing is imported."""
 
 from __future__ import annotations
 

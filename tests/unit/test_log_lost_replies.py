@@ -1,4 +1,4 @@
-"""Lessons 01 to 05 of design page 10, for version files and the checkpoint hint: what an unknown outcome may not do."""
+"""Lessons 01 to 05, for version files and the checkpoint hint: what an unknown outcome may not do."""
 
 from __future__ import annotations
 

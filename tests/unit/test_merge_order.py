@@ -1,4 +1,4 @@
-"""The merge order of design page 09, and the runs that hold it (page 04, "Kernel")."""
+"""The merge order of and the runs that hold it ("Kernel")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measure of a page: every row is charged, and never less than what it takes (design page 03, "Paged reading")."""
+"""The measure of a page: every row is charged, and never less than what it takes ("Paged reading")."""
 
 from __future__ import annotations
 
