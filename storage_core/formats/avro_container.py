@@ -1,9 +1,9 @@
 """Avro object container files, read with bounds: lengths, counts and expansion are checked before decoding.
 
 Pure: bytes to records or columns, no I/O of the table. The walk over the blocks costs a few steps per block and makes
-three promises that the decoders do not: a file cut between two blocks is torn, not shorter; a block never expands
-beyond a cap, whatever it claims; and no decoder meets a container that is not whole. (Apache Avro 1.11 specification,
-"Object Container Files"; lessons 60, 61 and 82.)
+four promises that the decoders do not: a file cut between two blocks is torn, not shorter; a block never expands
+beyond a cap, whatever it claims; and no decoder meets a container that is not whole, or a schema that it would follow
+without end (`avro_schema`). (Apache Avro 1.11 specification, "Object Container Files"; lessons 60, 61 and 82.)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import xxhash
 from fastavro.schema import SchemaParseException, UnknownType
 
 from storage_core.errors import Corrupt, Unavailable, Unsupported
+from storage_core.formats.avro_schema import least_bytes
 from storage_core.os_errors import scratch, scratch_folder, unavailable
 
 if sys.version_info >= (3, 14):
@@ -77,7 +78,7 @@ def inspect(data: bytes, where: str) -> Container:
     if not data.startswith(MAGIC):
         raise Corrupt(f"{where}: expected an Avro file, found {data[:4].hex(' ') or 'no bytes'}", key=where)
     cursor = _Cursor(data, len(MAGIC), where)
-    codec = _header(cursor)
+    codec, least = _header(cursor)
     sync = cursor.take(SYNC_BYTES)
     measure = _measure(codec, where)
     records = expanded = 0
@@ -94,6 +95,8 @@ def inspect(data: bytes, where: str) -> Container:
             raise Corrupt(
                 f"{where}: the block before byte {cursor.position} does not end with the file's mark", key=where
             )
+    if records * max(1, least) > expanded:
+        raise Corrupt(f"{where}: claims {records} records in {expanded} bytes", key=where)
     return Container(codec=codec, records=records, expanded_bytes=expanded)
 
 
@@ -167,7 +170,7 @@ class _Cursor:
     def __init__(self, data: bytes, position: int, where: str) -> None:
         self._data = data
         self.position = position
-        self._where = where
+        self.where = where
 
     @property
     def at_end(self) -> bool:
@@ -178,8 +181,8 @@ class _Cursor:
         end = self.position + size
         if end > len(self._data):
             raise Corrupt(
-                f"{self._where}: {size} bytes claimed at byte {self.position}, the file ends at {len(self._data)}",
-                key=self._where,
+                f"{self.where}: {size} bytes claimed at byte {self.position}, the file ends at {len(self._data)}",
+                key=self.where,
             )
         found = self._data[self.position : end]
         self.position = end
@@ -194,7 +197,7 @@ class _Cursor:
                 self.position += index + 1
                 return (number >> 1) ^ -(number & 1)
         self.take(_LONGEST_LONG)  # which is refused where the file ends within the number
-        raise Corrupt(f"{self._where}: a number at byte {self.position} is longer than 64 bits", key=self._where)
+        raise Corrupt(f"{self.where}: a number at byte {self.position} is longer than 64 bits", key=self.where)
 
     def require_seal(self, found: bytes) -> None:
         """Compare the seal that was just read with the file around it."""
@@ -202,27 +205,33 @@ class _Cursor:
         expected = _seal_of(self._data, start)
         if found != expected:
             raise Corrupt(
-                f"{self._where}: is sealed {found!r}, its content is {expected!r}; it is not what was written",
-                key=self._where,
+                f"{self.where}: is sealed {found!r}, its content is {expected!r}; it is not what was written",
+                key=self.where,
             )
 
     def sized(self) -> bytes:
         """Return the next bytes that come with their length."""
         size = self.long()
         if not 0 <= size <= MAX_HEADER_BYTES:
-            raise Corrupt(f"{self._where}: {size} bytes claimed in the header", key=self._where)
+            raise Corrupt(f"{self.where}: {size} bytes claimed in the header", key=self.where)
         return self.take(size)
 
 
-def _header(cursor: _Cursor) -> str:
-    """Read the header's map and return its codec. Raises `Corrupt` when it holds a seal that the file does not fit."""
-    codec = b"null"
+def _header(cursor: _Cursor) -> tuple[str, int]:
+    """Read the header's map; return the codec and the least bytes of a record.
+
+    Raises `Corrupt` when it holds a seal that the file does not fit, or a schema that no decoder may follow.
+    """
+    found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
-        if key == b"avro.codec":
-            codec = value
-        elif key == SEAL_KEY.encode():
+        if key in found:
+            raise Corrupt(f"{cursor.where}: {key[:40]!r} stands twice in the header", key=cursor.where)
+        found[key] = value
+        if key == SEAL_KEY.encode():
             cursor.require_seal(value)
-    return codec.decode("ascii", "replace")
+    return found.get(b"avro.codec", b"null").decode("ascii", "replace"), least_bytes(
+        found.get(b"avro.schema", b""), cursor.where
+    )
 
 
 def _pairs(cursor: _Cursor) -> Iterator[tuple[bytes, bytes]]:
