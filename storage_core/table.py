@@ -135,7 +135,7 @@ class Table:
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
-            config = replace(config, sort_schema=parse_sort_schema(sort_schema).text)
+            config = replace(config, sort_schema=parse_sort_schema(sort_schema, time_column).text)
         store, log = _log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 

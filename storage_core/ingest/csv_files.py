@@ -136,16 +136,6 @@ _PLAIN = _Form("utf-8", lambda column: column)
 _RECODED = _Form("latin-1", _bytes_of)
 
 
-@contextmanager
-def _needing_room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"the text of a CSV file in a temporary file: {error}; make room there, or name another folder by TMPDIR"
-        ) from error
-
-
 def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
     """Raise `Corrupt` for more columns than the table has: a million of them end the process in Arrow's reader."""
     start = text.read(_LONGEST_HEADER).decode("latin-1")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BATCH_ROWS = 65_536
+_LONGEST_REPR = 200
 
 
 class Consistency(StrEnum):
@@ -52,6 +53,13 @@ class Scan:
     filter: Filter | None = None
     records: pa.Table | None = None
     verified: Verified = field(default_factory=Verified)
+
+    def __repr__(self) -> str:
+        """Say what is scanned, in a line; nothing is read."""
+        chosen = "" if self.columns is None else f", columns={list(self.columns)}"
+        chosen += "" if self.filter is None else f", filter={self.filter.expression}"
+        shown = chosen if len(chosen) <= _LONGEST_REPR else f"{chosen[:_LONGEST_REPR]}…"
+        return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shown})"
 
     def explain(self) -> Pruned:
         """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""
