@@ -8,7 +8,7 @@ connection, which is tried again.
 from __future__ import annotations
 
 from http.client import HTTPResponse, RemoteDisconnected
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 
 class _Lines:
@@ -33,9 +33,9 @@ class WholeHead(HTTPResponse):
         """Read the head."""
         if getattr(self, "headers", None) is not None:
             return
-        stream = self.fp
-        lines = _Lines(cast("BinaryIO", stream))
-        self.fp = cast("Any", lines)
+        stream: Any = self.fp
+        lines: Any = _Lines(stream)
+        self.fp = lines
         try:
             super().begin()
         finally:
