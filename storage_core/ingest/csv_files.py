@@ -6,7 +6,6 @@ import csv
 import io
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
@@ -16,13 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from storage_core.errors import Corrupt, Unavailable
+from storage_core.errors import Corrupt
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
+from storage_core.os_errors import scratch
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
+_SPOOL = "the text of a CSV file"
 
 
 def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
@@ -50,26 +51,17 @@ def _spooled(stream: BinaryIO, block_bytes: int) -> pa.NativeFile:
 
     Mapped blocks take no memory; and a Python stream in that thread would abort the process where Python ends first.
     """
-    with _needing_room():
+    with scratch(_SPOOL):
         spool = NamedTemporaryFile(prefix="tidemark-landed-")  # noqa: SIM115  # it is closed below
     with spool:
         while chunk := stream.read(block_bytes):
             if len(chunk) == block_bytes and not (b"\n" in chunk or b"\r" in chunk):
                 raise Corrupt(f"it has {block_bytes} bytes without the end of a line; not a CSV file")
-            with _needing_room():
+            with scratch(_SPOOL):
                 spool.write(chunk)
                 spool.flush()
-        return pa.memory_map(spool.name)
-
-
-@contextmanager
-def _needing_room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"the text of a CSV file in a temporary file: {error}; make room there, or name another folder by TMPDIR"
-        ) from error
+        with scratch(_SPOOL):
+            return pa.memory_map(spool.name)
 
 
 def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:

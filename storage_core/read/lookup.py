@@ -17,6 +17,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
@@ -59,6 +60,7 @@ def get(
     return get_many(store, snapshot, wanted, records=records)[0]
 
 
+@room("a lookup by key", size=QUERY_BYTES)
 def get_many(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
 ) -> list[dict[str, object] | None]:
