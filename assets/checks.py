@@ -1,4 +1,4 @@
-"""Asset checks that judge a table by its files, its indexes and its regions (design pages 04, 05 and 03).
+"""Asset checks that judge a table by its files, its indexes and its regions.
 
 They read and never write. The compaction invariants are also checked inside the job before it commits; here the files
 are read back: after a compaction what that run wrote, in the job of all checks the whole table.
@@ -33,7 +33,7 @@ from storage_core.index import catch_up
 from storage_core.region import merge
 from storage_core.table import Table, exists
 
-# The groups of invariants of design page 04, each a check.
+# The groups of invariants of docs/architecture/compaction.md, each a check.
 AUDITED: Mapping[str, tuple[str, str]] = {
     "TW": ("tw_windows", "Every row lies in the window of its split, and no merge crosses the border of a window."),
     "CS": ("cs_scopes", "Only splits of one compatibility scope and one window were merged, none of before the start."),

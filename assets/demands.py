@@ -1,7 +1,7 @@
 """What storage asks for: the runs that a table needs now, derived from its log and its landing place and nothing else.
 
 Schedules and sensors ask here and request what comes back. So a missed tick, a late file or a killed run is caught up
-by the next look, and a table that needs nothing gets no run (design page 08).
+by the next look, and a table that needs nothing gets no run (docs/architecture/orchestration.md).
 """
 
 from __future__ import annotations

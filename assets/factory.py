@@ -1,4 +1,4 @@
-"""The assets of one table, made from its declaration (design page 08, "Assets").
+"""The assets of one table, made from its declaration (docs/architecture/orchestration.md, "Assets").
 
 An asset asks the launcher for one job and records its report; what there is to do, the job finds out from storage. So
 every asset can be materialized at any time, in any order and again: with nothing to do it says so.

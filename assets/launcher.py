@@ -1,7 +1,7 @@
 """How an asset runs a job: in a subprocess over Dagster Pipes, or in this process on a Spark session that is shared.
 
-Both give the same report and fail a step the same way, so an asset never knows which one it has (design page 08,
-"Spark"). The launcher is the Dagster resource `launcher`.
+Both give the same report and fail a step the same way, so an asset never knows which one it has
+(docs/architecture/orchestration.md, "Spark"). The launcher is the Dagster resource `launcher`.
 """
 
 from __future__ import annotations

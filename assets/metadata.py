@@ -1,4 +1,4 @@
-"""What a materialization shows of its job's report: one fixed set of metadata (page 08)."""
+"""What a materialization shows of its job's report: one fixed set of metadata (docs/architecture/orchestration.md)."""
 
 from __future__ import annotations
 

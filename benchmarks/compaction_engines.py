@@ -31,7 +31,7 @@ from benchmarks.processor import processor_seconds
 from jobs import compact
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
+from tidemark import Table
 
 AIMS = {"Spark sort": 5.0, "Delta OPTIMIZE": 10.0, "Delta OPTIMIZE ZORDER BY": 10.0}
 WIDTH = 8

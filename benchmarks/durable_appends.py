@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from benchmarks.events import KEY, SCHEMA, batch
 from benchmarks.figures import Figure, seconds
 from benchmarks.peers import NotMeasuredError, ducklake_python
-from storage_core import Table
+from tidemark import Table
 
 _ROWS = 1_000
 _WARM_UP = 20

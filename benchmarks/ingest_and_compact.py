@@ -25,7 +25,7 @@ from examples.datasets import flights
 from jobs import compact, ingest
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
+from tidemark import Table
 
 SORT = ["carrier", "origin", "dest"]
 DECLARATION = """

@@ -28,9 +28,9 @@ from jobs import deal, merge
 from jobs.deal_request import DealRequest
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.region.options import WriterOptions
+from tidemark import Table
 
 _GENERATIONS = 10
 _PRODUCER_ROWS = 10_000

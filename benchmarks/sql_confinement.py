@@ -14,7 +14,7 @@ import time
 
 import pyarrow as pa
 
-from storage_core import Table
+from tidemark import Table
 
 QUERIES = {
     "count": "select count(*) from t where n between 10 and 20",

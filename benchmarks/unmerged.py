@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.events import KEY, SCHEMA, Keys, batch, events
 from benchmarks.figures import Figure, median, peak_mib, seconds
-from storage_core import Table
 from storage_core.region import merge
 from storage_core.region.options import WriterOptions
+from tidemark import Table
 
 GENERATIONS = 10
 _ROWS_OF_GENERATION = 10_000

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from benchmarks.events import KEY, SCHEMA, batch
 from benchmarks.figures import Figure, peak_mib
-from storage_core import Table
 from storage_core.clock import SystemClock
 from storage_core.errors import Overloaded
 from storage_core.ids import SystemIds
@@ -28,6 +27,7 @@ from storage_core.objectstore.meter import RequestKind
 from storage_core.region.options import MB, WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.fault_store import FaultStore
+from tidemark import Table
 
 _THREADS = 16
 _OPTIONS = WriterOptions(

@@ -28,11 +28,11 @@ from pipelines.jobs import job_name
 from pipelines.raw_logs import read_raw_logs
 from pipelines.run_requests import range_tags
 from pipelines.tables import load_tables, tables_folder
-from storage_core import Table
 from storage_core.declaration import load
 from storage_core.ingest.quarantine import read_quarantine
 from storage_core.raw_declaration import load_raw_log
 from storage_core.table import exists
+from tidemark import Table
 
 LOG_TABLE = Path("tables/access_log.yaml")
 PLANES_TABLE = Path("tables/planes.yaml")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from examples.producer import acknowledged_file
-from storage_core import Table
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_declaration import RawLogDeclaration
+from tidemark import Table
 
 AIRPORTS = ("EWR", "JFK")
 

@@ -1,1 +1,1 @@
-"""One module per job: plan on the driver, execute on Spark tasks, commit on the driver (design page 08)."""
+"""One module per job: plan on the driver, execute on Spark tasks, commit on the driver."""

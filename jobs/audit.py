@@ -1,4 +1,4 @@
-"""Audit: judge every invariant of splits and compactions by the files (design page 04, "Invariants").
+"""Audit: judge every invariant of splits and compactions by the files (docs/architecture/compaction.md, "Invariants").
 
 python -m jobs.audit --table-uri … [--window START | --from A --to B] [--since VERSION | --commits N | --last-run]
 """

@@ -1,4 +1,4 @@
-"""Catch-up: build the index segments that live splits lack, and drop those that cover nothing (design page 05).
+"""Catch-up: build the index segments that live splits lack, and drop those that cover nothing.
 
 python -m jobs.catch_up --table-uri … [--index NAME]
 """

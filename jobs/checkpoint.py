@@ -1,4 +1,4 @@
-"""Checkpoint: write the Avro state of the newest version, so that opening the table stays fast (design page 02).
+"""Checkpoint: write the Avro state of the newest version, so that opening the table stays fast.
 
 python -m jobs.checkpoint --table-uri …
 """

@@ -1,7 +1,8 @@
 """The code that Spark tasks run, as one zip of `jobs` and `storage_core`: what `spark-submit --py-files` takes.
 
-Workers of a cluster share no disk with the driver; what a task imports travels with the session (design page 08,
-"Spark"). The libraries themselves, as in requirements/demo.lock, have to be installed where the workers run.
+Workers of a cluster share no disk with the driver; what a task imports travels with the session
+(docs/architecture/orchestration.md, "Spark"). The libraries themselves, as in requirements/demo.lock, have to be
+installed where the workers run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collect: find what no retained version needs, and delete what has been so for the whole horizon (design page 06).
+"""Collect: find what no retained version needs, and delete what has been so for the whole horizon.
 
 python -m jobs.collect --table-uri … [--dry-run] [--horizon-ms 0]
 """

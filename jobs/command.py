@@ -1,4 +1,4 @@
-"""A job as a command: arguments in, a report out, and the exit code that says what to do next (design page 08).
+"""A job as a command: arguments in, a report out, and the exit code that says what to do next.
 
 0 done, also when there was nothing to do; 1 a failure that Tidemark has no name for, with its traceback on stderr;
 2 bad arguments or input; 3 conflict, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 6 fenced,

@@ -1,4 +1,4 @@
-"""Compact: rewrite the splits of every window with several as one sorted run (design page 04, decisions 0068, 0078).
+"""Compact: rewrite the splits of every window with several as one sorted run (decisions 0068, 0078).
 
 python -m jobs.compact --table-uri … [--window START | --from A --to B] [--policy]
 """

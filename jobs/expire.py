@@ -1,4 +1,4 @@
-"""Expire: windows older than the table's retention leave it, in one commit (design page 04, decision 0074).
+"""Expire: windows older than the table's retention leave it, in one commit (decision 0074).
 
 python -m jobs.expire --table-uri … [--dry-run]
 """

@@ -1,4 +1,4 @@
-"""How merges of many windows are cut into groups, and a group into tasks (design page 08, decision 0078).
+"""How merges of many windows are cut into groups, and a group into tasks (decision 0078).
 
 A window is in one group, so all of its merges are in one commit, unless it has more than a part of a plan. The largest
 windows come first: a huge one is alone in its group and has the longest time, while the others go on beside it.

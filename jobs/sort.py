@@ -1,4 +1,4 @@
-"""Sort: many unsorted generations of a region become one that is sorted (design page 03, "Raw log"; decision 0054).
+"""Sort: many unsorted generations of a region become one that is sorted (decision 0054).
 
 python -m jobs.sort --table-uri …
 """

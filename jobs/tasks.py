@@ -2,7 +2,7 @@
 
 Every function takes the item as the driver planned it and returns plain data: the actions to commit and the figures of
 the report. A task writes files under fresh ids; only those whose actions the driver commits belong to the table
-(design page 08, "files written by tasks").
+(docs/architecture/orchestration.md, "Spark").
 """
 
 from __future__ import annotations

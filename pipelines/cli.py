@@ -1,8 +1,8 @@
 """The `tidemark` command: arguments in, tables of figures or JSON lines out, an exit code that says what to do next.
 
 0 done, also when there was nothing to do; 1 none of the others, the message says what; 2 bad arguments or input;
-3 conflict or fenced, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 130 stopped by a signal
-(design page 08). Libraries are imported by the command that needs them, so that help answers at once.
+3 conflict, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 6 fenced, stop; 130 stopped by a
+signal. Libraries are imported by the command that needs them, so that help answers at once.
 """
 
 from __future__ import annotations

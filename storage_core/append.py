@@ -1,4 +1,4 @@
-"""Appending: rows that become visible in the base by one commit (design page 00)."""
+"""Appending: rows that become visible in the base by one commit (docs/architecture/README.md)."""
 
 from __future__ import annotations
 

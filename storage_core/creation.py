@@ -1,4 +1,4 @@
-"""How a table comes to be, and how its settings change: by a declaration, or once and for all (design page 00)."""
+"""How a table comes to be, and how its settings change: by a declaration, or once and for all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tables as declared in `tables/*.yaml`: checked completely on load, each error with its file, line and field.
 
 A declaration says what a table is (columns, keys, windows, order, indexes), where its rows land, and when its upkeep
-runs (design page 08). Adding a file adds a table. Every scalar is read as text and converted by the field that takes
+runs. Adding a file adds a table. Every scalar is read as text and converted by the field that takes
 it, so a column called `on` or `no` is not a boolean.
 """
 
@@ -51,7 +51,7 @@ Model = TypeVar("Model", bound=Closed)
 class TableDeclaration(Closed):
     """One table. Fields are checked in this order, each against those before it.
 
-    `window` is in seconds; one above an hour needs `coarse_window: true` (design page 04). A keyed table may be
+    `window` is in seconds; one above an hour needs `coarse_window: true`. A keyed table may be
     windowed only if its time column is part of the key, and takes its rows from region writers, not from landed files.
     `map_columns` says of a map column whether a patch merges its entries (`merge`) or replaces them. Windows leave the
     table once they ended as long ago as `retention` says; how long versions can be read is `gc.retention`.

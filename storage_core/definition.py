@@ -41,7 +41,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     """Raise `InvalidInput` naming the part that is wrong; return when the table can be created.
 
     Column names must differ in more than case, because DuckDB and Spark do not tell them apart otherwise. A keyed
-    table may be windowed only when its time column is part of the key (design page 03).
+    table may be windowed only when its time column is part of the key (docs/architecture/ingestion.md).
     """
     if not isinstance(schema, pa.Schema):
         raise InvalidInput(f"a table needs an Arrow schema, found {schema!r}; make one by pa.schema([…])")

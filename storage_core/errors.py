@@ -18,7 +18,7 @@
     ├── SnapshotExpired     open a newer version
     └── Interrupted         somebody stopped it: run it again, when they want it to
 
-The tree is append-only. `exit_code` is what a job or command ends with (design page 08).
+The tree is append-only. `exit_code` is what a job or command ends with (docs/architecture/orchestration.md).
 """
 
 from __future__ import annotations

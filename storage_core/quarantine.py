@@ -1,4 +1,4 @@
-"""Quarantine: what came in and is not in the table is kept beside it, with its reason (design page 00, rule 7).
+"""Quarantine: what came in and is not in the table is kept beside it, with its reason (rule 7).
 
 A key follows from the content, so that writing again writes nothing new. The collector never takes quarantine objects;
 they are a person's to read and remove. Late rows pass a `LateDoor` before they are acknowledged (decision 0051).

@@ -1,6 +1,6 @@
 """Raw logs as declared in `raw_logs/*.yaml`: where they are kept, whose rows they carry, when they are dealt.
 
-Checked on load like table declarations, each error with its file, line and field (design pages 03 and 08).
+Checked on load like table declarations, each error with its file, line and field.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from storage_core.region.options import WriterOptions
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
+    from storage_core.settings.query import QueryLimits
     from storage_core.table import Table
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "HistoryPage": "storage_core.read.history_pages",
     "IndexDefinition": "storage_core.settings.index",
     "LateData": "storage_core.settings.late_data",
+    "QueryLimits": "storage_core.settings.query",
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
     "Scan": "storage_core.read.scan",
@@ -52,6 +54,7 @@ __all__ = [
     "HistoryPage",
     "IndexDefinition",
     "LateData",
+    "QueryLimits",
     "RawLog",
     "RawStore",
     "Scan",

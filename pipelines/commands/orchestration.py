@@ -146,7 +146,7 @@ def _own_stdout() -> Iterator[TextIO]:
 
 @contextmanager
 def _quiet_previews() -> Iterator[None]:
-    """Dagster warns that parts which Tidemark relies on are not final; that is ours to know (design page 08)."""
+    """Dagster warns that parts which Tidemark relies on are not final; that is ours to know."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".* is currently in (beta|preview)")
         yield

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from storage_core.settings.query import QueryLimits
 
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
+Syntax = Annotated[
+    str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
+]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
 Seconds = Annotated[
@@ -58,6 +61,7 @@ def search(
     *,
     index: Index,
     limit: Limit = 10,
+    syntax: Syntax = "lenient",
     columns: Columns = None,
     at: At = None,
     consistency: Consistency = None,
@@ -66,10 +70,16 @@ def search(
 ) -> None:
     """Find the best rows for a query on an index.
 
-    The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
+    All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     answer = open_table(uri).search(
-        query, index=index, limit=limit, at=at, consistency=consistency or "snapshot", cache_dir=_cache_dir()
+        query,
+        index=index,
+        limit=limit,
+        syntax=syntax,
+        at=at,
+        consistency=consistency or "snapshot",
+        cache_dir=_cache_dir(),
     )
     output.rows(_chosen(answer, columns), as_json=as_json, everything=everything)
 

@@ -1,1 +1,1 @@
-"""Compaction: fewer splits per window, the same rows (design page 04)."""
+"""Compaction: fewer splits per window, the same rows (docs/architecture/compaction.md)."""

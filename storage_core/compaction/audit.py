@@ -1,4 +1,4 @@
-"""The audit: every invariant of page 04 judged by the files, live splits and retained compactions alike.
+"""The audit: every invariant of splits and compactions (docs/architecture/compaction.md), judged by the files.
 
 Planned here, executed in this process or, split by split and merge by merge, in tasks of Spark: a work item and its
 answer are JSON. In memory are the snapshot, the actions of the retained compactions and, per task, one split.
@@ -69,7 +69,7 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
     "SS-4": Invariant("a split keeps the sort schema that it was written with", _NOTHING),
     "SS-5": Invariant("file, action, statistics and native metadata of a split agree", _DAMAGED),
 }
-"""The ids of page 04, what holds, and what to do where it does not."""
+"""The ids of docs/architecture/compaction.md, what holds, and what to do where it does not."""
 
 Work = Mapping[str, Any]
 Answer = dict[str, Any]

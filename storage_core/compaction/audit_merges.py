@@ -1,4 +1,4 @@
-"""One committed merge against TW-3, CS-1 to CS-3, MC-1 to MC-4 and SS-4: its inputs and outputs, read back (page 04).
+"""One committed merge against TW-3, CS-1 to CS-3, MC-1 to MC-4 and SS-4: its inputs and outputs, read back.
 
 What the log says of a merge can always be judged. Its rows can as long as the files of its inputs are there: once the
 collector has taken one, the merge is not checkable, which is a third result beside sound and not.

@@ -1,4 +1,4 @@
-"""One live split against TW-1, TW-2 and SS-1 to SS-5, from its file (design page 04, "Invariants").
+"""One live split against TW-1, TW-2 and SS-1 to SS-5, from its file (docs/architecture/compaction.md, "Invariants").
 
 In memory are the encoded file, the sort columns of one row group, and one other column at a time.
 """

@@ -1,4 +1,4 @@
-"""Debt: what there is to do in each window, why, and what the next run costs (design page 04; decision 0074).
+"""Debt: what there is to do in each window, why, and what the next run costs (decision 0074).
 
 It is made of what the jobs themselves plan: a compaction (`planner`), the retention (`expiry`), and what a compaction
 leaves out for a while because it failed (`mergeskip`).

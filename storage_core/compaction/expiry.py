@@ -1,4 +1,4 @@
-"""Retention: the windows that have left a table, a pure function of a snapshot (design page 04, decision 0074).
+"""Retention: the windows that have left a table, a pure function of a snapshot (decision 0074).
 
 A window leaves as a whole, once it ended as long ago as the table's retention says: then its youngest row is older.
 Rows without a time, and splits without a window, never leave by time.

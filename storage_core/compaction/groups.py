@@ -1,6 +1,6 @@
 """The live splits of a snapshot as the columns that the policy decides on, in groups of one scope and one window.
 
-Nothing here makes a record per split: a window may hold a million of them (design page 04). What is compared is
+Nothing here makes a record per split: a window may hold a million of them. What is compared is
 integers, texts only where they are the last resort, and columns that planning does not need are not touched.
 """
 

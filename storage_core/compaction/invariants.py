@@ -1,4 +1,4 @@
-"""The invariants of compaction as predicates (design page 04, "Invariants").
+"""The invariants of compaction as predicates (docs/architecture/compaction.md, "Invariants").
 
 The `…_faults` functions say what is wrong. The `require_…` functions are the cheap form: a job runs them on what it is
 about to hand back and raises before anybody can commit it. The full form asks the same of files (`compaction.audit`).
@@ -21,7 +21,7 @@ from storage_core.rows.sort_order import SortOrder, nameless
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One invariant that does not hold: its id on design page 04, and what is wrong."""
+    """One invariant that does not hold: its id on docs/architecture/compaction.md, and what is wrong."""
 
     invariant: str
     message: str

@@ -1,4 +1,4 @@
-"""The order of a sorted merge: computed from the sort columns alone, held as runs (design page 04, "Kernel", step 1).
+"""The order of a sorted merge: computed from the sort columns alone, held as runs (step 1).
 
 Sort columns come with strings as dictionaries, which are ranked and never decoded. The order is held as runs of rows
 that stay together, which sorted inputs make long. `compaction.streaming` takes the columns through it.

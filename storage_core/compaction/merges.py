@@ -1,4 +1,4 @@
-"""What the policy decides, as columns: a window of a million splits has eighty thousand merges (design page 04).
+"""What the policy decides, as columns: a window of a million splits has eighty thousand merges.
 
 Records are made of the few that are done now.
 """

@@ -1,4 +1,4 @@
-"""The compactions that the log still has, newest first, with what was right before each (design page 04).
+"""The compactions that the log still has, newest first, with what was right before each.
 
 A commit says which splits went and came; which merges it consists of is found by `retained_merges`.
 """

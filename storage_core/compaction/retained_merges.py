@@ -1,4 +1,4 @@
-"""The merges that retained compactions consist of (design page 04).
+"""The merges that retained compactions consist of (docs/architecture/compaction.md).
 
 Which splits of a commit belong to one merge, the outputs say themselves (`Lineage`).
 """

@@ -1,4 +1,4 @@
-"""Which splits may ever be merged with each other: the six-part compatibility scope (design page 04, CS-1)."""
+"""Which splits may ever be merged with each other: the six-part compatibility scope (CS-1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A merge that fails by its inputs: they are left out for a day (`mergeskip`, design page 04, "Policy").
+"""A merge that fails by its inputs: they are left out for a day (`mergeskip`, "Policy").
 
 So one damaged split does not stop its window for ever, nor the other windows at all.
 """

@@ -1,4 +1,4 @@
-"""The columns of a sorted merge, a bounded piece of the output at a time (design page 04, "Kernel", step 2).
+"""The columns of a sorted merge, a bounded piece of the output at a time (step 2).
 
 Each input is sorted as the output is, so the next rows of the output are the next rows of every input: all are read
 forwards, once, in small batches, and nothing is held but one piece. Within a piece the columns are taken one by one.

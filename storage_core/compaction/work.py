@@ -1,4 +1,4 @@
-"""One piece of compaction as it is handed out, as JSON (design page 04); its answer is a `split.rewrite.Rewrite`.
+"""One piece of compaction as it is handed out, as JSON; its answer is a `split.rewrite.Rewrite`.
 
 Tasks of Spark import this and what `execute` needs; how the work was chosen (`planner`) stays on the driver.
 """

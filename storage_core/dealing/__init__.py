@@ -1,1 +1,1 @@
-"""Dealing: the raw log divided among the tables, each record once (design page 03, "Raw log")."""
+"""Dealing: the raw log divided among the tables, each record once (docs/architecture/ingestion.md, "Raw log")."""

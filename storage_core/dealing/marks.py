@@ -1,4 +1,4 @@
-"""How far the raw log is dealt into one table (design page 03, "Raw log"; decision 0053).
+"""How far the raw log is dealt into one table (docs/architecture/ingestion.md, "Raw log"; decision 0053).
 
 A mark is the number of a raw log writer's last chunk that is in the table. Writers have one id for ever, so marks need
 no name of a raw log.

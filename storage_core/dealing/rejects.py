@@ -1,4 +1,4 @@
-"""Records of the raw log that no table takes, in quarantine (design page 00, rule 7).
+"""Records of the raw log that no table takes, in quarantine (docs/architecture/README.md, rule 7).
 
 One object per chunk and place, by the same layout as lines of landed files: `source` is `<raw log>/<writer>/<chunk>`,
 `size` how many records are in it, `line` the sequence number of the record, `text` the record as JSON. Its key follows

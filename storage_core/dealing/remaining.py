@@ -1,4 +1,4 @@
-"""What of a raw log is left to deal into a table, and the terms of dealing (design page 03, "Raw log").
+"""What of a raw log is left to deal into a table, and the terms of dealing (docs/architecture/ingestion.md, "Raw log").
 
 A position is the number of a writer's last dealt chunk: up to it, everything was dealt or given up. Since numbers run
 on over the segments of a writer, dealing again from the same positions gives the same chunks and those that came since.

@@ -1,4 +1,4 @@
-"""Rounds of dealing: plan, let tasks read and write, commit per table (design page 03, "Raw log"; decision 0053).
+"""Rounds of dealing: plan, let tasks read and write, commit per table (decision 0053).
 
 A table's rows and its marks are one commit: of its log for an append table, of a region's manifest for a keyed one. So
 a dealer may end anywhere, and of several at once one wins per table; the others find the marks moved, and what they

@@ -1,4 +1,4 @@
-"""Work items of dealing and what comes back; both travel as JSON (design page 08, "Spark").
+"""Work items of dealing and what comes back; both travel as JSON (docs/architecture/orchestration.md, "Spark").
 
 Two kinds. A `DivideWork` divides some chunks among all tables: rows of append tables become splits at once, in whatever
 order; of keyed tables a part for each region, in the order of the history, because of two records of a key the later

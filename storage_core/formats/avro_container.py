@@ -1,20 +1,19 @@
 """Avro object container files, read with bounds: lengths, counts and expansion are checked before decoding.
 
 Pure: bytes to records or columns, no I/O of the table. The walk over the blocks costs a few steps per block and makes
-three promises that the decoders do not: a file cut between two blocks is torn, not shorter; a block never expands
-beyond a cap, whatever it claims; and no decoder meets a container that is not whole. (Apache Avro 1.11 specification,
-"Object Container Files"; lessons 60, 61 and 82 of design page 10.)
+four promises that the decoders do not: a file cut between two blocks is torn, not shorter; a block never expands
+beyond a cap, whatever it claims; and no decoder meets a container that is not whole, or a schema that it would follow
+without end (`avro_schema`). (Apache Avro 1.11 specification, "Object Container Files"; lessons 60, 61 and 82.)
 """
 
 from __future__ import annotations
 
 import io
+import re
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import cramjam
@@ -23,7 +22,9 @@ import pyarrow as pa
 import xxhash
 from fastavro.schema import SchemaParseException, UnknownType
 
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.errors import Corrupt, Unavailable, Unsupported
+from storage_core.formats.avro_schema import least_bytes
+from storage_core.os_errors import scratch, scratch_folder, unavailable
 
 if sys.version_info >= (3, 14):
     from compression.zstd import ZstdDecompressor, ZstdError
@@ -39,6 +40,7 @@ MAX_EXPANDED_BYTES = 2**29
 MAX_RECORDS = 20_000_000
 _STEP = 2**20
 _BATCH_ROWS = 65_536
+_OF_THE_SYSTEM = re.compile(r"os error \d+|code: \d+, kind")
 _LONGEST_LONG = 10
 
 # A damaged file fails in whichever decoder meets the damage first.
@@ -76,7 +78,7 @@ def inspect(data: bytes, where: str) -> Container:
     if not data.startswith(MAGIC):
         raise Corrupt(f"{where}: expected an Avro file, found {data[:4].hex(' ') or 'no bytes'}", key=where)
     cursor = _Cursor(data, len(MAGIC), where)
-    codec = _header(cursor)
+    codec, least = _header(cursor)
     sync = cursor.take(SYNC_BYTES)
     measure = _measure(codec, where)
     records = expanded = 0
@@ -93,6 +95,8 @@ def inspect(data: bytes, where: str) -> Container:
             raise Corrupt(
                 f"{where}: the block before byte {cursor.position} does not end with the file's mark", key=where
             )
+    if records * max(1, least) > expanded:
+        raise Corrupt(f"{where}: claims {records} records in {expanded} bytes", key=where)
     return Container(codec=codec, records=records, expanded_bytes=expanded)
 
 
@@ -112,22 +116,29 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
 def read_columns(data: bytes, where: str, inspected: Container | None = None) -> pa.Table:
     """Return the records as an Arrow table, columns named and typed as the file declares them, rows in file order.
 
-    Decoded by DataFusion, column by column, which makes no object per record (design page 02, "Checkpoints").
+    Decoded by DataFusion, column by column, which makes no object per record ("Checkpoints").
     `inspected` is what `inspect` said of just these bytes. Raises as `read_records` does.
     """
     from datafusion import SessionConfig, SessionContext
 
     found = inspected or inspect(data, where)
-    with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:
+    with scratch_folder("tidemark-") as folder:
         # DataFusion reads files only. The folder is private to this call, and gone when it ends.
-        path = Path(folder) / "block.avro"
-        path.write_bytes(data)
+        path = folder / "block.avro"
+        with scratch(f"a copy of {where}"):
+            path.write_bytes(data)
         context = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(_BATCH_ROWS))
         try:
             frame = context.read_avro(path)
             batches = [_right_sized(batch.to_pyarrow()) for batch in frame.execute_stream()]
             table = pa.Table.from_batches(batches, frame.schema())
+        except MemoryError as error:
+            raise unavailable(where, error) from error
         except Exception as error:  # DataFusion raises plain exceptions, one class for everything
+            if _OF_THE_SYSTEM.search(str(error)):  # the file was whole when it was inspected
+                raise Unavailable(
+                    f"{where}: a copy of it cannot be read: {error}; try again later", key=where
+                ) from error
             raise Corrupt(f"{where}: damaged Avro file: {error}", key=where) from error
     if table.num_rows != found.records:
         raise Corrupt(f"{where}: expected {found.records} records, found {table.num_rows}", key=where)
@@ -159,7 +170,7 @@ class _Cursor:
     def __init__(self, data: bytes, position: int, where: str) -> None:
         self._data = data
         self.position = position
-        self._where = where
+        self.where = where
 
     @property
     def at_end(self) -> bool:
@@ -170,8 +181,8 @@ class _Cursor:
         end = self.position + size
         if end > len(self._data):
             raise Corrupt(
-                f"{self._where}: {size} bytes claimed at byte {self.position}, the file ends at {len(self._data)}",
-                key=self._where,
+                f"{self.where}: {size} bytes claimed at byte {self.position}, the file ends at {len(self._data)}",
+                key=self.where,
             )
         found = self._data[self.position : end]
         self.position = end
@@ -186,7 +197,7 @@ class _Cursor:
                 self.position += index + 1
                 return (number >> 1) ^ -(number & 1)
         self.take(_LONGEST_LONG)  # which is refused where the file ends within the number
-        raise Corrupt(f"{self._where}: a number at byte {self.position} is longer than 64 bits", key=self._where)
+        raise Corrupt(f"{self.where}: a number at byte {self.position} is longer than 64 bits", key=self.where)
 
     def require_seal(self, found: bytes) -> None:
         """Compare the seal that was just read with the file around it."""
@@ -194,27 +205,33 @@ class _Cursor:
         expected = _seal_of(self._data, start)
         if found != expected:
             raise Corrupt(
-                f"{self._where}: is sealed {found!r}, its content is {expected!r}; it is not what was written",
-                key=self._where,
+                f"{self.where}: is sealed {found!r}, its content is {expected!r}; it is not what was written",
+                key=self.where,
             )
 
     def sized(self) -> bytes:
         """Return the next bytes that come with their length."""
         size = self.long()
         if not 0 <= size <= MAX_HEADER_BYTES:
-            raise Corrupt(f"{self._where}: {size} bytes claimed in the header", key=self._where)
+            raise Corrupt(f"{self.where}: {size} bytes claimed in the header", key=self.where)
         return self.take(size)
 
 
-def _header(cursor: _Cursor) -> str:
-    """Read the header's map and return its codec. Raises `Corrupt` when it holds a seal that the file does not fit."""
-    codec = b"null"
+def _header(cursor: _Cursor) -> tuple[str, int]:
+    """Read the header's map; return the codec and the least bytes of a record.
+
+    Raises `Corrupt` when it holds a seal that the file does not fit, or a schema that no decoder may follow.
+    """
+    found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
-        if key == b"avro.codec":
-            codec = value
-        elif key == SEAL_KEY.encode():
+        if key in found:
+            raise Corrupt(f"{cursor.where}: {key[:40]!r} stands twice in the header", key=cursor.where)
+        found[key] = value
+        if key == SEAL_KEY.encode():
             cursor.require_seal(value)
-    return codec.decode("ascii", "replace")
+    return found.get(b"avro.codec", b"null").decode("ascii", "replace"), least_bytes(
+        found.get(b"avro.schema", b""), cursor.where
+    )
 
 
 def _pairs(cursor: _Cursor) -> Iterator[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""The Avro state of a checkpoint as bytes: file entries and the state manifest (design page 02; `004` appendix B).
+"""The Avro state of a checkpoint as bytes: file entries and the state manifest (IndexTables protocol, appendix B).
 
 Pure: records to bytes and back. The same records give the same bytes: map keys are sorted, the sync marker is fixed,
 and nothing of the clock enters. Writing keeps the field ids and the order of the source; Tidemark's own fields follow
@@ -20,7 +20,7 @@ import pyarrow as pa
 from fastavro.types import Schema
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, read_columns, read_records, seal
+from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, inspect, read_columns, read_records, seal
 
 FORMAT_VERSION = 1
 STATE_PROTOCOL_VERSION = 4
@@ -236,10 +236,10 @@ def encode_state(state: StateManifest, compression: Compression = Compression.ZS
 
 def decode_state(data: bytes, where: str) -> StateManifest:
     """Return the state manifest in `data`, whoever wrote it. Raises `Corrupt` naming `where`."""
-    records = read_records(data, where)
-    if len(records) != 1:
-        raise Corrupt(f"{where}: expected one state record, found {len(records)}", key=where)
-    record = records[0]
+    found = inspect(data, where)
+    if found.records != 1:
+        raise Corrupt(f"{where}: expected one state record, found {found.records}", key=where)
+    (record,) = read_records(data, where, found)
     if max(record.get("formatVersion") or 0, FORMAT_VERSION) > FORMAT_VERSION:
         raise Unsupported(
             f"{where}: state of format {record['formatVersion']}, this release reads 1; upgrade", key=where

@@ -1,7 +1,7 @@
-"""Names of numbered objects: 64 characters, least significant bit first (design page 09, "Bit-reversed names").
+"""Names of numbered objects: 64 characters, least significant bit first.
 
 Consecutive numbers differ in the first character, so a store that partitions by key prefix spreads them evenly. The
-price is that a listing is not in order of the numbers, which no reader relies on (design page 00, rule 2).
+price is that a listing is not in order of the numbers, which no reader relies on (docs/architecture/README.md, rule 2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A split-block bloom filter over primary keys: which generations certainly do not hold a key (design page 03).
+"""A split-block bloom filter over primary keys: which generations certainly do not hold a key.
 
 A filter only ever skips work, it never decides that a row exists (lesson 24). Its size follows the real number of keys.
 The layout is the split-block filter of Parquet (256-bit blocks of eight 32-bit words, one bit per word); the hash is

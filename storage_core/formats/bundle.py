@@ -1,4 +1,4 @@
-"""Bundles: several files in one immutable object that a reader can take whole or in ranges (design page 05).
+"""Bundles: several files in one immutable object that a reader can take whole or in ranges.
 
     offset 0          magic `TIDEMKB`, version byte `1`                              8 bytes
     offset 8          the parts, one after the other, without gaps

@@ -1,4 +1,4 @@
-"""Bytes of `_gc/boundary.json`, the first version that may exist (design page 06). Records to bytes and back."""
+"""Bytes of `_gc/boundary.json`, the first version that may exist. Records to bytes and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of `_gc/candidates.json`, the collector's plan (design page 06). Records to bytes and back."""
+"""Bytes of `_gc/candidates.json`, the collector's plan (docs/architecture/collection.md). Records to bytes and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote (design page 03, "Memtable and
+"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote ("Memtable and
 generations"). Pure: records to bytes and back, no I/O.
 
 One JSON object with sorted keys and the xxh3-64 of all other fields under `xxh3`.

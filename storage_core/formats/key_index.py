@@ -1,4 +1,4 @@
-"""Where a generation holds which key: so that a lookup reads the entries it needs, not all (design page 03).
+"""Where a generation holds which key: so that a lookup reads the entries it needs, not all.
 
 `key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`, records of one hash in the order
 of their acknowledgement: `hash` (uint64, `formats.key_hash`), `entry` (uint64, the number of the WAL entry) and `row`

@@ -1,4 +1,4 @@
-"""A chunk of the raw log as columns, decoded without an object per record (design page 03, "Raw log").
+"""A chunk of the raw log as columns, decoded without an object per record (docs/architecture/ingestion.md, "Raw log").
 
 Pure: bytes to columns, no I/O of the table. `formats.raw_chunk` says what a chunk is, and what is wrong with one that
 is none: a chunk that does not decode here is left to it.

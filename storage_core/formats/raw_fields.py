@@ -1,4 +1,4 @@
-"""The fields of a raw log record as JSON text that loses no type (design page 03, "Records").
+"""The fields of a raw log record as JSON text that loses no type (docs/architecture/ingestion.md, "Records").
 
 The raw log does not know the tables' schemas, so a value has to say by itself what it is. What JSON has is written as
 JSON; everything else is an object with one member, a tag:

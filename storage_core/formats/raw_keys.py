@@ -1,4 +1,4 @@
-"""The closed grammar of object keys below the root of a raw log (design page 03, "Raw log").
+"""The closed grammar of object keys below the root of a raw log (docs/architecture/ingestion.md, "Raw log").
 
 | Key | Holds |
 |---|---|

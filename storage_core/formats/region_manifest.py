@@ -1,4 +1,4 @@
-"""Bytes of a region manifest: the protobuf message `RegionManifest` (design pages 03 and 09; source `001`, "Region
+"""Bytes of a region manifest: the protobuf message `RegionManifest` (Lance MemWAL, "Region
 Manifest"). Pure: records to bytes and back, no I/O.
 
 | Field | Number | Type | Meaning |

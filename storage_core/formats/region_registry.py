@@ -1,4 +1,4 @@
-"""Bytes of `_mem_wal/_regions.json`, the registry of a table's regions (design page 03). Records to bytes and back.
+"""Bytes of `_mem_wal/_regions.json`, the registry of a table's regions. Records to bytes and back.
 
 One JSON object with the xxh3-64 of all other fields under `xxh3`.
 """

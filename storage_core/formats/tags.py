@@ -1,4 +1,4 @@
-"""Bytes of `_tags.json`, the tags of a table (design pages 02 and 06). Records to bytes and back."""
+"""Bytes of `_tags.json`, the tags of a table. Records to bytes and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of a WAL entry: one Arrow IPC stream (LZ4) and a trailer (design page 03). Pure: records to bytes, no I/O.
+"""Bytes of a WAL entry: one Arrow IPC stream (LZ4) and a trailer. Pure: records to bytes, no I/O.
 
 | Bytes | Content |
 |---|---|

@@ -1,4 +1,4 @@
-"""Are the live splits and segments there and what was written: by their sizes, or, deep, by content (page 04)."""
+"""Are the live splits and segments there and what was written: by their sizes, or, deep, by content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which splits are live when no log says so: the order of rewrites, replayed from what the files name (page 02).
+"""Which splits are live when no log says so: the order of rewrites, replayed from what the files name.
 
 A rewrite and what it replaced lie side by side for weeks, and a rewrite that was killed lies beside its own second run.
 So a split that another one replaces is not live, a rewrite counts once, and one of which nothing proves that it was

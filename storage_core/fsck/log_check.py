@@ -1,4 +1,4 @@
-"""Is every file of the log what it should be: version files, states, manifests, hint (page 02; lessons 30 to 32).
+"""Is every file of the log what it should be: version files, states, manifests, hint (lessons 30 to 32).
 
 The version files are the truth and the rest is derived, so every state is compared with what the version files say,
 as far back as they are retained. The log's own reader does the replay: it is shown a part of the objects only.

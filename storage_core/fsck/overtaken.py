@@ -1,4 +1,4 @@
-"""Rows that lost versions have hidden: told by newer rows of their keys, and by the records of merges (page 03).
+"""Rows that lost versions have hidden: told by newer rows of their keys, and by the records of merges.
 
 A merge hides the rows it supersedes in deletion vectors, which are in the log alone. With its version lost the files
 still tell most of it. The base never holds two live rows of a key, so of two that are found the one in the split that

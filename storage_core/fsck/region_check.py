@@ -1,4 +1,4 @@
-"""Is what is not merged yet all there: region manifests, WAL entries, generations (design page 03)."""
+"""Is what is not merged yet all there: region manifests, WAL entries, generations (docs/architecture/ingestion.md)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class _Region:
         except DAMAGE as error:
             self.findings.append(damage_of(kind, error, key, f"WAL entry {number}"))
             return
-        if of_generation not in (None, logged.entry.generation):
+        if of_generation is not None and not wal.is_of(logged, of_generation):
             self._add(kind, key, f"an entry of generation {of_generation}", f"one of {logged.entry.generation}")
 
     def _spent(self, manifest: RegionManifest) -> None:

@@ -1,12 +1,13 @@
 """What the regions of a damaged table hold: every acknowledged record, found without trust in any one object.
 
-Entries say their number and generation themselves; a manifest only adds what they cannot say (design page 03).
+Entries say their number and generation themselves; a manifest only adds what they cannot say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from storage_core.formats import keys, region_registry, wal_entry
 from storage_core.formats.generation_manifest import MANIFEST_FILE, Generation
@@ -76,6 +77,7 @@ def read_regions(store: ObjectStore, inventory: Inventory) -> dict[str, RegionSa
 
 def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> RegionSalvage:
     entries = sorted(_entries(store, inventory, region), key=lambda pair: pair[0].number)
+    written = list(_written(store, inventory, region))
     highest, acknowledged = 0, []
     for each, epoch in entries:
         # Behind the first entry of a later epoch the earlier writer was told nothing (see `region.wal`).
@@ -86,12 +88,12 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
     filed = () if manifest is None else tuple(_filed(store, manifest))
     return RegionSalvage(
         region=region,
-        entries=tuple(acknowledged),
+        entries=_placed(acknowledged, manifest, written),
         # Without a manifest every record counts as not flushed.
         current_generation=1 if manifest is None else manifest.current_generation,
         spec_id=_registered_spec(store, region) if manifest is None else manifest.region_spec_id,
         sealed_by=0 if manifest is None else manifest.sealed_by,
-        complete=_complete(store, inventory, region, {each.number for each in acknowledged}) | _stood_for(filed),
+        complete=_complete(store, written, {each.number for each in acknowledged}) | _stood_for(filed),
         filed=filed,
         marks={} if manifest is None else manifest.dealt,
     )
@@ -110,19 +112,37 @@ def _entries(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[
         yield Acknowledged(key=parsed.key, number=number, generation=found.generation, rows=rows), found.writer_epoch
 
 
-def _complete(store: ObjectStore, inventory: Inventory, region: str, numbers: set[int]) -> frozenset[int]:
-    """A generation of several flush attempts is complete when what any of them names is there."""
-    complete: set[int] = set()
-    wanting: set[int] = set()
+def _written(store: ObjectStore, inventory: Inventory, region: str) -> Iterator[Generation]:
+    """The sound generations, of several flush attempts each."""
     for parsed in inventory.of(KeyKind.GENERATION_FILE):
         if parsed.region != region or parsed.name != MANIFEST_FILE:
             continue
         number, directory = parsed.generation or 0, parsed.directory or ""
-        try:
-            found = generation.read(store, region, FlushedGeneration(generation=number, path=directory))
-        except DAMAGE:
-            continue  # a finding of the check already
-        (complete if numbers.issuperset(found.entries) and _has_records(store, found) else wanting).add(number)
+        with suppress(*DAMAGE):  # a finding of the check already
+            yield generation.read(store, region, FlushedGeneration(generation=number, path=directory))
+
+
+def _placed(
+    entries: Iterable[Acknowledged], manifest: RegionManifest | None, written: Iterable[Generation]
+) -> tuple[Acknowledged, ...]:
+    """The entries with the generation that names them, or that is flushed next: they may say less (`wal.belonging`)."""
+    after, following = (0, 0) if manifest is None else (manifest.replay_after_wal_id, manifest.current_generation)
+    named: dict[int, int] = {}
+    for each in written:
+        named |= {number: max(each.generation, named.get(number, 0)) for number in each.entries}
+    return tuple(
+        replace(each, generation=max(each.generation, named.get(each.number, 0), following * (each.number > after)))
+        for each in entries
+    )
+
+
+def _complete(store: ObjectStore, written: Iterable[Generation], numbers: set[int]) -> frozenset[int]:
+    """A generation of several flush attempts is complete when what any of them names is there."""
+    complete: set[int] = set()
+    wanting: set[int] = set()
+    for found in written:
+        there = numbers.issuperset(found.entries) and _has_records(store, found)
+        (complete if there else wanting).add(found.generation)
     return frozenset(complete - wanting)
 
 

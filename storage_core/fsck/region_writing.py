@@ -1,4 +1,4 @@
-"""Regions in a new place: every acknowledged record that is not merged, in order, under fresh numbers (design page 03).
+"""Regions in a new place: every acknowledged record that is not merged, in order, under fresh numbers.
 
 A region is written anew, not copied. Its records are what counts: entries get the next free numbers, so that a lost one
 leaves no hole, and generations continue behind the merged one, so that the next writer's rows are seen.

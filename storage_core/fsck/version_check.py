@@ -1,4 +1,4 @@
-"""Is every version file the one that its name says, and what of it speaks against those before it (page 02)."""
+"""Is every version file the one that its name says, and what of it speaks against those before it."""
 
 from __future__ import annotations
 

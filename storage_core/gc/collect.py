@@ -1,4 +1,4 @@
-"""Garbage collection of one table: the only code that deletes objects (design page 06)."""
+"""Garbage collection of one table: the only code that deletes objects (docs/architecture/collection.md)."""
 
 from __future__ import annotations
 

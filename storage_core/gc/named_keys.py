@@ -1,4 +1,4 @@
-"""Which keys an action keeps alive, and which it lets go (design page 06, "Roots").
+"""Which keys an action keeps alive, and which it lets go (docs/architecture/collection.md, "Roots").
 
 The walk visits every field of every action, nested values included, so a field added tomorrow is visited before
 anybody remembers this module. What does not keep its object is the closed list `NOT_KEEPING`, and a test holds

@@ -1,8 +1,8 @@
-"""What the regions of a table keep alive (design page 06, "Eligible"; source `001`, "Garbage Collector").
+"""What the regions of a table keep alive (Lance MemWAL, "Garbage Collector").
 
 A generation is kept until *every* retained version has merged it. What a sorted generation replaced is garbage, unless
 a retained version has merged a part of it (decision 0054). Indexes need no generation longer than that: readers index
-what their segments do not cover themselves (design page 05). WAL entries go with the generation that names them.
+what their segments do not cover themselves. WAL entries go with the generation that names them.
 
 When the objects of the oldest generations that a manifest lists are gone, it may forget them (decision 0055): then no
 flush, claim or collection pays for what was merged long ago.

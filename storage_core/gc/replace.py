@@ -1,4 +1,4 @@
-"""Replacing the collector's own state by compare-and-swap (design page 06)."""
+"""Replacing the collector's own state by compare-and-swap (docs/architecture/collection.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of a table can still be opened, and what each commit named or removed (design pages 02 and 06).
+"""Which versions of a table can still be opened, and what each commit named or removed.
 
 Retained is every version from the *base* on: the newest checkpointed version that was already superseded or current
 when the retention period began. So each point in time within the period can be opened, from a state that is intact.

@@ -1,4 +1,4 @@
-"""The roots: everything that may still be read, gathered before anything is called garbage (design page 06).
+"""The roots: everything that may still be read, gathered before anything is called garbage.
 
 Roots come from the log and from region manifests, never from a listing: a listing that misses a page can hide garbage,
 not make any (lesson 49). The only listed roots are checkpoints, which are derived; those that matter, of the base, the

@@ -1,1 +1,1 @@
-"""Older versions on purpose: made the newest again, or kept by a name (design pages 02 and 06)."""
+"""Older versions on purpose: made the newest again, or kept by a name."""

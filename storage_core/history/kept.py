@@ -1,4 +1,4 @@
-"""Which objects an older version consists of, and whether they stay (design pages 02 and 06)."""
+"""Which objects an older version consists of, and whether they stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setting a tag: the version it names opens for as long as the tag stands (design pages 02 and 06)."""
+"""Setting a tag: the version it names opens for as long as the tag stands."""
 
 from __future__ import annotations
 

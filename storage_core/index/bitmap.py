@@ -1,4 +1,4 @@
-"""Bitmap segments: for every value of a column, the set of row numbers of one split that hold it (design page 05).
+"""Bitmap segments: for every value of a column, the set of row numbers of one split that hold it.
 
 Files per indexed column `i`: `values-<i>.arrow`, an Arrow file with the distinct values and, per value, where its
 bitmap lies; `bitmaps-<i>.bin`, the bitmaps one after the other in the portable Roaring format. Nulls are in no bitmap.

@@ -1,4 +1,4 @@
-"""Catch-up: one segment for every live split that has none, in one commit (design page 05).
+"""Catch-up: one segment for every live split that has none, in one commit (docs/architecture/indexes.md).
 
 The driver plans and commits, tasks execute one work item each; items travel as JSON. A run that dies before its commit
 leaves orphan segments, which the collector removes. A run with nothing to do plans nothing.

@@ -1,4 +1,4 @@
-"""Segments: one immutable object per split and index, and which live splits they answer for (design page 05).
+"""Segments: one immutable object per split and index, and which live splits they answer for.
 
 A segment is a bundle whose identity is the segment's id. Its action in the log says what it covers and under which
 definition it was built; a segment built under another definition than the table's present one is not used.

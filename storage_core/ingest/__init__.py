@@ -1,1 +1,1 @@
-"""Landed files to rows, and rows to splits, each row exactly once (design page 03, "batch ingest")."""
+"""Landed files to rows, and rows to splits, each row exactly once (docs/architecture/ingestion.md, "Batch ingest")."""

@@ -1,4 +1,4 @@
-"""Batch ingest: landed files become splits, each row exactly once (design page 03, "batch ingest").
+"""Batch ingest: landed files become splits, each row exactly once (docs/architecture/ingestion.md, "Batch ingest").
 
 The unit is one file in one window. A run plans on a snapshot, executes its work items anywhere, and commits the adds
 and the records of `ingest.progress` together. Every run records each window that it writes, even when it was asked for

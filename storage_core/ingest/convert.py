@@ -18,6 +18,9 @@ from storage_core.engine.session import Room, session
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import BEYOND
 
+CONVERSION = Room(threads=1, memory_bytes=2**31)
+"""What the conversion of a piece of a file may use, as DuckDB counts it: a line of 60 MB takes more than half of it."""
+
 _REASON = "_reason"
 _INTEGER_FORM = "[+-]?[0-9]+"
 _FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
@@ -51,15 +54,18 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     Columns of maps are taken as they are. Empty text is no value for any type but string. A time without a zone is UTC.
     A row that lacks a required value, or has one not of its column's type, gets a reason that names the first such
     column in schema order.
-    Raises `InvalidInput` for an unknown column, a type that text cannot hold, and a time format that is none.
+    Raises `InvalidInput` for an unknown column, a type that text cannot hold, and a time format that is none, and
+    DuckDB's own error for want of memory.
     """
     unknown = sorted(set(raw.column_names) - set(target.schema.names))
     if unknown:
         raise InvalidInput(f"{', '.join(unknown)} is not a column of the table", columns=unknown)
-    with session(Room(threads=1)) as connection:
+    with session(CONVERSION) as connection:
         connection.register("raw", raw)
         try:
             table = connection.sql(_statement(raw.schema, target)).to_arrow_table()
+        except duckdb.OutOfMemoryException:  # which says nothing of the format
+            raise
         except duckdb.Error as error:
             problem = str(error).splitlines()[0]
             raise InvalidInput(f"time_format {target.time_format!r} cannot be used: {problem}") from error

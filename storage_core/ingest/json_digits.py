@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 # A double keeps 15 digits for sure; with the point these are 16 signs. `as_written` looks at whatever has more.
 _DOUBTFUL = r"[:,\[]\s*-?[0-9](?:[0-9.]{16}|[0-9.]*[eE])"
 _EXPONENT = r"\A[+-]?[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+\z"
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s"\[\]{}:,]+')
+# Possessive: a repetition that could go back keeps a note of a hundred bytes for each character.
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}:,]|[^\s"\[\]{}:,]+')
 _MOST_ZEROS = 100
 _DEPTH = {"{": 1, "[": 1, "}": -1, "]": -1}
 

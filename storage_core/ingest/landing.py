@@ -1,4 +1,4 @@
-"""Where files land, which of them are there, and their bytes (design page 03, "batch ingest").
+"""Where files land, which of them are there, and their bytes (docs/architecture/ingestion.md, "Batch ingest").
 
 A landing place is read through the object store contract, so a local directory and any later store work alike. Landed
 files are immutable: once a file is ingested, new rows come under a new name. Nothing here writes or deletes.

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.engine.session import Room, session
-from storage_core.ingest.convert import RowFormat
+from storage_core.engine.session import session
+from storage_core.ingest.convert import CONVERSION, RowFormat
 from storage_core.ingest.json_digits import as_written, without_exponent
 from storage_core.ingest.json_maps import is_json_map, map_column
 from storage_core.ingest.json_parts import MOST_PARTS, TOO_MANY, has_too_many, parts_of
@@ -104,7 +104,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
     # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
     chosen = ", ".join(f"found[{index + 1}] AS c{index}" for index in range(len(names)))
-    with session(Room(threads=1)) as connection:
+    with session(CONVERSION) as connection:
         connection.register("lines", pa.table({"line": lines}))
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
         reasons = table.column(0).combine_chunks()

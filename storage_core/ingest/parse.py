@@ -2,7 +2,7 @@
 
 Parsing runs in whole blocks (Arrow and DuckDB kernels), never line by line, and holds a few blocks in memory whatever
 the size of the file. A file that cannot be read to its end gives no row at all: it is one rejection without a line.
-Design page 03.
+docs/architecture/ingestion.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import assert_never
 
+import duckdb
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, Unavailable
@@ -49,8 +50,8 @@ def parse_blocks(
 
     Rows keep the order of the file. Unreadable are a cut or damaged gzip or Parquet file, one whose columns are not the
     table's, and one that changed since it was listed. Raises `NotFound` when the file is gone, `Unavailable` when the
-    place cannot be read, and `InvalidInput` when the spec does not fit the schema: no file could be read with it.
-    `content` knows the file's bytes once the last block of a readable file was taken.
+    place cannot be read or memory does not suffice, and `InvalidInput` when the spec does not fit the schema: no file
+    could be read with it. `content` knows the file's bytes once the last block of a readable file was taken.
     """
     target = RowFormat(schema, time_column, spec.time_format, spec.null_values)
     try:
@@ -59,6 +60,13 @@ def parse_blocks(
         found = error.found if isinstance(error, Corrupt) else error
         reason = f"the file cannot be used: {found}; land it again, whole, under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        problem = (str(error).splitlines() or ["MemoryError"])[0]
+        raise Unavailable(
+            f"{landed.uri}/{landed.path}: to read it takes more memory than there is ({problem}); give the task more, "
+            "or land it in pieces",
+            file=landed.path,
+        ) from error
     except OSError as error:
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
 

@@ -60,7 +60,7 @@ def typed(records: Records, target: RowFormat) -> Parsed:
     converted = convert(records.fields, target)
     fits = converted.reasons.is_null()
     bad = np.flatnonzero(~np.asarray(fits))
-    rejected = tuple(
+    refused = tuple(
         RejectedLine(
             records.file,
             int(records.numbers[index]),
@@ -70,11 +70,17 @@ def typed(records: Records, target: RowFormat) -> Parsed:
         for index in bad
     )
     rows = converted.rows.filter(fits) if len(bad) else converted.rows
-    return Parsed(conform(rows, target.schema), rejected)
+    return Parsed(conform(rows, target.schema), refused)
+
+
+def rejected(file: str, number: int, reason: str, data: bytes) -> RejectedLine:
+    """Reject one line, its bytes kept in base64 where they are not UTF-8."""
+    try:
+        return RejectedLine(file, number, reason, data.decode())
+    except UnicodeDecodeError:
+        return RejectedLine(file, number, reason, base64.b64encode(data).decode("ascii"), "base64")
 
 
 def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine]:
-    """Reject lines that are not UTF-8, their bytes kept in base64."""
-    return [
-        RejectedLine(file, number, NOT_TEXT, base64.b64encode(data).decode("ascii"), "base64") for number, data in lines
-    ]
+    """Reject lines that are not UTF-8."""
+    return [rejected(file, number, NOT_TEXT, data) for number, data in lines]

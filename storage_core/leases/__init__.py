@@ -1,1 +1,1 @@
-"""Who maintains a table: leases, how they are stored, and the heartbeat that renews one (design page 03)."""
+"""Who maintains a table: leases, how they are stored, and the heartbeat that renews one."""

@@ -1,4 +1,4 @@
-"""The heartbeat: leases are renewed while somebody works under them (design page 03, "Leases")."""
+"""The heartbeat: leases are renewed while somebody works under them (docs/architecture/ingestion.md, "Leases")."""
 
 from __future__ import annotations
 

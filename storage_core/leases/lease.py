@@ -1,4 +1,4 @@
-"""Leases: at most one maintainer at a time works on a resource (design page 03, "Leases"; lessons 01, 05, 07 to 10).
+"""Leases: at most one maintainer at a time works on a resource (lessons 01, 05, 07 to 10).
 
 A lease gives liveness only: it saves work that would be done twice. Correctness comes from the log, which refuses a
 commit whose token is not higher than the recorded one, and from put-if-absent of the version. So no clock decides what

@@ -1,1 +1,1 @@
-"""The transaction log (design page 02)."""
+"""The transaction log (docs/architecture/transaction-log.md)."""

@@ -1,4 +1,4 @@
-"""Actions inside other JSON: work items and their results carry them as version files do (design page 08)."""
+"""Actions inside other JSON: work items and their results carry them as version files do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actions of the transaction log as records (design page 02; source: `004`, "Actions" and appendix A).
+"""The actions of the transaction log as records (IndexTables protocol, "Actions" and appendix A).
 
 A version file is a sequence of actions, one JSON object per line with one top-level key that names the action. This
 module maps records to and from those objects; it does no I/O. Unknown fields are ignored, an unknown action is refused,

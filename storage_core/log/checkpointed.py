@@ -1,4 +1,4 @@
-"""Which version is checkpointed, and in which form (design page 02, "Checkpoints")."""
+"""Which version is checkpointed, and in which form (docs/architecture/transaction-log.md, "Checkpoints")."""
 
 from __future__ import annotations
 

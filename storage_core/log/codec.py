@@ -1,4 +1,4 @@
-"""Version files as bytes: newline-delimited JSON behind gzip, and the dialects out there (design pages 02, 09).
+"""Version files as bytes: newline-delimited JSON behind gzip, and the dialects out there.
 
 Pure: bytes to records and back, no I/O. Encoding the same actions gives the same bytes on every machine and day.
 Decoding holds one line at a time beside the records, whatever the bytes expand to.

@@ -1,4 +1,4 @@
-"""What may commit on which head: the conflict table of design page 02 as checks derived from the actions themselves.
+"""What may commit on which head: a conflict table (docs/architecture/transaction-log.md) as checks of actions.
 
 Every attempt of a commit runs all checks against the head it would follow. They hold at the moment of the commit,
 because put-if-absent of the next version succeeds only while that head is still the newest.

@@ -1,4 +1,4 @@
-"""Deletion vectors: which rows of a split are superseded or deleted, as part of its `add` (design page 02).
+"""Deletion vectors: which rows of a split are superseded or deleted, as part of its `add`.
 
 Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable format; they stand in the
 action itself as base64 (`inline`) or in an object that the action names (`key`). Pure: no I/O, and a vector read from

@@ -1,4 +1,4 @@
-"""Features of a table that keep releases away which would misread or spoil it (design page 02; `docs/spec.md`, 2.1).
+"""Features of a table that keep releases away which would misread or spoil it (`docs/spec.md`, 2.1).
 
 A table has those that it needs and no more: one that never deletes and has one region opens in every release.
 """

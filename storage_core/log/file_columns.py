@@ -1,4 +1,4 @@
-"""Live splits as columns: one Arrow row per split, named and typed like the file entries of the Avro state (page 02).
+"""Live splits as columns: one Arrow row per split, named and typed like the file entries of the Avro state.
 
 `FILES_SCHEMA` is the one shape of such a table, whether its rows were read from manifests or made of actions. What
 looks at every split (data skipping, above all) works on these columns; only chosen rows become `Add` records.

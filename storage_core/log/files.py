@@ -1,4 +1,4 @@
-"""The live splits of a snapshot: what a state lists, less what was removed since, and what was added since (page 02).
+"""The live splits of a snapshot: what a state lists, less what was removed since, and what was added since.
 
 The list of a large table is kept in columns, in the parts that the state's manifests are, and a part is read only when
 somebody looks into it. Versions after the state are few, so what they added is kept as actions. Two snapshots that

@@ -1,4 +1,4 @@
-"""`_last_checkpoint`: where opening may start (design page 02, "Checkpoints"; lessons 05, 09, 46).
+"""`_last_checkpoint`: where opening may start (lessons 05, 09, 46).
 
 A hint and nothing more: missing, empty, torn, stale or ahead, the answer is the same, only slower. It is replaced by
 compare-and-swap and never goes backwards, and every body holds a nonce, so no two bodies have one ETag.

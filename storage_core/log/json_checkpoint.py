@@ -1,4 +1,4 @@
-"""Legacy checkpoints as JSON, in one file or in parts (design page 02; source: `004`, "JSON Checkpoint").
+"""Legacy checkpoints as JSON, in one file or in parts (IndexTables protocol, "JSON Checkpoint").
 
 The file is a version file that starts from nothing: every action that the snapshot consists of, one per line, gzip. In
 parts, the file is one line that lists them, put last: parts without it are nobody's. Slower to open than a state by an

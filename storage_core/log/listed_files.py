@@ -1,4 +1,4 @@
-"""What one checkpointed state lists: its manifests as parts in columns, each read when first looked at (page 02)."""
+"""What one checkpointed state lists: its manifests as parts in columns, each read when first looked at."""
 
 from __future__ import annotations
 

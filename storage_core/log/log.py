@@ -1,4 +1,4 @@
-"""The transaction log of one table: the only truth about its base (design page 02)."""
+"""The transaction log of one table: the only truth about its base (docs/architecture/transaction-log.md)."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ class TransactionLog:
     ) -> CommitResult:
         """Make `actions`, planned on `snapshot`, the next version: all of them, exactly once, or none.
 
-        Every check of design page 02 that follows from the actions, and every requirement, holds on the version the
-        commit follows. Actions whose transactions are all recorded write nothing. A given `commit_id` marks a possible
-        retry: the history up to `snapshot` is searched for it first, one GET per retained version. Uncontended: one
-        HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure is logged only. A `head`
-        that follows `snapshot` is tried first, so that versions known already are not read again. `rebase` adapts the
-        actions to a head whose splits have other deleted rows than the plan saw.
+        Every check of docs/architecture/transaction-log.md that follows from the actions, and every requirement, holds
+        on the version the commit follows. Actions whose transactions are all recorded write nothing. A given
+        `commit_id` marks a possible retry: the history up to `snapshot` is searched for it first, one GET per retained
+        version. Uncontended: one HEAD and one PUT, and every `checkpoint_interval` versions a checkpoint, whose failure
+        is logged only. A `head` that follows `snapshot` is tried first, so that versions known already are not read
+        again. `rebase` adapts the actions to a head whose splits have other deleted rows than the plan saw.
 
         Raises `InvalidInput`, `CommitConflict`, `Fenced`, `Unsupported`: nothing was written; `CommitUnknown`:
         call `find_commit` with its `commit_id`, or commit again with the same id.

@@ -1,4 +1,4 @@
-"""What the log says besides settings and splits: how far work has come, index segments, skips (design page 02)."""
+"""What the log says besides settings and splits: how far work has come, index segments, skips."""
 
 from __future__ import annotations
 

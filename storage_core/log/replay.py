@@ -1,4 +1,4 @@
-"""Finding and loading snapshots: hint, state, then forward probes; a listing only when those do not answer (page 02).
+"""Finding and loading snapshots: hint, state, then forward probes; a listing only when those do not answer.
 
 A version exists when its file does. The hint and the states only say where to start, so losing them costs requests,
 never answers. Any read error ends the load: a version file that cannot be read is never skipped (lesson 32).

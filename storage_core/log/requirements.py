@@ -1,4 +1,4 @@
-"""What a commit demands of the head it lands on, beyond what follows from its own actions (design page 02)."""
+"""What a commit demands of the head it lands on, beyond what follows from its own actions."""
 
 from __future__ import annotations
 

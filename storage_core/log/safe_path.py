@@ -1,6 +1,6 @@
 """Which paths a log entry may name: keys inside the table, spelled so that nobody can read them as anything else.
 
-Design page 10, rows 80 and 82. A path that fails here is refused before any store, file system or URL sees it.
+Design lessons 80 and 82. A path that fails here is refused before any store, file system or URL sees it.
 """
 
 from __future__ import annotations

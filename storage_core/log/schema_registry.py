@@ -1,4 +1,4 @@
-"""Schema registry of the log: one copy of each mapping, addressed by a hash of its canonical form (design page 02, 09).
+"""Schema registry of the log: one copy of each mapping, addressed by a hash of its canonical form.
 
 `add.docMappingRef` holds the hash, `metaData.configuration` the text under `docMappingSchema.<hash>`. Tables written by
 others also use the bare hash as the key; both are read, only the prefixed form is written.

@@ -1,4 +1,4 @@
-"""Index segments that a commit adds and removes, against the head it would follow (design page 02)."""
+"""Index segments that a commit adds and removes, against the head it would follow."""
 
 from __future__ import annotations
 

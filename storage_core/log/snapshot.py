@@ -1,4 +1,4 @@
-"""A snapshot: the complete state of a table at one version (design page 02).
+"""A snapshot: the complete state of a table at one version (docs/architecture/transaction-log.md).
 
 Snapshots are values. A reader takes one and never asks for "latest" twice; a commit is planned against one and checked
 against a newer one. `SnapshotBuilder` replays versions in time linear in their actions.

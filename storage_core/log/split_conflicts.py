@@ -1,4 +1,4 @@
-"""Splits that a commit adds and removes, against the head it would follow (design page 02, the conflict table).
+"""Splits that a commit adds and removes, against the head it would follow (the conflict table).
 
 Three rules, whatever the operation calls itself. A removed split is live, with the deletion vector that the plan saw,
 or that its rebase has seen: a compaction never brings back rows that somebody deleted meanwhile (lesson 26). An add

@@ -1,4 +1,4 @@
-"""A snapshot as Avro state and back (design page 02, "Checkpoints").
+"""A snapshot as Avro state and back (docs/architecture/transaction-log.md, "Checkpoints").
 
 Pure mapping: the state holds everything that a snapshot holds, and equal snapshots give equal records in equal order.
 What the source's format has no field for (protocol, transactions, fences, merge progress, segments, skips) travels as

@@ -1,4 +1,4 @@
-"""How the next state lists the live splits: which manifests stay, which are rewritten, what is new (design page 02).
+"""How the next state lists the live splits: which manifests stay, which are rewritten, what is new.
 
 A policy and nothing else: no requests but the reads of manifests that it decides to rewrite. The work is proportional
 to what is new, amortized: an entry is written once when it is new, and again only when the small manifest it lies in is

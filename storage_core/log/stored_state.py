@@ -1,4 +1,4 @@
-"""Checkpoints that are there: the root of a state, its manifests, and the snapshot that they hold (design page 02)."""
+"""Checkpoints that are there: the root of a state, its manifests, and the snapshot that they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags: names that keep a version readable, for ever or until they expire (design pages 02 and 06).
+"""Tags: names that keep a version readable, for ever or until they expire.
 
 All tags of a table are one small object, `_tags.json`, replaced by compare-and-swap: the collector finds every tag by
 one GET of a name it knows, never by a listing that may miss one (lesson 49). Here they are read

@@ -1,4 +1,4 @@
-"""The object store contract (design page 01): the few operations every promise of Tidemark rests on.
+"""The object store contract (docs/architecture/object-store.md): the few operations every promise of Tidemark rests on.
 
 A key is a table-relative path of `/`-separated segments (`formats.keys` builds and parses all of them). Stores hold
 whole immutable objects; only hints, tags and the collector's state are ever replaced, by compare-and-swap.

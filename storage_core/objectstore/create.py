@@ -1,4 +1,4 @@
-"""Creating an object once, also when the store loses the answer (design pages 01 and 03; lessons 01, 02 and 04).
+"""Creating an object once, also when the store loses the answer (lessons 01, 02 and 04).
 
 A put whose reply is lost may have taken effect, and a client library that tries again meets its own object as a
 conflict. So after anything but `Committed` what is stored is read, and nothing is ever cleaned up.

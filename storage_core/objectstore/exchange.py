@@ -1,4 +1,4 @@
-"""Replacing one small object by compare-and-swap, also when the store loses the answer (design pages 01 and 03)."""
+"""Replacing one small object by compare-and-swap, also when the store loses the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may name an object in any store, checked before the first request (design page 10, rows 80 and 81)."""
+"""What may name an object in any store, checked before the first request (lessons 80 and 81)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The object store contract on a directory of a local file system (design page 01)."""
+"""The object store contract on a directory of a local file system (docs/architecture/object-store.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from storage_core.objectstore.local_files import (
     temporary_file,
     what_lies,
 )
-from storage_core.objectstore.os_errors import REFUSED, not_written, typed, unavailable
+from storage_core.os_errors import REFUSED, not_written, typed, unavailable
 
 
 @dataclass(slots=True)

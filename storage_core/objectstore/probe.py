@@ -1,4 +1,4 @@
-"""Asking a store once whether it keeps the contract, before a table is trusted to it (design page 01).
+"""Asking a store once whether it keeps the contract, before a table is trusted to it.
 
 Some servers that speak S3's protocol take a conditional write for a plain one. On such a store two writers would both
 commit a version, and nobody would notice: so it is refused, with the name of what is missing. Some fronts drop the

@@ -1,4 +1,4 @@
-"""The object store contract on S3 and servers that speak its protocol (design page 01)."""
+"""The object store contract on S3 and servers that speak its protocol (docs/architecture/object-store.md)."""
 
 from __future__ import annotations
 

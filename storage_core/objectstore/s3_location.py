@@ -9,7 +9,7 @@
 | path style | `path_style` | `TIDEMARK_S3_PATH_STYLE` | true with an endpoint |
 
 Credentials are no part of a location: they come from boto3's own chain, and a URI that holds some is refused without
-being repeated (design page 10, lesson 85).
+being repeated (docs/architecture/lessons.md, lesson 85).
 """
 
 from __future__ import annotations

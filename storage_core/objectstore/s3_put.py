@@ -1,4 +1,4 @@
-"""Writing one object to S3 exactly once, also when a reply is lost (design page 01; lessons 01, 02, 04 and 60).
+"""Writing one object to S3 exactly once, also when a reply is lost (lessons 01, 02, 04 and 60).
 
 Each put carries a fresh *write id* in the object's user metadata. Whatever is no plain success is settled by a HEAD:
 our write id is a success, another one a conflict, and where nothing has changed the same put is sent again with the

@@ -1,4 +1,4 @@
-"""One chunk of a raw log, read from whichever store has it whole (design page 03; lessons 60 and 61)."""
+"""One chunk of a raw log, read from whichever store has it whole (lessons 60 and 61)."""
 
 from __future__ import annotations
 

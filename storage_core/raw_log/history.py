@@ -1,4 +1,4 @@
-"""The union of the histories that the stores of a raw log hold (design page 03, "Raw log").
+"""The union of the histories that the stores of a raw log hold (docs/architecture/ingestion.md, "Raw log").
 
 A chunk is the same bytes wherever it lies, named by its writer and number. So stores, restored backups and folders that
 were copied together add up: a chunk counts once, and one sound copy heals all torn, damaged or missing ones. What has

@@ -1,4 +1,4 @@
-"""The bounds of a raw log writer (design page 03, "Raw log")."""
+"""The bounds of a raw log writer (docs/architecture/ingestion.md, "Raw log")."""
 
 from __future__ import annotations
 

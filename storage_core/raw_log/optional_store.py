@@ -1,4 +1,4 @@
-"""A store that a raw log may lose: it gets every chunk as well as it can, and holds nobody up (design page 03).
+"""A store that a raw log may lose: it gets every chunk as well as it can, and holds nobody up.
 
 A thread of its own sends what is offered, in order. What waits is bounded in bytes; beyond that a chunk is left out of
 this store and counted. The union of all stores heals what one of them lacks (`raw_log.history`).

@@ -1,4 +1,4 @@
-"""The raw log: durable appends from many producers for many tables, kept in several stores (design page 03).
+"""The raw log: durable appends from many producers for many tables, kept in several stores.
 
     with RawLog(["s3://here/raw", RawStore("s3://elsewhere/raw", mandatory=False)]) as log:
         log.append("users", {"id": 1, "name": "Ada"})

@@ -1,6 +1,6 @@
 """Records of a raw log as typed records of a table: each fits the table's schema or is rejected with its reason.
 
-Nothing that a producer wrote raises here: one bad record never stops the others (design page 00, rule 7).
+Nothing that a producer wrote raises here: one bad record never stops the others (docs/architecture/README.md, rule 7).
 """
 
 from __future__ import annotations

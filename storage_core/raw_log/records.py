@@ -1,4 +1,6 @@
-"""Records as producers give them, checked and made text before anything is written (design page 03, "Records")."""
+"""Records as producers give them, checked and made text before anything is written (docs/architecture/ingestion.md,
+"Records").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a person calls a version to its snapshot: a number, a moment, or the name of a tag (design page 02).
+"""From what a person calls a version to its snapshot: a number, a moment, or the name of a tag.
 
 A tag's name starts with a letter, which no number and no time does, so one text never means two things. What is asked
 for and no longer retained is `NotFound` that says what is; damage stays `Corrupt`.
@@ -11,7 +11,7 @@ import re
 from typing import TypeAlias
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.gc.boundary import first_version
+from storage_core.log.boundary import first_version
 from storage_core.log.history import entries
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog

@@ -1,4 +1,4 @@
-"""What the log knows about the values in splits, column by column: statistics, windows, partitions (design page 02).
+"""What the log knows about the values in splits, column by column: statistics, windows, partitions.
 
 A `Source` answers for a batch of splits at once. Its bounds are keys of `rows.sortable`, inclusive, null where unknown;
 each side is decoded when somebody compares with it, and once.

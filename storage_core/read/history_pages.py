@@ -1,4 +1,4 @@
-"""Reading a table's records page by page, with tokens to go on from (design page 03, "Paged reading"; page 07).
+"""Reading a table's records page by page, with tokens to go on from (docs/architecture/reads.md).
 
 One moment of the table is captured when a history begins: the log tails and manifests of the regions, then the head of
 the log. All pages are of that moment. What they hold, one after the other, are the records of the base as puts, of the

@@ -1,4 +1,5 @@
-"""The records of a moment in the order of a history, from any place in it on (design page 03, "Paged reading").
+"""The records of a moment in the order of a history, from any place in it on (docs/architecture/ingestion.md, "Paged
+reading").
 
 First the base, split by split in the order of their paths, then the generations that it has not merged, region by
 region and in each by number (sorted ones are older than unsorted ones), then the durable log tail of each region.
@@ -105,7 +106,7 @@ class Moment:
             # highest one so far.
             for logged in wal.replay(self.store, mark.region, after=here.entry - 1, before=mark.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
-                if logged.entry.generation > merged:
+                if wal.belonging(logged, mark.flushed + 1).entry.generation > merged:
                     yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id))
 
     def _merged(self, region: int) -> int:

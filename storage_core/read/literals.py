@@ -1,4 +1,4 @@
-"""Literals of a condition against bounds of a column: one comparison for a million splits (design pages 02 and 07).
+"""Literals of a condition against bounds of a column: one comparison for a million splits.
 
 A literal stands for an interval of values: where DuckDB may round the literal or the column on its way to a common
 type, everything it may be rounded to belongs to the interval, so that a split is kept when any of it could match.

@@ -1,4 +1,4 @@
-"""Point lookups by primary key: the newest row of a key, or of many, exact (design page 07).
+"""Point lookups by primary key: the newest row of a key, or of many, exact (docs/architecture/reads.md).
 
 Of the regions' generations only those are read whose bounds and bloom filter admit the key, of the base only the splits
 whose minimum and maximum do; of such a split the key columns of the row groups that may hold it, the rest of a row
@@ -17,6 +17,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
@@ -59,6 +60,7 @@ def get(
     return get_many(store, snapshot, wanted, records=records)[0]
 
 
+@room("a lookup by key", size=QUERY_BYTES)
 def get_many(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
 ) -> list[dict[str, object] | None]:

@@ -1,4 +1,4 @@
-"""What is not merged into a snapshot, taken apart for a search (design pages 05 and 07; decision 0056).
+"""What is not merged into a snapshot, taken apart for a search (decision 0056).
 
 Of every key only the newest word counts. Where that is a whole row of a generation, the row is an answer from the
 generation, whose index segments know it by its place. All else, rows of the log and rows that patches make, is folded

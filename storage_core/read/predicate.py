@@ -1,9 +1,9 @@
 """Filters as data: what a reader asks for, in a form that can prune splits and be evaluated by DuckDB.
 
-A filter is built from typed expressions (`col("status") >= 500`) or parsed from a SQL predicate (design page 07:
-"parsed, never pasted"; lesson 83). Both become the same tree. What the tree cannot express stays `Opaque`: it is
-evaluated row by row and never prunes. Comparisons have SQL's three-valued meaning, with NaN greatest and equal to
-itself (design page 04).
+A filter is built from typed expressions (`col("status") >= 500`) or parsed from a SQL predicate
+that is parsed and never pasted (lesson 83). Both become the same tree. What the tree cannot express
+stays `Opaque`: it is evaluated row by row and never prunes. Comparisons have SQL's three-valued meaning, with NaN
+greatest and equal to itself (docs/architecture/compaction.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which splits can hold a row that a filter wants: by partition, window, bounds, expressions (design pages 02 and 07).
+"""Which splits can hold a row that a filter wants: by partition, window, bounds, expressions.
 
 Pruning is sound: a split is left out only when no row of it can make the filter true. Whatever is unknown (a missing
 statistic, or one that is no value of its column; an `Opaque` condition; a literal of another family than the column)

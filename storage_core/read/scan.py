@@ -1,4 +1,4 @@
-"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (design page 07)."""
+"""Scans: the rows of one snapshot, or of a snapshot and what is not merged into it yet (docs/architecture/reads.md)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
@@ -83,8 +84,8 @@ class Scan:
         relation, splits = self._answer()
         with query_errors("scan", splits):
             rows = relation.to_arrow_table()
-        names = self.columns if self.columns is not None else self.snapshot.schema.names
-        return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
+            names = self.columns if self.columns is not None else self.snapshot.schema.names
+            return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return all rows as a pandas data frame."""
@@ -94,6 +95,7 @@ class Scan:
     def _predicate(self) -> Predicate | None:
         return None if self.filter is None or self.records is not None else self.filter.predicate
 
+    @room("scan", size=QUERY_BYTES)
     def _answer(self) -> tuple[duckdb.DuckDBPyRelation, Sequence[Add]]:
         """The rows as a relation, and the splits they come from, which errors name."""
         splits = () if self.records is not None else prune(self.snapshot, self._predicate)

@@ -1,6 +1,6 @@
 """The tail of a keyed table, for a person to look at: its newest records, and what writers acknowledge after them.
 
-Nothing decides by what is here (design page 03, "Regions").
+Nothing decides by what is here (docs/architecture/ingestion.md, "Regions").
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Tail:
         return found
 
     def _since(self, snapshot: Snapshot, region: str, last: int) -> tuple[list[TailRecord | CollectedEntries], int]:
-        """What is flushed may be collected; behind it the log has no gaps (design page 03, "WAL")."""
+        """What is flushed may be collected; behind it the log has no gaps (docs/architecture/ingestion.md, "WAL")."""
         manifest = read_latest(self._store, region)
         if manifest is None:
             return [], last

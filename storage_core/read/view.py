@@ -1,4 +1,4 @@
-"""The moment at which an open table is read: a snapshot, and what of its regions lies over it (design page 07)."""
+"""The moment at which an open table is read: a snapshot, and what of its regions lies over it."""
 
 from __future__ import annotations
 

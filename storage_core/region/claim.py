@@ -1,4 +1,4 @@
-"""Claiming a region: from here on nobody else's write to it succeeds (design page 03, "Regions"; source `001`).
+"""Claiming a region: from here on nobody else's write to it succeeds (Lance MemWAL).
 
 The order matters. The manifest with the higher epoch comes first: whoever loads it knows. The sentinel comes second:
 whoever does not, collides. Then the manifest is read once more: a claim that slept between the two while another one

@@ -1,4 +1,4 @@
-"""Dealt generations: rows of the raw log in a region, exactly once (design page 03, "Raw log"; lesson 03).
+"""Dealt generations: rows of the raw log in a region, exactly once (lesson 03).
 
 The tide mark of the raw log is in the region's manifest: one put makes a generation and the chunks that it is made of
 known together. So a dealer that ends anywhere before it left nothing behind that counts, and one that comes after it

@@ -1,4 +1,4 @@
-"""Region fields as SQL: one expression over `col0, col1…`, run by DuckDB (design page 03; source `001`).
+"""Region fields as SQL: one expression over `col0, col1…`, run by DuckDB (Lance MemWAL).
 
 An expression must give one value per row and depend on nothing but its columns. DuckDB's own parser decides: every node
 of its tree is one of a closed set, and every function a scalar one that is the same on each call and makes no more of

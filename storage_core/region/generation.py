@@ -1,4 +1,5 @@
-"""Generations, read: what a flush, a dealer or a sort leaves behind (design page 03, "Memtable and generations").
+"""Generations, read: what a flush, a dealer or a sort leaves behind (docs/architecture/ingestion.md, "Memtable and
+generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
@@ -118,7 +119,7 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
     of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
     may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
     cost reading all of its records. Ask `overlap.admitted` before.
-    Raises `Corrupt` like `read_records`.
+    Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
     """
     key = wanted.column_names
     if not _admitted(store, generation, wanted):
@@ -128,11 +129,13 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
         yield from (matching(each, wanted, key) for each in parts)
         return
     places = _places(store, generation, wanted)
+    if places is not None and (beyond := sorted(places.keys() - {*generation.entries})):
+        raise _beyond(generation, f"WAL entry {beyond[0]}, which is not of it")
     for entry in generation.entries:
         if places is not None and entry not in places:
             continue
         records = _entry(store, generation, entry)
-        found = matching(records if places is None else records.take(pa.array(places[entry])), wanted, key)
+        found = matching(records if places is None else _taken(generation, records, places[entry]), wanted, key)
         if found.num_rows:
             yield found
 
@@ -170,7 +173,7 @@ def may_hold(store: ObjectStore, generation: Generation, wanted: pa.Table, key: 
 
 def _entry(store: ObjectStore, generation: Generation, entry: int) -> pa.Table:
     logged = wal.read_known(store, generation.region, entry)
-    if logged.entry.generation != generation.generation:
+    if not wal.is_of(logged, generation.generation):
         key = keys.wal_entry_key(generation.region, entry)
         raise Corrupt(
             f"{key}: expected an entry of generation {generation.generation}, found generation "
@@ -199,6 +202,18 @@ def _places(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Map
     except (Corrupt, NotFound) as error:
         _logger.warning("a key index of region %s is not usable: %s", generation.region, error)
         return None
+
+
+def _taken(generation: Generation, records: pa.Table, rows: key_index.Rows) -> pa.Table:
+    if rows[-1] >= records.num_rows:
+        raise _beyond(generation, f"row {rows[-1]} of a WAL entry of {records.num_rows}")
+    return records.take(pa.array(rows))
+
+
+def _beyond(generation: Generation, what: str) -> Corrupt:
+    # Reading everything instead would hide a forgery, or a defect of the writer, that leaves other keys out as well.
+    where = file_key(generation, INDEX_FILE)
+    return Corrupt(f"{where}: the key index of generation {generation.generation} names {what}", key=where)
 
 
 def read_filter(store: ObjectStore, generation: Generation) -> bloom.BloomFilter:

@@ -1,4 +1,4 @@
-"""Index segments of a generation: what a search asks instead of indexing its rows (design pages 03 and 05).
+"""Index segments of a generation: what a search asks instead of indexing its rows.
 
 A segment `<index>.seg` in the directory of the generation is a bundle like those of the base, with the directory's name
 as its identity. It covers the whole rows of the generation, those whose folded record is a put or a reset, ascending by

@@ -1,4 +1,4 @@
-"""Writing generations: fresh directories that count once the region's manifest names them (design page 03)."""
+"""Writing generations: fresh directories that count once the region's manifest names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: calls of many threads share a WAL entry (design page 03 "WAL"; decision 0044).
+"""Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL"; decision 0044).
 
 There is no thread that writes. Whoever waits for its rows while nobody writes takes what has gathered, its own calls
 and those of others, in the order of their arrival, and writes that as one entry; meanwhile the next calls gather. So

@@ -1,4 +1,4 @@
-"""The records of the generation that is being filled, in memory and readable at once (design page 03)."""
+"""The records of the generation that is being filled, in memory and readable at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A moment of regions that outlives the process which captured it (design page 03, "Paged reading").
+"""A moment of regions that outlives the process which captured it (docs/architecture/ingestion.md, "Paged reading").
 
 Unlike `region.unmerged.capture` it holds no records, only which they are: a version of the region's manifest names the
 generations, and two numbers the entries behind them. All of that is immutable, so whoever comes back with it reads the

@@ -1,4 +1,4 @@
-"""How a region writer gathers, bounds and flushes what it is given (design page 03; decision 0044)."""
+"""How a region writer gathers, bounds and flushes what it is given (docs/architecture/ingestion.md; decision 0044)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers hand to a writer, as checked records (design page 03, "Records").
+"""What callers hand to a writer, as checked records (docs/architecture/ingestion.md, "Records").
 
 Everything is refused before a byte is written, nothing after.
 """

@@ -1,4 +1,4 @@
-"""The registry of a table's regions: which there are, so that readers need no listing of the log (design page 03).
+"""The registry of a table's regions: which there are, so that readers need no listing of the log.
 
 `_mem_wal/_regions.json` names every region of a spec with fields; the region of the whole table needs no entry. It is
 extended by compare-and-swap *before* the first manifest of a region, so what was acknowledged is in a region that the

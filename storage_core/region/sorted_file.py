@@ -2,7 +2,7 @@
 
 Each chunk is an Arrow IPC stream like a data file of `formats.data_file`; the file is one behind the other. Where they
 begin, their checksums and the bounds of their keys are in the generation's manifest, so that a lookup finds by binary
-search which chunks may hold a key and reads only these (design page 03, "Raw log"; decision 0054).
+search which chunks may hold a key and reads only these (docs/architecture/ingestion.md, "Raw log"; decision 0054).
 """
 
 from __future__ import annotations

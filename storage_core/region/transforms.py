@@ -9,8 +9,8 @@
 | `multi_bucket(n)` | any columns | the same over all; null fields are left out, all null is bucket 0 |
 | `truncate(w)` | integer, string | the multiple of w at or below the value, at least -2**63; the first w characters |
 
-Parts are floored, also before 1970. But for buckets, null gives null. The parts follow source `001` (`date_part`),
-which the design page leaves open.
+Parts are floored, also before 1970. But for buckets, null gives null. The parts follow Lance MemWAL (`date_part`),
+which the source leaves open.
 """
 
 from __future__ import annotations

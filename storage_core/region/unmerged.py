@@ -1,4 +1,4 @@
-"""What is not merged into the base yet, for readers (design page 07, "Consistency")."""
+"""What is not merged into the base yet, for readers (docs/architecture/reads.md, "Consistency")."""
 
 from __future__ import annotations
 
@@ -111,4 +111,5 @@ def _capture(store: ObjectStore, region: str, *, include_wal: bool) -> CapturedR
     if manifest is None or not include_wal:
         return CapturedRegion(store=store, manifest=manifest, entries=())
     tail = wal.read_tail(store, region, after=manifest.replay_after_wal_id)
-    return CapturedRegion(store=store, manifest=manifest, entries=tuple(tail))
+    entries = tuple(wal.belonging(each, manifest.current_generation) for each in tail)
+    return CapturedRegion(store=store, manifest=manifest, entries=entries)

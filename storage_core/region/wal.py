@@ -1,4 +1,4 @@
-"""The write-ahead log of a region: append, search for the tail, replay (design page 03, "WAL").
+"""The write-ahead log of a region: append, search for the tail, replay (docs/architecture/ingestion.md, "WAL").
 
 Why a put-if-absent at the next number is a sufficient epoch check. A claim first commits a manifest with a higher
 epoch and then puts a sentinel at the first free number. A writer only ever advances over numbers it found occupied, so
@@ -133,6 +133,25 @@ def read_known(store: ObjectStore, region: str, entry: int) -> Logged:
         raise Corrupt(
             f"{key}: WAL entry {entry} of region {region} is missing from the middle of its log", key=key
         ) from error
+
+
+def belonging(logged: Logged, generation: int) -> Logged:
+    """Return an entry behind everything that is flushed, as one of `generation`, which is flushed next, at the least.
+
+    It may say less: a copy of the writer flushed the generation that it was written for, without it (decision 0087).
+    """
+    if logged.entry.generation >= generation:
+        return logged
+    return Logged(logged.id, replace(logged.entry, generation=generation))
+
+
+def is_of(logged: Logged, generation: int) -> bool:
+    """Tell whether an entry that this generation names may be of it.
+
+    One of a lower generation may, see `belonging`, if it says its number: without that it could have changed places.
+    """
+    found = logged.entry.generation
+    return found == generation or (found < generation and logged.entry.number is not None)
 
 
 def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Iterator[Logged]:

@@ -1,4 +1,4 @@
-"""The writer of a region: rows are durable when a call returns, and theirs is the only epoch (design page 03).
+"""The writer of a region: rows are durable when a call returns, and theirs is the only epoch.
 
 with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
     writer.put({"tailnum": "N1", "seats": 4})

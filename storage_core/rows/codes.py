@@ -1,9 +1,9 @@
 """Order-preserving integer codes of column values: the one place that defines the total order of values.
 
 Numbers numerically, -0.0 equal to 0.0 and NaN above everything; strings and binary by bytes (UTF-8, not UTF-16); false
-before true; null last in both directions unless `nulls_before` (design page 04 "Sort schema"; lessons 62, 63, 68, 69 of
-page 10). Strings and decimals are ranked through their distinct values, and dictionary columns through their
-dictionaries alone, so the rows themselves are only ever touched as integers.
+before true; null last in both directions unless `nulls_before` (lessons 62, 63, 68, 69). Strings and decimals are
+ranked through their distinct values, and dictionary columns through their dictionaries alone, so the rows themselves
+are only ever touched as integers.
 """
 
 from __future__ import annotations

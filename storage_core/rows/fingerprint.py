@@ -1,4 +1,4 @@
-"""A fingerprint of a multiset of rows: what compaction must leave unchanged (design page 04, MC-1, MC-2, MC-4).
+"""A fingerprint of a multiset of rows: what compaction must leave unchanged (MC-1, MC-2, MC-4).
 
 Every cell is hashed with the name of its column, the cells of a row are summed and mixed, and the mixed rows are
 summed. So neither the order of rows nor of columns counts, nor chunks, nor dictionaries; a null adds nothing, which

@@ -1,4 +1,4 @@
-"""Record merging: many records of a key become one, and records meet the base (design pages 03 "Records" and 09).
+"""Record merging: many records of a key become one, and records meet the base.
 
 A record is a row behind two columns: `_op`, and `_fields`, the columns that a patch gives. Newest wins:
 

@@ -1,7 +1,7 @@
 """64-bit keys of rows, packed from the codes of their columns, and the order, ranks and runs that keys give.
 
-Keys compare like the rows they are made of (`rows.codes` says how values do; design page 04 "Sort schema"), so sorting
-and finding equal rows is work on integers alone.
+Keys compare like the rows they are made of (`rows.codes` says how values do; docs/architecture/compaction.md, "Sort
+schema"), so sorting and finding equal rows is work on integers alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which rows are late: those whose event time is older than their arrival less the table's acceptance window.
 
-Decided before the acknowledgement, wherever rows come in (design pages 03 and 04, decision 0051). A row exactly at the
+Decided before the acknowledgement, wherever rows come in (decision 0051). A row exactly at the
 bound is in time; a time in the future and no time at all are never late.
 """
 

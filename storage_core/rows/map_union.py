@@ -1,4 +1,4 @@
-"""The union of map values: later entries win per key, as `dict.update` does (design page 03 "Records")."""
+"""The union of map values: later entries win per key, as `dict.update` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Murmur3 of column values exactly as Spark computes it: the base of the bucket transforms (design pages 03 and 09).
+"""Murmur3 of column values exactly as Spark computes it: the base of the bucket transforms.
 
 The x86 32-bit variant with Spark's tail: each byte behind the last whole word is mixed as a word of its own, signed.
 What is hashed of a value:

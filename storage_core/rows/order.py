@@ -1,4 +1,4 @@
-"""Sorting rows by a sort order: stable, total, and fast on presorted runs (design page 04 "Kernel", step 1).
+"""Sorting rows by a sort order: stable, total, and fast on presorted runs (step 1).
 
 Columns become integer codes (`rows.codes`), neighbouring codes are packed into 64-bit keys (`rows.keys`), and the keys
 are sorted stably. Presorted runs, as compaction has them, cost one merge pass per doubling.

@@ -1,4 +1,4 @@
-"""How many bytes rows take in memory, row by row: what a page of a history is measured by (design page 03).
+"""How many bytes rows take in memory, row by row: what a page of a history is measured by.
 
 A row has a place in the table's schema for each column, and is charged for all of it:
 

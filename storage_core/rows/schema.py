@@ -1,4 +1,4 @@
-"""Table schemas: Spark JSON in the log, Arrow in memory, and the only door through which rows enter (design page 02).
+"""Table schemas: Spark JSON in the log, Arrow in memory, and the only door through which rows enter.
 
 | Spark | Arrow | | Spark | Arrow |
 |---|---|---|---|---|

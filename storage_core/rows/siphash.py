@@ -1,4 +1,4 @@
-"""SipHash-2-4 with both keys 0, of many messages at once (Aumasson and Bernstein, 2012; design page 04)."""
+"""SipHash-2-4 with both keys 0, of many messages at once (Aumasson and Bernstein, 2012)."""
 
 from __future__ import annotations
 

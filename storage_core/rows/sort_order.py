@@ -1,4 +1,4 @@
-"""The order of the rows of one table: a sort schema bound to the columns that the table has (design page 04)."""
+"""The order of the rows of one table: a sort schema bound to the columns that the table has."""
 
 from __future__ import annotations
 

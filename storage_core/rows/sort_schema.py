@@ -4,10 +4,10 @@
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
 
 `__s`, `__i` and `__nf` are string, int64 and float64; any other suffix belongs to the name. `&` marks the cutoff: the
-columns from it up to the timestamp are not compared. The timestamp column is compared always, newest first, and so is
-a tiebreaker behind it; the time column of the table may stand under its own name. Nulls are last, whatever the
-direction, unless the schema says first. Design page 04 "Sort schema"; what is accepted, refused and equivalent: the
-tables of page 09. The place of nulls is our extension (decision 0070), and so is the own name (decision 0015).
+columns from it up to the timestamp are not compared. The timestamp column is compared always, newest first, and so is a
+tiebreaker behind it; the time column of the table may stand under its own name. Nulls are last, whatever the direction,
+unless the schema says first; see "Sort schema" in docs/architecture/compaction.md. The place of nulls is our extension
+(decision 0070), and so is the own name (decision 0015).
 """
 
 from __future__ import annotations

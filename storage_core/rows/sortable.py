@@ -1,4 +1,4 @@
-"""Values of a column as keys that compare by one machine comparison in the order of values (design page 04).
+"""Values of a column as keys that compare by one machine comparison in the order of values.
 
 Numbers numerically, −0.0 = 0.0, NaN greatest and equal to itself, false before true, strings by UTF-8 bytes, dates and
 timestamps as instants. Booleans, integers, floats, dates and timestamps become int64; decimals and strings stay, for

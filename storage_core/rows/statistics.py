@@ -1,7 +1,7 @@
 """Column statistics that never lie: every value lies between the bounds, in the total order of `rows.codes`.
 
 The bounds are text, because the log stores them as text; `decode` is the way back, so that numbers compare as numbers
-and numeric-looking strings as strings (lessons 62, 64 and 66 of design page 10). `decode_column` is the same way for
+and numeric-looking strings as strings (lessons 62, 64 and 66). `decode_column` is the same way for
 the bounds of many splits at once.
 
 | Type | Text | | Type | Text |

@@ -1,4 +1,4 @@
-"""`timeseries_id`: one number per series of points, which clusters them before the timestamp (design page 04).
+"""`timeseries_id`: one number per series of points, which clusters them before the timestamp.
 
 A series is a metric name, a type and tags. The columns follow from their names: `metric_name` (text) and `metric_type`
 (a whole number from 0 to 255; none counts as 0), and as tags all other string columns but those of the value and the

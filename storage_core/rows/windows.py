@@ -1,4 +1,4 @@
-"""Windows: fixed, epoch-aligned intervals of event time, named by their start in seconds (design page 04).
+"""Windows: fixed, epoch-aligned intervals of event time, named by their start in seconds.
 
 Floor division everywhere, before 1970 too. A duration divides the hour, so that a time stamp lies in exactly one window
 whatever its zone; whole-hour multiples are an extension of ours that a table has to ask for.

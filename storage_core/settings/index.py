@@ -1,4 +1,4 @@
-"""The definition of an index, and its form in `metaData.configuration` (design page 05)."""
+"""The definition of an index, and its form in `metaData.configuration` (docs/architecture/indexes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of `metaData.configuration`, which are texts: to them and back. Errors name the key (design page 02)."""
+"""Values of `metaData.configuration`, which are texts: to them and back. Errors name the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of late rows, and its form in `metaData.configuration` (design page 04; decision 0051)."""
+"""What becomes of late rows, and its form in `metaData.configuration` (decision 0051)."""
 
 from __future__ import annotations
 

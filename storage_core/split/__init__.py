@@ -1,1 +1,1 @@
-"""Splits: the immutable, sorted, self-describing Parquet files of the base table (design page 04)."""
+"""Splits: the immutable, sorted, self-describing Parquet files of the base table (docs/architecture/compaction.md)."""

@@ -1,4 +1,4 @@
-"""What a task must know of a table to write splits of it: fixed when the work is planned (design page 04)."""
+"""What a task must know of a table to write splits of it: fixed when the work is planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorted rows that pass in pieces, as splits of about the target size (design page 04, "Kernel", step 3)."""
+"""Sorted rows that pass in pieces, as splits of about the target size (step 3)."""
 
 from __future__ import annotations
 

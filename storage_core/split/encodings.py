@@ -1,8 +1,8 @@
 """Which Parquet encoding each column of a split gets: the smallest on a sample of its rows, as they will be stored.
 
-Design page 04, "Encodings are chosen". Sorting changes what is small: a series of counters wants differences, names in
-order want their common beginnings left out, and a dictionary of them all only grows. Every file records the choice, so
-that the merge of such files takes it over instead of measuring again.
+docs/architecture/compaction.md, "Encodings are chosen". Sorting changes what is small: a series of counters wants
+differences, names in order want their common beginnings left out, and a dictionary of them all only grows. Every file
+records the choice, so that the merge of such files takes it over instead of measuring again.
 """
 
 from __future__ import annotations

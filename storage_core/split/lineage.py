@@ -1,4 +1,4 @@
-"""Where a split came from, as the file itself says it: its table, and what it took the place of (design page 04).
+"""Where a split came from, as the file itself says it: its table, and what it took the place of.
 
 The log is the truth about which splits are live. When it is lost, files alone do not tell a compaction's output from
 its inputs, which lie beside it for weeks. So every file of a rewrite names the splits it replaces with their rows, and

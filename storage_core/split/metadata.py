@@ -1,4 +1,5 @@
-"""What a split file says about itself, and whether that equals what the log says (design page 04, "Split files").
+"""What a split file says about itself, and whether that equals what the log says (docs/architecture/compaction.md,
+"Split files").
 
 Everything is text in the Parquet key-value metadata, every key starting with `tidemark.`; a value that does not exist
 (no window, no source) is an absent key. The rest of the metadata, including native statistics, belongs to Parquet.
@@ -49,7 +50,7 @@ def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
     """Return the key-value metadata of the file that `add` speaks of; size and checksum cannot be part of it.
 
     `schema_string` is the schema of the columns that are really in the file, as Spark JSON; the file records its
-    registry hash (design page 02, "Schema registry").
+    registry hash (docs/architecture/transaction-log.md, "Schema registry").
     """
     entries: dict[str, str | None] = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""Which row groups of a split may hold a key, by bounds that the file has of them in its own metadata (page 07).
+"""Which row groups of a split may hold a key, by bounds that the file has of them in its own metadata.
 
 Parquet's statistics say the same in the footer, which has no checksum: damaged they would hide a row, and on some of
 them Arrow aborts the process. Our metadata is sealed.

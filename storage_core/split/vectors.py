@@ -1,4 +1,4 @@
-"""Deletion vectors of splits: read, verified, and written where they are best kept (design pages 02 and 03).
+"""Deletion vectors of splits: read, verified, and written where they are best kept.
 
 A vector hides rows of a file, which itself never changes. Rows are counted from 0 in file order.
 """

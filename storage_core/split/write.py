@@ -1,4 +1,4 @@
-"""Rows to splits, sorted and window by window (design page 04). Nothing here commits."""
+"""Rows to splits, sorted and window by window (docs/architecture/compaction.md). Nothing here commits."""
 
 from __future__ import annotations
 

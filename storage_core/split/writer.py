@@ -1,4 +1,4 @@
-"""One split as it is written: an immutable, sorted, self-describing Parquet file in one window (design page 04).
+"""One split as it is written: an immutable, sorted, self-describing Parquet file in one window.
 
 Nothing here commits: a split that no version names is an orphan, which the collector removes later.
 """

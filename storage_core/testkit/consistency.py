@@ -1,4 +1,4 @@
-"""What readers may see while others write, flush and merge: a model that judges recorded histories (design page 07).
+"""What readers may see while others write, flush and merge: a model that judges recorded histories.
 
 Whoever acts records what it did with stamps of one logical order: a stamp taken before a call began is lower than one
 taken after another call had ended exactly where the one really came first. `check` then asks whether each read is

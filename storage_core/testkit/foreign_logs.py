@@ -1,4 +1,4 @@
-"""Logs as others write them: the dialects of protocol version 4 that a reader meets (design page 09).
+"""Logs as others write them: the dialects of protocol version 4 that a reader meets.
 
 States hold the documented fields only, under other ids and in another order, and no action lines of ours; entries carry
 a field that nobody documented.

@@ -1,4 +1,4 @@
-"""A real S3 API server for tests, and a front that makes it fail as real ones do (design page 01).
+"""A real S3 API server for tests, and a front that makes it fail as real ones do (docs/architecture/object-store.md).
 
 The server is moto's, over HTTP on a free loopback port. Two things that S3 promises and moto 5.2 lacks are supplied
 here, for the server under test must be a right S3: requests are taken one at a time, because moto compares, stores and

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 -- the names of the tests are the sentences that a docstring would repeat
-"""What every object store must do, as tests that a backend subclasses (design page 01).
+"""What every object store must do, as tests that a backend subclasses (docs/architecture/object-store.md).
 
     class TestMyStore(StoreConformance):
         @pytest.fixture

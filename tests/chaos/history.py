@@ -57,7 +57,7 @@ class History:
                 latest=min((ended for epoch, ended in claims if epoch > each.said["epoch"]), default=None),
             )
             for each in self.calls
-            if each.said["op"] in WRITES and key in each.said["keys"] and each.outcome != REFUSED
+            if each.said["op"] in WRITES and key in each.said["keys"] and _may_have_written(each)
         ]
 
     def _reads(self, key: str) -> list[Read]:
@@ -106,6 +106,11 @@ class History:
             for each in self.done("look")
             if each.ended is not None
         ]
+
+
+def _may_have_written(call: Call) -> bool:
+    """Whether rows of the call may be there. One that gathers gives several: those before the refused one may be."""
+    return call.outcome != REFUSED or call.said["op"] == "gather"
 
 
 def _condition(read: Call, key: str) -> Condition | None:

@@ -1,7 +1,8 @@
 """One table and its model, driven through random operations one after the other; both must agree after each.
 
-After each operation the table must answer as its model does, asked for all of its rows and for some of them. So many
-seeds (`TIDEMARK_SCALE` times as many in a soak), each with a table of its own; `TIDEMARK_SEED` runs just that one.
+After each operation the table must answer as its model does: a scan or lookups of keys after every one, SQL and
+searches, too, after every few. So many seeds (`TIDEMARK_SCALE` times as many in a soak), each with a table of its own;
+`TIDEMARK_SEED` runs just that one.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ NEVER_MS = 3_600_000
 """Rows that nobody waits for are written by a call of the sequence, never by time."""
 
 STEPS = 80
+FEW = 5
+"""After so many operations the table is asked in all ways, after each in one that is quick."""
+
 UNCACHED = 0.1
 """How many of the searches find nothing that another one before made of the splits."""
 
@@ -165,11 +169,12 @@ class Sequence:
     # --- what is compared
 
     def compare(self) -> None:
-        """Ask the table for its rows and for some of them, each in some way and at some level, and the model."""
-        few = [self._compare_search, *[self._compare_get] * (2 if self.keyed else 0)]
-        for ways in ([self._compare_scan, self._compare_sql], few):
+        """Ask the table for its rows or for some of them, every few operations in all ways, and the model the same."""
+        quick = [self._compare_scan, *[self._compare_get] * self.keyed]
+        every = [*quick, self._compare_sql, self._compare_search]
+        for ask in every if len(self.done) % FEW == 0 else [self.random.choice(quick)]:
             level = self.random.choice([*LEVELS, "latest"])
-            self.random.choice(ways)(level, self.model.seen(level))
+            ask(level, self.model.seen(level))
 
     def _compare_scan(self, level: str, rows: list[Row]) -> None:
         if self.random.random() < 0.7:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.chaos import register, rows_kept
+from tests.chaos.history import History
 from tests.chaos.register import Is, Read, State, WithoutTag, Write
 from tests.chaos.rows_kept import Append, Look
 
@@ -125,3 +129,22 @@ def test_rows_that_may_be_are_explained(name: str) -> None:
 @pytest.mark.parametrize("name", BAD_ROWS)
 def test_rows_that_cannot_be_are_refused(name: str) -> None:
     assert rows_kept.unexplained(*BAD_ROWS[name]) is not None
+
+
+@pytest.mark.parametrize(("operation", "may_be"), [("gather", True), ("put", False)])
+def test_of_a_refused_call_only_rows_gathered_before_the_refused_one_may_be_there(
+    operation: str, may_be: bool, tmp_path: Path
+) -> None:
+    write: dict[str, object] = {"op": operation, "epoch": 1, "keys": ["k0"], "value": 3}
+    read: dict[str, object] = {"op": "read", "session": "s", "level": "latest", "way": "scan"}
+    calls = [(write, "refused", None), (read, "done", [["k0", 3, 3, "t0"]])]
+    lines: list[dict[str, object]] = []
+    for number, (said, outcome, found) in enumerate(calls):
+        lines.append({"call": number, "at": 2 * number, **said})
+        lines.append({"end": number, "at": 2 * number + 1, "outcome": outcome, "found": found})
+    (tmp_path / "one.journal").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if may_be:
+        History(tmp_path).judge()
+    else:
+        with pytest.raises(AssertionError, match="nothing explains"):
+            History(tmp_path).judge()

@@ -16,8 +16,8 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.spark import Spark
 from jobs.window_range import EVERY_WINDOW, WindowRange, window_range
-from storage_core import Table
 from tests.e2e.raw_access_log import Line, Log, read
+from tidemark import Table
 
 REPOSITORY = Path(__file__).parents[2]
 LATE_FILE = "4-late.log"

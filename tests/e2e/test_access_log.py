@@ -12,10 +12,10 @@ import pytest
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.ingest.quarantine import read_quarantine
 from tests.e2e.conftest import LATE_FILE, Story
 from tests.e2e.raw_access_log import Line, counted, lines_of
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

@@ -17,8 +17,8 @@ import pytest
 from jobs import ingest
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.ingest.quarantine import read_quarantine
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage_core import Table
+from tidemark import Table
 
 COMMITS = 100
 APPENDER = """
 import sys
-from storage_core import Table
+from tidemark import Table
 table = Table.open(sys.argv[1])
 for number in range(int(sys.argv[3])):
     table.append([{"writer": sys.argv[2], "number": number}])

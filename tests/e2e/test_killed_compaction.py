@@ -16,7 +16,7 @@ import pytest
 from jobs import collect, compact
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
+from tidemark import Table
 
 SCHEMA = pa.schema(
     [

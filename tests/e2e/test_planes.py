@@ -16,9 +16,9 @@ from jobs import catch_up, compact, merge
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.declaration import load
 from storage_core.region.router import TableWriter
+from tidemark import Table
 
 Row = dict[str, object]
 

@@ -14,8 +14,8 @@ import pytest
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.errors import Corrupt
+from tidemark import Table
 
 Main = Callable[[Sequence[str]], int]
 

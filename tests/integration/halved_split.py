@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage_core import Table
+from tidemark import Table
 
 
 def halve_split(table: Table, window: int) -> Path:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core import RawLog, Table
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.formats import wal_entry
@@ -31,6 +30,7 @@ from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.split.context import context_of
 from storage_core.testkit.ids import SeededIds
+from tidemark import RawLog, Table
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([("a", pa.int64()), ("text", pa.string())])
@@ -189,7 +189,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 import pyarrow as pa
 from pipelines.cli import main
-from storage_core import IndexDefinition, Table
+from tidemark import IndexDefinition, Table
 uri = str(here / "table")
 table = Table.create(uri, pa.schema([("text", pa.string())]), indexes=[IndexDefinition("words", "fulltext", ("text",))])
 table.append([{"text": "one two"}])

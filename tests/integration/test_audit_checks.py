@@ -14,12 +14,12 @@ from assets.launcher import InProcessLauncher, PipesLauncher
 from jobs.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.tables import read_tables
-from storage_core import Table
 from storage_core.compaction.execute import execute
 from storage_core.declaration import load
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Remove
 from storage_core.testkit.merge_plan import plan
+from tidemark import Table
 
 pytestmark = pytest.mark.dagster
 

@@ -17,7 +17,6 @@ from jobs.audit_request import AuditRequest, parse, parser, to_argv
 from jobs.spark import Spark
 from jobs.window_range import WindowRange
 from pipelines.cli import main
-from storage_core import Table
 from storage_core.compaction.execute import execute
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Remove
@@ -27,6 +26,7 @@ from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import SCHEMA
 from storage_core.testkit.merge_plan import plan
+from tidemark import Table
 
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
 WINDOW = int(START.timestamp())

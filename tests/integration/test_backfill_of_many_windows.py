@@ -19,10 +19,10 @@ from assets.launcher import InProcessLauncher
 from assets.partitions import partition_key, partitions_of, span_of
 from jobs.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
-from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
 from tests.scale import scaled
+from tidemark import Table
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -1,4 +1,6 @@
-"""Declared columns have Parquet Bloom filters in every split, also after a compaction (page 04, "Split files")."""
+"""Declared columns have Parquet Bloom filters in every split, also after a compaction (docs/architecture/compaction.md,
+"Split files").
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.compaction.execute import execute
 from storage_core.errors import InvalidInput
 from storage_core.testkit.merge_plan import plan
+from tidemark import Table
 
 SCHEMA = pa.schema(
     [

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.formats import keys
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
+from tidemark import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the installed `tidemark` runs; `pyproject.toml` is checked to say the same.
@@ -406,6 +406,11 @@ def test_search_adds_the_score_and_keeps_the_limit(events: str, run: Run) -> Non
     assert [line["score"] for line in by_status] == [1.0, 1.0]
 
 
+def test_search_takes_a_question_as_it_is_written(events: str, run: Run) -> None:
+    found = run("search", events, "what's (missing", "--index", "text", "--json").lines
+    assert found == run("search", events, "missing", "--index", "text", "--json").lines != []
+
+
 def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
     events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -664,6 +669,8 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["sql", "s3://key:secret@bucket/table", "select 1"], "credentials come from the environment"),
         (["search", "events", "x", "--index", "nope"], "nope"),
         (["search", "events", "x", "--index", "text", "--limit", "0"], "at least one row"),
+        (["search", "events", "can't", "--index", "text", "--syntax", "strict"], "Syntax Error"),
+        (["search", "events", "x", "--index", "text", "--syntax", "no"], "ask for one of lenient, strict"),
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),

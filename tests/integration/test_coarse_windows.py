@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from storage_core import Table
 from storage_core.compaction.execute import execute
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.read.predicate import col
 from storage_core.testkit import merge_plan
+from tidemark import Table
 
 if TYPE_CHECKING:
     from jobs.spark import Spark

@@ -22,7 +22,6 @@ from jobs.run import JobRun
 from jobs.spark import Spark
 from jobs.window_groups import Executed, GroupsOutcome, compact_groups, settle
 from jobs.window_range import WindowRange
-from storage_core import Table
 from storage_core.compaction import planner
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import MergeOperation
@@ -32,6 +31,7 @@ from storage_core.log.actions import Remove
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.merge_plan import plan
 from tests.integration.halved_split import halve_split, repair
+from tidemark import Table
 
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
 FIRST = int(START.timestamp())

@@ -1,4 +1,4 @@
-"""A compaction on Spark beside everybody else: the row "compact" of the conflict table of page 02, cell by cell.
+"""A compaction on Spark beside everybody else: the row "compact" of the conflict table, cell by cell.
 
 Somebody acts when the tasks of the compaction have written their splits and nothing is committed. What the table holds
 in the end is a model in plain Python, whoever won.

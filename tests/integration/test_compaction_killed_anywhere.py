@@ -23,12 +23,12 @@ from jobs import collect
 from jobs.code_archive import ROOT
 from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.copies import copy_into
 from storage_core.testkit.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
 from tests.scale import scaled
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

@@ -25,7 +25,6 @@ import pytest
 from jobs import collect
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
@@ -36,6 +35,7 @@ from storage_core.testkit.standalone_cluster import StandaloneCluster
 from storage_core.testkit.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
 from tests.integration.job_command import run_command
 from tests.integration.troubled_compaction import lose_the_executor, side_by_side, straggle
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

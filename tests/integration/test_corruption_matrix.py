@@ -1,4 +1,4 @@
-"""Every kind of object × every kind of damage (design page 10, rows 60 and 61; lessons 30 to 32, 41, 46, 47).
+"""Every kind of object × every kind of damage (lessons 60 and 61; lessons 30 to 32, 41, 46, 47).
 
 For each case four things hold. A reader gets its answer, or a typed error that names the object; never other rows.
 `fsck` finds the damage and says what to do. `repair` gives back everything else, in a new place. That place is clean.

@@ -22,10 +22,10 @@ from dagster._daemon.backfill import execute_backfill_iteration
 
 from assets.factory import asset_key
 from assets.partitions import partition_key, partitions_of, span_of
-from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
 from tests.scale import scaled
+from tidemark import Table
 
 PER_RUN = 96
 WINDOWS = scaled(PER_RUN) + 1

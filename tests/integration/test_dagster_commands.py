@@ -16,7 +16,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from pipelines.instance import home, open_instance
-from storage_core import Table
+from tidemark import Table
 
 # A daemon, its code server, a run and its job are one Python each: on a busy machine that takes minutes.
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1200)]

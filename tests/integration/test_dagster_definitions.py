@@ -32,10 +32,10 @@ from pipelines.instance import SETTINGS, home, open_instance
 from pipelines.run_requests import REASON, reason_tags
 from pipelines.tables import load_tables, tables_folder
 from pipelines.unfinished import process_tags
-from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS
+from tidemark import Table
 
 pytestmark = pytest.mark.dagster
 

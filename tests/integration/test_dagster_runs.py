@@ -24,9 +24,9 @@ from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
 from pipelines.run_requests import RANGE_END, RANGE_START
 from pipelines.tables import load_tables
-from storage_core import Table
 from storage_core.declaration import load
 from storage_core.formats.keys import version_key
+from tidemark import Table
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 

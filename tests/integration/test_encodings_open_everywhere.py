@@ -1,4 +1,4 @@
-"""Every encoding of a split opens in Spark, DuckDB, Polars, DataFusion and delta-rs (design page 04)."""
+"""Every encoding of a split opens in Spark, DuckDB, Polars, DataFusion and delta-rs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tidemark describe` and `tidemark files` on logs that Tidemark did not write: each dialect of design page 09."""
+"""`tidemark describe` and `tidemark files` on logs that Tidemark did not write: each dialect that is in use."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core import Table
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("time", pa.timestamp("us", "UTC"), nullable=False), ("value", pa.int64())])
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)

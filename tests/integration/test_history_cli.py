@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core import Table
 from storage_core.log.tags import read_tags
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 Run = Callable[..., list[dict[str, Any]]]

@@ -1,4 +1,6 @@
-"""A history read page by page over HTTP, each page by a table that is opened anew (design page 03, "Paged reading")."""
+"""A history read page by page over HTTP, each page by a table that is opened anew (docs/architecture/ingestion.md,
+"Paged reading").
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.compaction import execute as compaction
 from storage_core.ids import SystemIds
 from storage_core.region import merge
@@ -15,6 +16,7 @@ from storage_core.rows import fold
 from storage_core.testkit.keyed_table import PLANES
 from storage_core.testkit.merge_plan import plan as plan_compaction
 from storage_core.testkit.s3_server import S3Server
+from tidemark import Table
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ from pipelines.commands.orchestration import require_complete
 from pipelines.instance import home, open_instance
 from pipelines.interruption import noticed
 from pipelines.unfinished import unfinished
-from storage_core import Table
 from storage_core.declaration import load
 from storage_core.errors import Interrupted
 from storage_core.formats.lease import RELEASED_MS
 from storage_core.leases.stored import stored_leases
 from tests.integration.ticks import DECLARATION
+from tidemark import Table
 
 pytestmark = pytest.mark.dagster
 

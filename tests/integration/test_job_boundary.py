@@ -21,9 +21,9 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
 from jobs.window_range import WindowRange
-from storage_core import Table
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
+from tidemark import Table
 
 DECLARATION = """\
 name: events

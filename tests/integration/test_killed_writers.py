@@ -21,7 +21,6 @@ from pathlib import Path
 from random import Random
 from typing import Self
 
-from storage_core import Table
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
 from storage_core.settings.table import TableConfig
@@ -29,6 +28,7 @@ from storage_core.testkit.keyed_table import KeyedTable
 from storage_core.testkit.s3_server import S3Server
 from tests.integration.threaded_writer import THREADS, journal_of
 from tests.scale import scaled
+from tidemark import Table
 
 KILLS = scaled(12)
 S3_KILLS = scaled(4)

@@ -13,10 +13,10 @@ from jobs import ingest
 from jobs.request import JobRequest
 from jobs.spark import Spark
 from jobs.window_range import window_range
-from storage_core import Table
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.quarantine import read_entries
 from storage_core.settings.late_data import LatePolicy
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from jobs.request import JobRequest
-from storage_core import Table
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.keyed_table import KeyedTable
 from storage_core.testkit.s3_server import S3Server
 from storage_core.testkit.standalone_cluster import StandaloneCluster
 from tests.integration.job_command import run_command
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

@@ -148,7 +148,7 @@ import sys
 from jobs import compact
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core import Table
+from tidemark import Table
 import pyarrow as pa
 uri = sys.argv[1]
 table = Table.create(uri, pa.schema([("a", pa.int64())]))

@@ -1,7 +1,7 @@
 """A writer in a real process is stopped (SIGSTOP) between and within its calls; another claims its region and writes.
 
 When it wakes it knows nothing of that. It is told so by the first number that it finds taken, before it acknowledges
-anything, and what it was told before its pause is kept (design page 03, "Claim").
+anything, and what it was told before its pause is kept (docs/architecture/ingestion.md, "Claim").
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ for number, uri in json.loads(sys.argv[1]):
 # It is never stopped: it puts one row after the other and says so of each, until it is told that it is fenced.
 BUSY_WRITER = """
 import itertools, sys
-from storage_core import Table
+from tidemark import Table
 from storage_core.errors import WriterFenced
 
 writer = Table.open(sys.argv[1]).writer()

@@ -1,4 +1,4 @@
-"""Point lookups: what `get` finds in generations and splits, and the requests that it may cost (design page 07)."""
+"""Point lookups: what `get` finds in generations and splits, and the requests that it may cost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import Overwrite
 from storage_core.testkit.keyed_table import KeyedTable
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
 GENERATIONS = 5

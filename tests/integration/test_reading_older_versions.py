@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.errors import InvalidInput
+from tidemark import Table
 
 INDEX = {"name": "tags", "kind": "bitmap", "columns": ["tag"]}
 

@@ -17,11 +17,11 @@ import pytest
 from jobs.code_archive import ROOT
 from pipelines.cli import main
 from pipelines.commands.unmerged import _print
-from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.read.tail import CollectedEntries
 from storage_core.testkit.keyed_table import KeyedTable
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("n", pa.int64())])
 

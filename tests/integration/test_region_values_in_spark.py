@@ -1,4 +1,4 @@
-"""The same region values from Spark columns as from Arrow batches, and the buckets of design page 09 natively."""
+"""The same region values from Spark columns as from Arrow batches, and the reference buckets natively."""
 
 from __future__ import annotations
 

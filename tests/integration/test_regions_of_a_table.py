@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core import Table, col
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
@@ -16,6 +15,7 @@ from storage_core.region.progress import list_regions
 from storage_core.region.router import RoutingWriter, TableWriter
 from storage_core.region.writer import RegionWriter
 from storage_core.testkit.keyed_table import KeyedTable
+from tidemark import Table, col
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
 REGIONS = [{"transform": "bucket", "source": "id", "n": 4}]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pipelines.cli import main
-from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.index import catch_up
 from storage_core.log.actions import MergeSkip
+from tidemark import Table
 
 HOUR = 3600
 NOW = int(dt.datetime.now(dt.UTC).timestamp())

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.read.unmerged_figures import unmerged_figures
 from storage_core.region.spec import DeclaredField
+from tidemark import Table
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("year", pa.int64())])

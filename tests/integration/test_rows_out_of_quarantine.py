@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import main
-from storage_core import Table
+from tidemark import Table
 
 DECLARATION = """\
 name: clicks

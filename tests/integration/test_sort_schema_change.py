@@ -1,4 +1,4 @@
-"""A sort schema that changes: new splits follow it, old ones keep theirs, and the two never mix (page 04, SS-4)."""
+"""A sort schema that changes: new splits follow it, old ones keep theirs, and the two never mix (SS-4)."""
 
 from __future__ import annotations
 

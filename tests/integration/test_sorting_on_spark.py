@@ -13,11 +13,11 @@ from jobs.holder import holder_of
 from jobs.request import JobRequest
 from jobs.spark import Spark
 from pipelines.cli import main as tidemark
-from storage_core import Table
 from storage_core.errors import Held
 from storage_core.leases.lease import acquire
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import read_registry
+from tidemark import Table
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,6 @@ from shutil import rmtree
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.clock import SystemClock
 from storage_core.compaction.audit import audit
 from storage_core.errors import InvalidInput
@@ -22,6 +21,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.resolve import open_store
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
+from tidemark import Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 ROWS = pa.table({"n": [1, 2], "text": ["a", "b"]}, SCHEMA)

@@ -12,7 +12,6 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core import Table, col
 from storage_core.creation import configure
 from storage_core.declaration import load
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable
@@ -22,6 +21,7 @@ from storage_core.read.relation import query_errors
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.table import exists
+from tidemark import Table, col
 
 SCHEMA = pa.schema(
     [

@@ -16,10 +16,10 @@ from assets.launcher import Context, InProcessLauncher, JobName, Launcher, Repor
 from jobs.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from pipelines.instance import home, open_instance
-from storage_core import Table
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import Held
 from tests.integration.ticks import DECLARATION
+from tidemark import Table
 
 pytestmark = pytest.mark.dagster
 

@@ -1,4 +1,4 @@
-"""A column regular expression matches every value of its column, in Python and in RE2 (page 09)."""
+"""A column regular expression matches every value of its column, in Python and in RE2."""
 
 from __future__ import annotations
 

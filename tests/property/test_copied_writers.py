@@ -6,6 +6,7 @@ are told must hold all the same.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import WriterFenced
+from storage_core.fsck.check import fsck
+from storage_core.fsck.repair import repair
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.claim import claim
 from storage_core.region.options import WriterOptions
@@ -20,6 +23,7 @@ from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import record_schema
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable, seats
 from tests.scale import scaled
 
@@ -91,3 +95,53 @@ def test_two_copies_do_not_flush_one_generation_each() -> None:
         second.flush()
     first.put({"tailnum": "later", "seats": 1})
     assert seats(table) == {"before": 0, "later": 1}
+
+
+OPERATIONS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["put", "put", "flush", "merge"])), max_size=12)
+
+
+@given(OPERATIONS)
+@settings(max_examples=scaled(100), deadline=None)
+def test_what_a_copy_appends_to_a_generation_that_another_flushed_is_of_the_next_one(
+    steps: list[tuple[int, str]],
+) -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as before:
+        before.put({"tailnum": "before", "seats": 0})
+    writers, told = copies(table, 3), {"before": 0}
+    for number, (who, what) in enumerate(steps):
+        with suppress(WriterFenced):
+            match what:
+                case "put":
+                    writers[who].put([{"tailnum": name, "seats": number} for name in ("same", f"n{number}")])
+                    told |= {"same": number, f"n{number}": number}
+                case "flush":
+                    writers[who].flush()
+                case _:
+                    table.merge()
+        assert seats(table) == told
+    assert fsck(table.store, clock=table.clock).clean
+    with table.writer() as after:
+        assert seats(table) == told
+        after.flush()
+    assert seats(table) == told
+    assert fsck(table.store, clock=table.clock).clean
+    table.merge()
+    assert seats(table) == told
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_repair_keeps_what_a_copy_appended_behind_the_flush_of_another(flushed: bool) -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as before:
+        before.put({"tailnum": "before", "seats": 0})
+    first, second = copies(table, 2)
+    first.flush()
+    table.merge()
+    second.put({"tailnum": "late", "seats": 1})
+    if flushed:
+        with table.writer() as after:
+            after.flush()
+    target = KeyedTable(MemoryStore("repaired"))
+    repair(table.store, target.store, clock=table.clock, ids=SeededIds(7))
+    assert seats(target) == seats(table) == {"before": 0, "late": 1}

@@ -1,6 +1,7 @@
 """Whatever a table holds and whenever it is run: the rows of windows that have left are gone, and no other row is.
 
-Times lie at window edges, before 1970 and nowhere (null); rows are judged in plain Python by the definition of page 04.
+Times lie at window edges, before 1970 and nowhere (null); rows are judged in plain Python by the definition of
+docs/architecture/compaction.md.
 """
 
 from __future__ import annotations

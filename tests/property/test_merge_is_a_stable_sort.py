@@ -1,6 +1,6 @@
 """A merge is the stable sort of the concatenation by the schema: against plain Python and DuckDB, by every strategy.
 
-Lessons 62, 63, 68 and 69 of design page 10; `TIDEMARK_SCALE` tries more examples.
+Lessons 62, 63, 68 and 69 of docs/architecture/lessons.md; `TIDEMARK_SCALE` tries more examples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A merge moves columns of any type with their rows, and says the truth about them: against Python and DuckDB.
 
-MC-1 to MC-4 and SS-5 of design page 04. `TIDEMARK_SCALE` tries more examples.
+MC-1 to MC-4 and SS-5 of docs/architecture/compaction.md. `TIDEMARK_SCALE` tries more examples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folding and applying records against a dictionary (design page 03 "Records")."""
+"""Folding and applying records against a dictionary (docs/architecture/ingestion.md, "Records")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fingerprint of rows against Python's own multiset of them (design page 04, MC-1)."""
+"""The fingerprint of rows against Python's own multiset of them (docs/architecture/compaction.md, MC-1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting, ranking and statistics against plain Python, over every ordered type (page 04; lessons 62-64, 68, 69)."""
+"""Sorting, ranking and statistics against plain Python, over every ordered type (lessons 62-64, 68, 69)."""
 
 from __future__ import annotations
 

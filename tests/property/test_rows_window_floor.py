@@ -1,4 +1,4 @@
-"""Windows against Python's own floor division (lessons 29 and 65 of design page 10)."""
+"""Windows against Python's own floor division (lessons 29 and 65)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches of what is not merged yet: the rows of a dictionary, at each level of consistency (design page 07)."""
+"""Searches of what is not merged yet: the rows of a dictionary, at each level of consistency."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ class Searched:
             parts = captured.parts(snapshot)
         found = search(self.table.store, snapshot, query, index=index, limit=1000, unmerged=parts, cache_dir=cache)
         rows: list[dict[str, Any]] = found.to_pylist()
+        assert rows == sorted(rows, key=lambda row: (-row["score"], row["lot"], row["name"]))
         return rows
 
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core import Table
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from storage_core.read.relation import Verified, splits_source
 from storage_core.split.writer import with_file_figures
 from tests.scale import scaled
+from tidemark import Table
 
 SCHEMA = pa.schema(
     [

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core import QueryLimits, Table
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
 from tests.scale import scaled
+from tidemark import QueryLimits, Table
 
 CANARY = "canary-7f3a91"
 LIMITS = QueryLimits(seconds=20, memory_bytes=64 * 2**20, spill_bytes=2**20)

@@ -87,10 +87,10 @@ class Process:
             self.sure = self.perhaps
 
     def end(self) -> None:
-        """Let no thread of the process outlive it."""
-        if self.writer is not None:
+        """Let no thread of the process outlive it, and hear of the rows that it was given and never wrote."""
+        for end in (self.writer.close, self.writer.sync) if self.writer is not None else ():
             with suppress(Crash, Exception):
-                self.writer.close()
+                end()
 
 
 def row(name: str, seats: int | None) -> Row:

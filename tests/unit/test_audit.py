@@ -1,4 +1,4 @@
-"""What an audit looks at, what it cannot judge, and that none of the invariants of page 04 is left out."""
+"""What an audit looks at, what it cannot judge, and that no invariant (docs/architecture/compaction.md) is left out."""
 
 from __future__ import annotations
 

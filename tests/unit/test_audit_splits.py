@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.compaction.audit import audit
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.log.actions import Add
@@ -17,6 +16,7 @@ from storage_core.log.deletion_vector import inline
 from storage_core.rows.sort_order import bind
 from storage_core.testkit.events import CONFIG, SCHEMA, events, snapshot
 from tests.unit.audited_events import FIRST, LATER, OTHER_ORDER, Events, lying, sorted_rows
+from tidemark import Table
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Bitmap segments: equality and IN over typed values, nulls excluded (design page 05)."""
+"""Bitmap segments: equality and IN over typed values, nulls excluded (docs/architecture/indexes.md)."""
 
 from __future__ import annotations
 

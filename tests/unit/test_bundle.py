@@ -1,4 +1,4 @@
-"""Bundles: what comes back is what was packed, or a typed error (design pages 05 and 10, lessons 60 and 61)."""
+"""Bundles: what comes back is what was packed, or a typed error (lessons 60 and 61)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Column regular expressions: the golden values of design page 09, and what splits say of their columns."""
+"""Column regular expressions: their reference values, and what splits say of their columns."""
 
 from __future__ import annotations
 

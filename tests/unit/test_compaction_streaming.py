@@ -1,4 +1,4 @@
-"""A merge reads every input once, forwards, and holds a piece of the output at a time (page 04; decision 0066)."""
+"""A merge reads every input once, forwards, and holds a piece of the output at a time (decision 0066)."""
 
 from __future__ import annotations
 

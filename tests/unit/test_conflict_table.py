@@ -1,4 +1,4 @@
-"""Design page 02, "Committing": every cell of the conflict table, and the rules beside it (lessons 13, 25 and 26)."""
+"""Design "Committing": every cell of the conflict table, and the rules beside it (lessons 13, 25 and 26)."""
 
 from __future__ import annotations
 

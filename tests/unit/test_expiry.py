@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.expiry import ExpiredWindow, plan
 from storage_core.declaration import load
@@ -23,6 +22,7 @@ from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot
 from storage_core.testkit.many_splits import snapshot_of_many
+from tidemark import Table
 
 DAY_MS = 24 * HOUR_MS
 

@@ -1,4 +1,4 @@
-"""The walk over actions visits every field that can hold a key (design page 06, "Roots"; lesson 42)."""
+"""The walk over actions visits every field that can hold a key (lesson 42)."""
 
 from __future__ import annotations
 

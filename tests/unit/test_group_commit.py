@@ -1,4 +1,4 @@
-"""Calls of many threads in one entry, rows that nobody waits for, and bounds on both (design page 03 "WAL")."""
+"""Calls of many threads in one entry, rows that nobody waits for, and bounds on both."""
 
 from __future__ import annotations
 

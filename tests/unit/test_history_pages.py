@@ -1,4 +1,4 @@
-"""A table read in pages: of any size, from any place, by any process, at one moment (design page 03)."""
+"""A table read in pages: of any size, from any place, by any process, at one moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
-from storage_core import Table
 from storage_core.clock import HOUR_MS
 from storage_core.compaction import execute as compaction
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
@@ -38,6 +37,7 @@ from storage_core.testkit.keyed_table import PLANES, KeyedTable
 from storage_core.testkit.meanwhile import Meanwhile
 from storage_core.testkit.merge_plan import plan as plan_compaction
 from storage_core.testkit.paged_history import WHOLE, folded, page_of, pages_of, view_of
+from tidemark import Table
 
 CONFIG = TableConfig(
     primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=HOUR_MS, gc_horizon_ms=HOUR_MS

@@ -1,4 +1,4 @@
-"""Tokens: what was encoded comes back, and everything else is refused by a typed error (design page 03)."""
+"""Tokens: what was encoded comes back, and everything else is refused by a typed error."""
 
 from __future__ import annotations
 

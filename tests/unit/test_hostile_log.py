@@ -1,6 +1,6 @@
 """Version files written by somebody who means harm: a typed error that names key and line, within bounded memory.
 
-Design page 10, lessons 80 and 82.
+Design lessons 80 and 82.
 """
 
 from __future__ import annotations

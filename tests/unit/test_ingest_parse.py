@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+import resource
 import tempfile
 import threading
 from datetime import UTC, date, datetime
@@ -18,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core import declaration
+from storage_core.engine.session import Room
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.ingest import line_files
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
@@ -370,6 +373,25 @@ def test_text_that_a_type_would_have_to_guess_at_is_rejected(tmp_path: Path, col
     assert reason.startswith(f"column {column}: not a valid ")
 
 
+def test_a_line_that_takes_more_than_the_memory_of_a_conversion_is_a_typed_error_that_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_files, "CONVERSION", Room(threads=1, memory_bytes=2**20))
+    line = json.dumps({"text": "x" * 4 * 2**20, "level": 1})
+    with pytest.raises(Unavailable, match=r"a\.ndjson: to read it takes more memory"):
+        parsed(tmp_path, "a.ndjson", (line + "\n") * 6, SCHEMA.remove(0), format="ndjson", null_values=("-",))
+
+
+def test_a_long_text_in_json_takes_memory_in_proportion(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    text = "," * 5_000_000
+    lines = [f'{{"text": "{text}", "level": 1}}', f'{{"text": "{text}", "d": 1e5}}']
+    schema = pa.schema([("text", pa.string()), ("level", pa.int32()), ("d", pa.decimal128(9, 1))])
+    result = parsed(tmp_path, "a.ndjson", "\n".join(lines), schema, format="ndjson")
+    assert result.rows.column("text").to_pylist() == [text, text]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 2**10  # of KB; 1.2 GB by steps back
+
+
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
@@ -431,6 +453,59 @@ def test_a_csv_record_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     assert result.rows.column("text").to_pylist() == ["ok"]
     assert reasons(result) == [(2, "the line is not UTF-8")]
     assert base64.b64decode(result.rejected[0].text) == b"2024-01-01,caf\xe9"
+
+
+CAFE = b"caf\xe9"
+UNCLOSED = "a quote that opens in the record is never closed; the rest of the file is in it"
+
+
+def test_a_misshapen_csv_record_that_is_not_utf8_is_the_only_one_rejected(tmp_path: Path) -> None:
+    schema = pa.schema([("level", pa.int32()), ("text", pa.string()), ("größe", pa.string())])
+    data = "\ufefflevel,größe,text\n1,ä-,ünd\n1,".encode() + CAFE + b"\n2,,\n3," + CAFE + ",é\n4,ä,\n".encode()
+    result = parsed(tmp_path, "a.csv", data, schema, format="csv", null_values=("ä-",))
+    assert result.rows.to_pylist() == [
+        {"level": 1, "text": "ünd", "größe": None},
+        {"level": 2, "text": None, "größe": None},
+        {"level": 4, "text": None, "größe": "ä"},
+    ]
+    assert reasons(result) == [(3, "the record has 2 fields, the header has 3"), (5, "the line is not UTF-8")]
+    assert [base64.b64decode(each.text) for each in result.rejected] == [b"1," + CAFE, b"3," + CAFE + ",é".encode()]
+
+
+@pytest.mark.parametrize("block_bytes", [200, 32 * 2**20])
+@pytest.mark.parametrize("tail", [b"2,x\n3,y", b'2,""\n', b"2,x\n,,,", b"2,\xe9\n", b""])
+@pytest.mark.parametrize("shape", [b'1,"', b'1,2,"', b'"'])
+def test_a_csv_quote_that_is_never_closed_rejects_its_record_with_all_that_follows(
+    tmp_path: Path, shape: bytes, tail: bytes, block_bytes: int
+) -> None:
+    good = b'1,"two\nlines"\n,,,\n2,x\n'
+    file = landed(tmp_path, "a.csv", b"level,text\n" + good * 10 + shape + tail)
+    spec = LandingSpec(uri=file.uri, format="csv")
+    blocks = list(parse_blocks(file, spec, SCHEMA.remove(0), None, block_bytes=block_bytes))
+    assert sum(block.rows.num_rows for block in blocks) == 20
+    *others, last = [line for block in blocks for line in block.rejected]
+    assert [each.line for each in others] == list(range(3, 32, 3))
+    assert (last.line, last.reason) == (32, UNCLOSED)
+    kept = last.text.encode() if last.encoding == "utf-8" else base64.b64decode(last.text)
+    assert kept.replace(b'"', b"").endswith((shape + tail).replace(b'"', b""))
+
+
+def test_a_csv_quote_that_is_not_closed_within_two_blocks_rejects_the_file_and_names_the_record(
+    tmp_path: Path,
+) -> None:
+    for before in (5, 50, 500):
+        text = "level,text\n" + "1,x\n" * before + '1,"y\n' + "2,z\n" * 500
+        file = landed(tmp_path, "a.csv", text)
+        spec = LandingSpec(uri=file.uri, format="csv")
+        last = list(parse_blocks(file, spec, SCHEMA.remove(0), None, block_bytes=200))[-1]
+        assert last.unreadable
+        assert f"record {before + 2}: " in last.rejected[0].reason
+
+
+def test_a_csv_header_with_a_quote_that_is_never_closed_is_shown_in_part(tmp_path: Path) -> None:
+    result = parsed(tmp_path, "a.csv", 'level,"text\n' + "1,x\n" * 20_000, format="csv")
+    assert result.unreadable
+    assert len(result.rejected[0].reason) < 1000
 
 
 @pytest.mark.parametrize("header", ["at,other", "at,at", "\n"])

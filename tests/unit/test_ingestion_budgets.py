@@ -1,6 +1,7 @@
 """What claim, append, flush, merge and `get` cost in requests: exact, in one table, for a table of one region.
 
-A change here is a change of what users pay; page 01, "Request budgets". Opening the log is not part of any of it.
+A change here is a change of what users pay; docs/architecture/object-store.md, "Request budgets". Opening the log is
+not part of any of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The newest record of a key, from a memtable and from a generation, without looking at all (design page 03)."""
+"""The newest record of a key, from a memtable and from a generation, without looking at all."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from storage_core.errors import Corrupt
 from storage_core.formats import key_index, keys
 from storage_core.formats.generation_manifest import INDEX_FILE, MANIFEST_FILE, Generation
+from storage_core.formats.key_hash import key_hashes
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
@@ -143,6 +145,22 @@ def test_a_damaged_index_costs_time_and_denies_nothing(
         table.store.put(where, {"empty": b"", "another": other, "flipped": flipped}[damage], Overwrite())
     assert found(table, held, "N7") == [("N7", 2)]
     assert where in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("entries", "lengths", "named"),
+    [([2], [99], "row 98 of a WAL entry of"), ([77], [1], "WAL entry 77, which is not of it")],
+)
+def test_an_index_that_names_what_is_not_there_is_corrupt(
+    table: KeyedTable, entries: list[int], lengths: list[int], named: str
+) -> None:
+    held = flushed(table)
+    entries = [held.entries[0]] if lengths != [1] else entries
+    forged = key_index.build(np.repeat(key_hashes(wanted("N7"), ["tailnum"]), lengths), entries, lengths)
+    where = keys.generation_file_key(held.region, held.path, INDEX_FILE)
+    table.store.put(where, forged, Overwrite())
+    with pytest.raises(Corrupt, match=f"{INDEX_FILE}: the key index of generation 1 names {named}"):
+        found(table, replace(held, key_index=xxhash.xxh3_64_hexdigest(forged)), "N7")
 
 
 def test_any_arrow_reader_opens_a_key_index() -> None:

@@ -21,7 +21,6 @@ from jobs.run import POLL_MS, JobRun
 from jobs.spark import Spark
 from jobs.window_range import WindowRange
 from pipelines.cli import main as tidemark
-from storage_core import Table
 from storage_core.errors import Fenced, Held
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import decode
@@ -36,6 +35,7 @@ from storage_core.objectstore.reading import exists
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
 from storage_core.testkit.log_tables import log_on, metadata, split
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
 HOUR = 3600

@@ -1,4 +1,4 @@
-"""The Avro state: same bytes every time, the ids of the source, and states that others wrote (design pages 02, 09)."""
+"""The Avro state: same bytes every time, the ids of the source, and states that others wrote."""
 
 from __future__ import annotations
 

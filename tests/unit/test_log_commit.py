@@ -1,4 +1,4 @@
-"""Committing: what lands at which cost, what no head could accept, races and time (design page 02)."""
+"""Committing: what lands at which cost, what no head could accept, races and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protocol versions and features: what this release may read, and what it may write (design page 02)."""
+"""Protocol versions and features: what this release may read, and what it may write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The merge order of design page 09, and the runs that hold it (page 04, "Kernel")."""
+"""The merge order, and the runs that hold it (docs/architecture/compaction.md, "Kernel")."""
 
 from __future__ import annotations
 

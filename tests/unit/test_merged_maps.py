@@ -1,4 +1,4 @@
-"""Map columns whose entries patches merge: what each operation does to them (design pages 03 "Records" and 09)."""
+"""Map columns whose entries patches merge: what each operation does to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden bytes of the region manifest, and WAL entries that do not verify (design pages 03 and 09)."""
+"""Golden bytes of the region manifest, and WAL entries that do not verify."""
 
 from __future__ import annotations
 

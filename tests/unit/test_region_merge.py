@@ -1,4 +1,4 @@
-"""Merging is exactly-once and in order, and leaves one live row per key (design pages 03 and 09; lessons 20 to 28)."""
+"""Merging is exactly-once and in order, and leaves one live row per key (lessons 20 to 28)."""
 
 from __future__ import annotations
 

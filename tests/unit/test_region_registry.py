@@ -1,4 +1,4 @@
-"""The registry names every region before it holds a row, and is made again when it is lost (design page 03)."""
+"""The registry names every region before it holds a row, and is made again when it is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing to several regions, and reading all of them without a gap or a double (design pages 03 and 07)."""
+"""Writing to several regions, and reading all of them without a gap or a double."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_the_collector_keeps_the_registry_and_what_is_not_merged() -> None:
 
 @pytest.mark.parametrize("moment", range(22))
 def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_and_no_double(moment: int) -> None:
-    """The order of page 07 for several regions: registry, per region manifest and log, then the head."""
+    """The order of reads of several regions: registry, per region manifest and log, then the head."""
     memory = MemoryStore("planes")
     table = make(memory)
     with table.routing_writer() as writer:

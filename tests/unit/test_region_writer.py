@@ -1,4 +1,4 @@
-"""The region writer: acknowledged means durable and ours (design page 03; lessons 01, 02, 05, 08, 20, 21)."""
+"""The region writer: acknowledged means durable and ours (lessons 01, 02, 05, 08, 20, 21)."""
 
 from __future__ import annotations
 

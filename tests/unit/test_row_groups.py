@@ -1,4 +1,4 @@
-"""Which row groups a lookup reads, and by how many requests; no bound of a footer alone hides a row (page 07)."""
+"""Which row groups a lookup reads, and by how many requests; no bound of a footer alone hides a row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage_core import Table
 from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Overwrite
 from storage_core.split import row_groups
 from storage_core.split.metadata import sealed
 from storage_core.split.read import open_split
 from storage_core.testkit.keyed_table import KeyedTable
+from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 ROWS_PER_GROUP = 3

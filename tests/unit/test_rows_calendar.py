@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from pipelines.commands import output
-from storage_core import Table
 from storage_core.errors import InvalidInput
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.calendar import as_text, beyond, within_calendar
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
+from tidemark import Table
 
 INSTANT = pa.timestamp("us", "UTC")
 YEAR_10000 = 253_402_300_800_000_000

@@ -1,4 +1,4 @@
-"""Record merging: the golden table of design page 09, and every pair of operations of page 03."""
+"""Record merging: its reference values, and every pair of operations (docs/architecture/ingestion.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting and ranking: the cases of lessons 62, 63 and 69 of design page 10, spelled out."""
+"""Sorting and ranking: the cases of lessons 62, 63 and 69, spelled out."""
 
 from __future__ import annotations
 

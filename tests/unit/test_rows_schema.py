@@ -1,4 +1,4 @@
-"""Schemas as Spark JSON, and the door through which rows enter a table (lessons 66, 68, 69 of design page 10)."""
+"""Schemas as Spark JSON, and the door through which rows enter a table (lessons 66, 68, 69)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binding a sort schema to a table (design page 04)."""
+"""Binding a sort schema to a table (docs/architecture/compaction.md)."""
 
 from __future__ import annotations
 

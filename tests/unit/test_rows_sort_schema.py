@@ -1,4 +1,4 @@
-"""The sort schema language: every row of the golden tables of design page 09."""
+"""The sort schema language: every row of the golden tables of docs/architecture/reference-values.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of values order as the values do: one definition for every type (design page 04)."""
+"""Keys of values order as the values do: one definition for every type (docs/architecture/compaction.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics in text form: the table in `storage_core.rows.statistics`, lessons 62, 64 and 66 of design page 10."""
+"""Statistics in text form: the table in `storage_core.rows.statistics`, lessons 62, 64 and 66."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Window arithmetic: the golden table of design page 09 and lessons 29 and 65 of page 10."""
+"""Window arithmetic: the golden table of docs/architecture/reference-values.md and lessons 29 and 65."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden values of design page 09, "Schema registry hash"."""
+"""Golden values of docs/architecture/reference-values.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodings are chosen per column by what is smallest, recorded, and taken over by merges (design page 04)."""
+"""Encodings are chosen per column by what is smallest, recorded, and taken over by merges."""
 
 from __future__ import annotations
 

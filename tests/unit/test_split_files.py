@@ -1,4 +1,4 @@
-"""Written splits: self-describing, in one window, sorted, about the target size (design page 04)."""
+"""Written splits: self-describing, in one window, sorted, about the target size (docs/architecture/compaction.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`timeseries_id`: the golden values of design page 09, and where ids come from."""
+"""`timeseries_id`: the golden values of docs/architecture/reference-values.md, and where ids come from."""
 
 from __future__ import annotations
 

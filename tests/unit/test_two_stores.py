@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from examples import two_stores
-from storage_core import Table
+from tidemark import Table
 
 TOLD = ["EWR-0000", "EWR-0001", "JFK-0000"]
 

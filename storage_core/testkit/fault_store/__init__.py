@@ -1,7 +1,7 @@
 """A store whose requests fail as real ones do: lost replies, drops, late arrivals, outages, damage, crashes.
 
 What happens is scripted per kind of request and part of the key, or by the number of the request, one step each; or it
-follows from a seed at given rates. A request without a step is answered by the wrapped store (design page 10).
+follows from a seed at given rates. A request without a step is answered by the wrapped store.
 """
 
 from storage_core.testkit.fault_store.faults import (

@@ -1,4 +1,4 @@
-"""What can go wrong with one request, a closed set per kind of request (design page 10, lessons 01 to 05, 41, 49, 61).
+"""What can go wrong with one request, a closed set per kind of request (lessons 01 to 05, 41, 49, 61).
 
 No two members have one text: enumerations of text are equal when their texts are, whatever class they belong to.
 """
