@@ -102,5 +102,6 @@ def test_the_time_column_under_its_own_name_changes_no_table(tmp_path: Path) -> 
         file.write_text(f"{text}uri: {tmp_path / 't'}\nsort_schema: path|{name}/V2\n")
         table = Table.declare(load(file))
         assert (table.version, table.config.sort_schema) == (0, "path|timestamp/V2")
-    made = Table.create(str(tmp_path / "u"), Table.open(str(tmp_path / "t")).schema, time_column="at", sort_schema="path|at/V2")
+    schema = Table.open(str(tmp_path / "t")).schema
+    made = Table.create(str(tmp_path / "u"), schema, time_column="at", sort_schema="path|at/V2")
     assert made.config.sort_schema == "path|timestamp/V2"
