@@ -43,7 +43,7 @@ def tick(raw_log: DeclaredRawLog) -> Iterator[RunRequest | SkipReason]:
     with Spark() as spark:  # a dry run has no work for it, so none is started
         planned = deal.run(replace(raw_log.request, dry_run=True), spark)
     chunks, held = planned.details["chunks"], planned.details["held"]
-    if chunks:
+    if isinstance(chunks, int) and chunks:
         yield RunRequest(tags=reason_tags(f"{counted(chunks, 'chunk')} waiting"))
     else:
         yield SkipReason("nothing to do" + (f"; held back by missing chunks: {held}" if held else ""))

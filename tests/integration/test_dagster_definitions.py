@@ -236,7 +236,7 @@ def test_the_tags_of_a_run_fit_the_list_of_runs() -> None:
     assert reason_tags("3 splits to compact") == {REASON: "3 splits to compact"}
     (long,) = reason_tags("; ".join(f"index_{number} lacks 2 splits" for number in range(50))).values()
     assert len(long) == 60
-    shown = {key: value for key, value in process_tags().items() if get_tag_type(key) is not TagType.HIDDEN}
+    shown = {key: value for key, value in process_tags().items() if get_tag_type(key) is not TagType.HIDDEN}  # type: ignore[no-untyped-call]
     assert shown == {}
 
 
