@@ -329,7 +329,7 @@ class Table:
         """Return the best `limit` rows for a query on an index, with a `score` column, best first.
 
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly.
-        Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0100).
+        Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0094).
         A full-text query that does not parse (`can't`), or names no column of the index, asks for any of its words;
         with `syntax="strict"` it is refused. `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a
         folder that nobody else may write to; None keeps them for this call only. Raises `NotFound` for an unknown

@@ -142,8 +142,10 @@ def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
     text.seek(0)
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))))
-    except (csv.Error, StopIteration) as error:
-        raise Corrupt(f"it is not a CSV file with a header ({error or 'it has no line'})") from error
+    except StopIteration:
+        raise Corrupt("it is not a CSV file with a header (it has no line)") from None
+    except csv.Error as error:
+        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
     if len(columns) > len(names):
         raise Corrupt(_other_columns([each for each in columns if each not in names]))
 

@@ -1,7 +1,7 @@
 """Search: rows by an index, exact however far the index and the merge lag (decision 0056).
 
 What has no segment is indexed on the fly and takes part as if it had one. So rows, scores and order are the same caught
-up, lagging, or without any segment. Equal scores are ordered by the rows (decision 0100).
+up, lagging, or without any segment. Equal scores are ordered by the rows (decision 0094).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def search(
 
     Full text scores by BM25 (`fulltext.parse` has the syntax) over all rows of the splits, the whole rows of each
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
-    statistics until their split is written anew or their generation merged, and are never returned; decision 0100 has
+    statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
     the bound. Every bitmap match scores 1.0 (`bitmap.parse`). The score column is `_score` where the table has a column
     `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only.
 

@@ -1,4 +1,4 @@
-"""The order of answers: by score, and among equal scores by what is in the rows (decision 0100).
+"""The order of answers: by score, and among equal scores by what is in the rows (decision 0094).
 
 So it does not depend on the split, generation or place that a row is in, and pages stay as they are over a compaction.
 """
