@@ -100,7 +100,7 @@ def _record(chance: random.Random, depth: int = 0) -> Any:
 
 def _deep(chance: random.Random) -> Any:
     made: Any = "long"
-    for _ in range(chance.choice([20, 70, 900])):
+    for _ in range(chance.choice([20, 70, 300])):
         made = chance.choice([{"type": "array", "items": made}, {"type": {"type": "map", "values": made}}])
     return {"type": "record", "name": "R", "fields": [{"name": "n", "type": made}]}
 
