@@ -13,9 +13,6 @@ CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts 
 # Test files are dealt to at most four processes; those of one file stay together, for they share Spark and servers.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 
-# The Dagster instance of the demo and the UI. The tests make their own and never see this one.
-WITH_DAGSTER := DAGSTER_HOME="$(CURDIR)/.dagster"
-
 # Tests try SCALE times as many examples, seeds and kills.
 PYTEST = TIDEMARK_SCALE="$(SCALE)" $(VENV)/python -m pytest
 
@@ -37,8 +34,8 @@ setup: ## Make .venv from requirements/dev.lock and find or install Java; quick 
 	@$(PYTHON) -m scripts.environment $(LOCK)
 	@$(PYTHON) -m scripts.find_java > /dev/null
 
-demo: setup .dagster/dagster.yaml ## Run the whole pipeline on real data through Dagster and ask it five questions
-	@$(WITH_JAVA) $(WITH_DAGSTER) $(VENV)/python -m examples.demo
+demo: setup ## Run the whole pipeline on real data through Dagster and ask it five questions
+	@$(WITH_JAVA) $(VENV)/python -m examples.demo
 
 test: setup ## Run the tests that speak for the product: some minutes on two cores
 	@$(WITH_JAVA) $(PYTEST) -m "not extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
@@ -79,12 +76,8 @@ types: setup ## Check types with mypy (strict)
 bench: setup ## Run all benchmarks and write benchmarks/RESULTS.md
 	@$(WITH_JAVA) $(VENV)/python -m benchmarks.run_all
 
-ui: setup .dagster/dagster.yaml ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
-	@$(WITH_JAVA) $(WITH_DAGSTER) $(VENV)/tidemark ui --port $(PORT)
-
-# A link, so that an edit of dagster.yaml is in force at once.
-.dagster/dagster.yaml: dagster.yaml
-	@mkdir -p .dagster && ln -sf ../dagster.yaml $@
+ui: setup ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
+	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT)
 
 lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgrade takes newer versions)
 	@UV="$$($(PYTHON) -m scripts.installer)" && compile() { "$$UV" pip compile --quiet --universal --python-version 3.11 \

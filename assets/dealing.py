@@ -1,4 +1,6 @@
-"""The asset of one raw log, `<raw log>/dealt`: its rows are in its tables ("Assets")."""
+"""The asset of one raw log, `<raw log>/dealt`: its rows are in its tables (docs/architecture/orchestration.md,
+"Assets").
+"""
 
 # No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
+from jobs.lists import counted
 from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
@@ -149,7 +150,7 @@ def _merge(seen: Seen) -> Demands:
     if not work:
         return Demands()
     mark = " ".join(f"{each.region}:{each.after}+{len(each.generations)}" for each in work)
-    return Demands((Demand(mark=mark, reason=f"{sum(len(each.generations) for each in work)} generations wait"),))
+    return Demands((Demand(mark=mark, reason=f"generations that wait: {sum(len(each.generations) for each in work)}"),))
 
 
 def _sort(seen: Seen) -> Demands:
@@ -159,7 +160,7 @@ def _sort(seen: Seen) -> Demands:
         return Demands()
     mark = " ".join(f"{each.region}:{each.generations[0].generation}+{len(each.generations)}" for each in work)
     count = sum(len(each.generations) for each in work)
-    return Demands((Demand(mark=mark, reason=f"{count} generations wait unsorted"),))
+    return Demands((Demand(mark=mark, reason=f"generations that wait unsorted: {count}"),))
 
 
 def _expire(seen: Seen) -> Demands:
@@ -185,13 +186,17 @@ def _compact(seen: Seen) -> Demands:
         return Demands()
     if span is None:
         splits = sum(debt.splits for debt in debts)
-        return Demands((Demand(mark=_newest_split(table, EVERY_WINDOW), reason=f"{splits} splits to compact"),))
+        return Demands(
+            (Demand(mark=_newest_split(table, EVERY_WINDOW), reason=f"{counted(splits, 'split')} to compact"),)
+        )
     windows = [debt.window_start for debt in debts if debt.window_start is not None and span.holds(debt.window_start)]
     wanted = []
     for first, last in contiguous(windows, span.window_seconds):
         chosen = span.range_of(first, last)
         splits = sum(debt.splits for debt in debts if chosen.holds(debt.window_start))
-        wanted.append(Demand(windows=chosen, mark=_newest_split(table, chosen), reason=f"{splits} splits to compact"))
+        wanted.append(
+            Demand(windows=chosen, mark=_newest_split(table, chosen), reason=f"{counted(splits, 'split')} to compact")
+        )
     left_out = len(debts) - len(windows)
     warnings = [f"{left_out} windows with debt lie outside the partitions; run `tidemark compact {declaration.name}`"]
     return Demands(tuple(wanted), tuple(warnings if left_out else ()))
@@ -217,7 +222,7 @@ def _catch_up(seen: Seen) -> Demands:
     missing = {each.index: len(each.work) for each in plans if not each.empty}
     if not missing and not new:
         return Demands()
-    lacking = [f"{name} lacks {count} splits" for name, count in missing.items()]
+    lacking = [f"{name} lacks {counted(count, 'split')}" for name, count in missing.items()]
     mark = " new ".join([_newest_split(table, EVERY_WINDOW), *new])
     reason = ", ".join([*lacking, *(f"{name} is new" for name in new)])
     return Demands((Demand(mark=mark, reason=reason, indexes=(*missing, *new)),))
@@ -257,4 +262,4 @@ def _newest_split(table: Table, windows: WindowRange) -> str:
 
 def _files(files: Iterable[LandedFile]) -> str:
     sizes = [file.size for file in files]
-    return f"{len(sizes)} landed files, {sum(sizes):,} bytes"
+    return f"{counted(len(sizes), 'landed file')}, {counted(sum(sizes), 'byte')}"

@@ -23,6 +23,7 @@ from examples.narrator import Narrator
 from examples.producer import RAW_LOG
 from jobs.spark import Spark
 from pipelines.catalog import build_definitions
+from pipelines.instance import open_instance
 from pipelines.jobs import job_name
 from pipelines.raw_logs import read_raw_logs
 from pipelines.run_requests import range_tags
@@ -95,7 +96,7 @@ def main() -> int:
     started = time.perf_counter()
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     narrator = Narrator(console)
-    with DagsterInstance.get() as instance, Spark() as spark:
+    with open_instance() as instance, Spark() as spark:
         pipeline = Pipeline(instance, spark, narrator)
         logs = run_access_log(pipeline, narrator)
         aircraft = run_planes(pipeline, narrator)

@@ -1,4 +1,5 @@
-"""Deal: the closed segments of a raw log go to its tables, each record once ("Raw log").
+"""Deal: the closed segments of a raw log go to its tables, each record once (docs/architecture/ingestion.md, "Raw
+log").
 
 python -m jobs.deal --raw-log raw_logs/x.yaml --table tables/a.yaml --table tables/b.yaml
 """

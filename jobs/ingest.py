@@ -1,4 +1,5 @@
-"""Ingest: landed files become sorted, windowed splits, each row exactly once ("batch ingest").
+"""Ingest: landed files become sorted, windowed splits, each row exactly once (docs/architecture/ingestion.md, "Batch
+ingest").
 
 python -m jobs.ingest --table-uri … [--declaration tables/x.yaml] [--window START | --from A --to B]
 """

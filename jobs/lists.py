@@ -18,3 +18,8 @@ def shortened(items: Sequence[object], most: int) -> list[object]:
 def listed(names: Sequence[object]) -> str:
     """Return the first `MOST_LISTED` of these names as an error lists them, and how many more there are."""
     return ", ".join(map(str, shortened(names, MOST_LISTED)))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"

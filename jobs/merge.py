@@ -1,4 +1,5 @@
-"""Merge: apply the generations of a keyed table's regions to its base, newest wins ("Merge").
+"""Merge: apply the generations of a keyed table's regions to its base, newest wins (docs/architecture/ingestion.md,
+"Merge").
 
 python -m jobs.merge --table-uri …
 """

@@ -73,11 +73,11 @@ def _words(value: object) -> str:
         case int() if value is not True:
             return f"{value:,}"
         case Mapping():
-            words = {name: _words(each) for name, each in value.items()}
+            words = {name: text for name, each in value.items() if (text := _words(each))}
+            if any("," in name for name in words):  # sentences, such as reasons: a line each
+                return "".join(f"\n    {text:>10}  {name}" for name, text in words.items())
             nested = {name for name, each in value.items() if isinstance(each, Mapping)}
-            return ", ".join(
-                f"{name} ({text})" if name in nested else f"{name} {text}" for name, text in words.items() if text
-            )
+            return ", ".join(f"{name} ({text})" if name in nested else f"{name} {text}" for name, text in words.items())
         case list() | tuple():
             return ", ".join(filter(None, map(_words, value)))
         case _:

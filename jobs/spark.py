@@ -1,7 +1,8 @@
 """Spark as jobs use it: a session that starts only when there is work, and one task per work item.
 
 A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
-and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike ("Spark";
+and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike
+(docs/architecture/orchestration.md, "Spark";
 decision 0076).
 """
 

@@ -10,8 +10,10 @@ from dagster import AssetSelection, Definitions, RunRequest, ScheduleDefinition,
 from assets.dealing import build_dealt_asset, dealt_key
 from assets.names import identifier
 from jobs import deal
+from jobs.lists import counted
 from jobs.spark import Spark
 from pipelines.raw_logs import DeclaredRawLog
+from pipelines.run_requests import reason_tags
 
 
 def build_raw_log(raw_log: DeclaredRawLog) -> Definitions:
@@ -41,7 +43,7 @@ def tick(raw_log: DeclaredRawLog) -> Iterator[RunRequest | SkipReason]:
     with Spark() as spark:  # a dry run has no work for it, so none is started
         planned = deal.run(replace(raw_log.request, dry_run=True), spark)
     chunks, held = planned.details["chunks"], planned.details["held"]
-    if chunks:
-        yield RunRequest(tags={"tidemark/reason": f"{chunks} chunks wait"})
+    if isinstance(chunks, int) and chunks:
+        yield RunRequest(tags=reason_tags(f"{counted(chunks, 'chunk')} waiting"))
     else:
         yield SkipReason("nothing to do" + (f"; held back by missing chunks: {held}" if held else ""))

@@ -1,4 +1,4 @@
-"""Where Dagster keeps its history for this repository: `.dagster/`, with a link to the repository's `dagster.yaml`."""
+"""Where Dagster keeps its history: `.dagster/` beside `tables/`, with a link to the settings that come with us."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pipelines.tables import tables_folder
 from storage_core.errors import InvalidInput
 
 DAGSTER_HOME = "DAGSTER_HOME"
-_SETTINGS = "dagster.yaml"
+SETTINGS = Path(__file__).resolve().with_name("dagster.yaml")
+WORKSPACE = SETTINGS.with_name("workspace.yaml")
 
 
 def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
     """Return the instance's folder, made where it is missing: `DAGSTER_HOME`, else `.dagster/` in the root.
 
-    The root is the folder that holds `tables/`. The settings are linked, not copied, so that an edit of `dagster.yaml`
-    is in force at once. Idempotent. Raises `InvalidInput` when the folder cannot be made.
+    The root is the folder that holds `tables/`. In `.dagster/` the settings are linked to those of the package, unless
+    a file of the user's is there. Idempotent. Raises `InvalidInput` when the folder cannot be made.
     """
     if named := environment.get(DAGSTER_HOME):
         return _made(Path(named).resolve())
-    base = (root or tables_folder().parent).resolve()
-    folder = _made(base / ".dagster")
-    link = folder / _SETTINGS
-    if not link.exists() and (base / _SETTINGS).is_file():
+    folder = _made((root or tables_folder().parent).resolve() / ".dagster")
+    link = folder / SETTINGS.name
+    if not link.exists() or (link.is_symlink() and link.readlink() != SETTINGS):
         link.unlink(missing_ok=True)
-        link.symlink_to(Path("..") / _SETTINGS)
+        link.symlink_to(SETTINGS)
     return folder
 
 

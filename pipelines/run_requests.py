@@ -19,6 +19,7 @@ from storage_core.declaration import TableDeclaration
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
 REASON = "tidemark/reason"
+_LONGEST_REASON = 60
 
 
 def answer(
@@ -42,9 +43,15 @@ def run_requests(declaration: TableDeclaration, job: JobName, found: Demands) ->
             run_key=f"{declaration.name} {job} {span}{demand.mark}",
             job_name=job_name(declaration.name, job),
             partition_key=first if first == last else None,
-            tags={REASON: demand.reason, **_mode_tags(job), **range_tags(first, last)},
+            tags={**reason_tags(demand.reason), **_mode_tags(job), **range_tags(first, last)},
             asset_selection=[asset_key(declaration.name, index_asset(name)) for name in demand.indexes] or None,
         )
+
+
+def reason_tags(reason: str) -> dict[str, str]:
+    """Return the tag that says why a run was requested, cut to what a list of runs has room for."""
+    fits = len(reason) <= _LONGEST_REASON
+    return {REASON: reason if fits else f"{reason[: _LONGEST_REASON - 1]}…"}
 
 
 def _mode_tags(job: JobName) -> dict[str, str]:

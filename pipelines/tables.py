@@ -73,8 +73,9 @@ def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
         if not Path(named).is_dir():
             raise NotFound(f"{TABLES} is {named!r}, which is no folder; name the folder of the table declarations")
         return Path(named).resolve()
-    here = Path.cwd() / "tables"
-    return here if here.is_dir() else Path(__file__).resolve().parents[1] / "tables"
+    here, repository = Path.cwd() / "tables", Path(__file__).resolve().parents[1]
+    installed = not (repository / "pyproject.toml").is_file()  # beside other packages, of which one is called so
+    return here if here.is_dir() or installed else repository / "tables"
 
 
 def read_tables(folder: Path) -> DeclaredTables:

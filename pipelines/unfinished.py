@@ -14,8 +14,12 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, Run
 from jobs.holder import holder_of, is_gone
 from storage_core.errors import Held
 
-PROCESS = "tidemark/process"
-"""The tag of a run in the process of a command: which process that is, as `jobs.holder` says it."""
+_REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
+PROCESS = ".dagster/tidemark_process"
+"""The tag of a run in the process of a command: which process that is, as `jobs.holder` says it.
+
+Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
+"""
 
 _BAD_ENDS = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 _ENDS = (*_BAD_ENDS, DagsterRunStatus.SUCCESS)
@@ -25,8 +29,11 @@ _logger = logging.getLogger(__name__)
 
 
 def process_tags() -> Mapping[str, str]:
-    """Return the tags by which `end_dead_runs` knows, later and elsewhere, whether a run of this process can go on."""
-    return {PROCESS: holder_of(None)}
+    """Return the tags of a run of this process: by one the UI lists it with its job, as it does what it starts itself;
+
+    by the other `end_dead_runs` knows, later and elsewhere, whether the run can go on.
+    """
+    return {**_REPOSITORY, PROCESS: holder_of(None)}
 
 
 def end_dead_runs(instance: DagsterInstance, job_name: str) -> None:

@@ -170,7 +170,7 @@ class TableDeclaration(Closed):
             return text
         spelled_out = cls.model_construct(**info.data, sort_schema=text)
         bind(spelled_out.config(), spelled_out.schema())
-        return sort_schemas.parse(text).text
+        return sort_schemas.parse(text, info.data["time_column"]).text
 
     @field_validator("window", mode="before")
     @classmethod

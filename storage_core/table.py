@@ -135,7 +135,7 @@ class Table:
         )
         check_definition(schema, config)  # before the canonical text drops the types that were spelled out
         if sort_schema is not None:
-            config = replace(config, sort_schema=parse_sort_schema(sort_schema).text)
+            config = replace(config, sort_schema=parse_sort_schema(sort_schema, time_column).text)
         store, log = _log_at(uri)
         return Table(store, log, creation.create(log, schema, config))
 
@@ -321,21 +321,31 @@ class Table:
         *,
         index: str,
         limit: int = 10,
+        syntax: str = "lenient",
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         cache_dir: Path | None = None,
     ) -> pa.Table:
         """Return the best `limit` rows for a query on an index, with a `score` column, best first.
 
-        The answer is exact however far index and merge lag: what no segment covers is read and indexed on the fly.
-        `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a folder that nobody else may write to;
-        None keeps them for this call only. Raises `NotFound` for an unknown index, `InvalidInput` for a query it cannot
-        read.
+        All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly.
+        Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0094).
+        A full-text query that does not parse (`can't`), or names no column of the index, asks for any of its words;
+        with `syntax="strict"` it is refused. `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a
+        folder that nobody else may write to; None keeps them for this call only. Raises `NotFound` for an unknown
+        index, `InvalidInput` for a query it cannot read.
         """
         snapshot, captured = self._view.captured(at, consistency)
         unmerged = () if captured is None else captured.parts(snapshot)
         return run_search(
-            self._store, snapshot, query, index=index, limit=limit, cache_dir=cache_dir, unmerged=unmerged
+            self._store,
+            snapshot,
+            query,
+            index=index,
+            limit=limit,
+            syntax=syntax,
+            cache_dir=cache_dir,
+            unmerged=unmerged,
         )
 
     def explain(self, query: str) -> Pruned:
@@ -379,17 +389,19 @@ class Table:
         """
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
-    def set_regions(self, regions: Sequence[DeclaredField]) -> Table:
+    def set_regions(self, regions: Sequence[DeclaredField], *, set_aside: bool = False) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
         When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow
         the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionSealed`.
         Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
-        that short. Interrupted at any point, calling it again finishes. Raises `InvalidInput` when the fields cannot
+        that short. Interrupted at any point, calling it again finishes. A record that cannot be merged ends it, named
+        by region, generation, row and key; with `set_aside` all records of its key that are not merged go to
+        quarantine, and the base keeps what it has of that key. Raises `InvalidInput` when the fields cannot
         divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
         """
         self._require_writable()
-        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema))
+        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), set_aside=set_aside)
         return self
 
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:

@@ -29,6 +29,7 @@ Window = Annotated[
 From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="First window, included (UTC).")]
 To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the windows, excluded (UTC).")]
 All = Annotated[bool, typer.Option("--all", help="Everything there is to do; the default.")]
+Everything = Annotated[bool, typer.Option("--all", help="Print everything, long values whole.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 Policy = Annotated[bool, typer.Option("--policy", help="Only the merges that pay now, as scheduled runs make them.")]
 Wait = Annotated[

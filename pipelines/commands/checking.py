@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.lists import counted
 from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
@@ -123,7 +124,8 @@ def _show_report(report: Report, *, as_json: bool) -> None:
     opens = "does not open" if report.version is None else f"opens at version {report.version}"
     looked = "every object read" if report.deep else "splits and segments by size only; --deep reads them"
     tally = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    output.line(f"{report.uri} {opens}: {report.objects:,} objects, {report.bytes:,} bytes ({looked}); {tally}")
+    size = f"{counted(report.objects, 'object')}, {counted(report.bytes, 'byte')}"
+    output.line(f"{report.uri} {opens}: {size} ({looked}); {tally}")
 
 
 def _show_audit(done: JobReport, *, as_json: bool) -> None:
@@ -145,10 +147,9 @@ def _show_audit(done: JobReport, *, as_json: bool) -> None:
         output.records(
             named, dict.fromkeys(("not checkable", "version", "reason"), output.cell), as_json=False, nothing=""
         )
-    output.line(
-        f"version {done.version}: {details['splits']:,} splits and {details['merges']:,} merges judged, "
-        f"{details['not_checkable']:,} not checkable, {sum(details['violated'].values()):,} violations"
-    )
+    judged = f"{counted(details['splits'], 'split')} and {counted(details['merges'], 'merge')} judged"
+    violated = counted(sum(details["violated"].values()), "violation")
+    output.line(f"version {done.version}: {judged}, {details['not_checkable']:,} not checkable, {violated}")
 
 
 def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
@@ -171,8 +172,8 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     verb = "repaired" if outcome.status == "repaired" else "would be repaired"
     output.line(
         f"{outcome.source} {verb} into {outcome.target}: versions {outcome.first_version} to {outcome.version}, "
-        f"{outcome.splits:,} splits, {outcome.rows:,} rows, {outcome.records:,} records not merged, "
-        f"{outcome.rows_lost:,} rows known to be lost"
+        f"{counted(outcome.splits, 'split')}, {counted(outcome.rows, 'row')}, {counted(outcome.records, 'record')} not "
+        f"merged, {counted(outcome.rows_lost, 'row')} known to be lost"
     )
     if outcome.check is not None:
         output.line(

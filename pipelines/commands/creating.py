@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Status = Literal["created", "exists", "changed"]
 _FROM_SCHEMA = "With --schema: "
+_LARGEST_SCHEMA_BYTES = 4 * 2**20
 
 
 def init(
@@ -126,9 +127,12 @@ def read_schema(file: Path) -> pa.Schema:
     from storage_core.rows.schema import from_schema_string
 
     try:
-        data = file.read_bytes()
+        with file.open("rb") as opened:
+            data = opened.read(_LARGEST_SCHEMA_BYTES + 1)
     except OSError as error:
         raise NotFound(f"{file}: the schema cannot be read: {error.strerror}") from error
+    if len(data) > _LARGEST_SCHEMA_BYTES:
+        raise InvalidInput(f"{file}: a schema has at most {_LARGEST_SCHEMA_BYTES:,} bytes, and this file has more")
     if _is_spark_schema(data):
         return from_schema_string(data.decode())
     return _schema_of_names(data, file)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Json, Policy, Uri
+from pipelines.commands.arguments import At, Everything, Json, Policy, Uri
 from pipelines.commands.output import cell, figure, moment_ms, window
 from pipelines.commands.target import declared, open_table
 
 if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables
 
+_MOST_DESCRIBED = 10
 _FIGURES = {"rows": figure, "bytes": figure}
 
 
@@ -43,7 +44,7 @@ def _tables(known: DeclaredTables) -> Iterator[output.Record]:
             yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
 
 
-def describe(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
+def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json: Json = False) -> None:
     """Show what a table is and holds.
 
     Splits per window, indexes and how far they are, regions and how much of them is merged.
@@ -55,12 +56,15 @@ def describe(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
     shown = {name: figure for name in about if name not in ("windows", "indexes", "regions")}
     output.fields(about, {**shown, "timestamp": moment_ms})
     windows = {"window_start": window, "splits": figure, **_FIGURES}
-    output.records(about["windows"], windows, as_json=False, nothing="no rows yet")
+    most = None if everything else _MOST_DESCRIBED
+    newest_first = reversed(about["windows"])
+    output.records(newest_first, windows, as_json=False, nothing="no rows yet", most=most)
     if about["indexes"]:
         indexes = {"name": cell, "kind": cell, "watermark": figure, "segments": figure, "covered_splits": figure}
-        output.records(about["indexes"], indexes, as_json=False, nothing="")
+        output.records(about["indexes"], indexes, as_json=False, nothing="", most=most)
     if about["regions"]:
-        output.records(about["regions"], dict.fromkeys(about["regions"][0], cell), as_json=False, nothing="")
+        regions = dict.fromkeys(about["regions"][0], cell)
+        output.records(about["regions"], regions, as_json=False, nothing="", most=most)
 
 
 def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:

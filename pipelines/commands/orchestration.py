@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from jobs.lists import listed
+from jobs.code_archive import first_on_path
+from jobs.lists import counted, listed
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
@@ -118,7 +119,7 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
         output.json_line({"status": status, **about, **more})
     else:
         ended = "done" if done.error is None else f"failed: {output.printable(done.error)}"
-        of = f"{part.first} to {part.last}  {part.windows} windows  {done.rows:,} rows"
+        of = f"{part.first} to {part.last}  {counted(part.windows, 'window')}  {counted(done.rows, 'row')}"
         output.line(f"{done.number}/{done.of}  {of}  {ended}")
     sys.stdout.flush()
 
@@ -176,8 +177,12 @@ def ui(
 
     It shows every run of the demo, of backfills and of schedules.
     """
-    from pipelines.instance import home
+    from pipelines.instance import WORKSPACE, home
+    from pipelines.tables import TABLES, tables_folder
 
+    folder = tables_folder()
+    if not folder.is_dir():
+        raise NotFound(f"no table is declared here; run this in a folder with tables/*.yaml, or set {TABLES}")
     _require_free(port)
     place = home()
     url = f"http://127.0.0.1:{port}"
@@ -186,9 +191,11 @@ def ui(
     else:
         output.line(f"Dagster opens on {url} (its history is in {place}); end it with Ctrl-C")
     sys.stdout.flush()
-    command = [sys.executable, "-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
+    where = ["--workspace", str(WORKSPACE), "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "dagster", "dev", *where]
+    ours = {"DAGSTER_HOME": str(place), TABLES: str(folder), "DAGSTER_DISABLE_TELEMETRY": "1"}
     # Dagster takes this process over, so that whoever ends it ends Dagster and nothing stays behind.
-    os.execve(sys.executable, command, {**os.environ, "DAGSTER_HOME": str(place)})  # noqa: S606  # no shell is wanted
+    os.execve(sys.executable, command, {**os.environ, **first_on_path(os.environ), **ours})  # noqa: S606  # no shell is wanted
 
 
 def _require_free(port: int) -> None:

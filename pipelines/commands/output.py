@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
+from jobs.lists import counted
 from pipelines.commands.plain import plain
 from storage_core.errors import InvalidInput, TidemarkError
 
@@ -26,8 +27,11 @@ Record = Mapping[str, object]
 Show = Callable[[object], str]
 
 MOST_TEXT_ROWS = 1_000
+LONGEST_CELL = 1_000
+LONGEST_EXCERPT = 200
 _BATCH_ROWS = 10_000
 _MOST_REASONS = 20
+_TAB = 4
 _UNLIMITED_WIDTH = 100_000
 
 
@@ -48,15 +52,15 @@ def line(text: str) -> None:
         raise OutputClosedError from error
 
 
-def rows(table: pa.Table, *, as_json: bool) -> None:
+def rows(table: pa.Table, *, as_json: bool, everything: bool = False) -> None:
     """Print the rows of an answer; see `stream`."""
-    stream(table.to_reader(_BATCH_ROWS), as_json=as_json)
+    stream(table.to_reader(_BATCH_ROWS), as_json=as_json, everything=everything)
 
 
-def stream(found: pa.RecordBatchReader, *, as_json: bool) -> None:
-    """Print rows as they come: all of them as JSON, at most `MOST_TEXT_ROWS` as text. They are never held as a whole.
+def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = False) -> None:
+    """Print rows as they come: whole as JSON; as text at most `MOST_TEXT_ROWS`, long values cut, unless `everything`.
 
-    Raises `InvalidInput` for two columns of one name, which one object cannot hold.
+    What is not printed is not held. Raises `InvalidInput` for two columns of one name, which one object cannot hold.
     """
     from storage_core.rows.calendar import as_text  # Arrow is not loaded for `--help`
 
@@ -68,18 +72,16 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool) -> None:
             for row in as_text(batch).to_pylist():
                 json_line(row)
         return
+    show, most = (whole, None) if everything else (excerpt, MOST_TEXT_ROWS)
     shown: list[list[str]] = []
     total = 0
     for batch in found:
-        wanted = as_text(batch.slice(0, MOST_TEXT_ROWS - len(shown))).to_pylist()
-        shown += [[cell(value) for value in row.values()] for row in wanted]
+        wanted = batch if most is None else batch.slice(0, most - len(shown))
+        shown += [[show(value) for value in row.values()] for row in as_text(wanted).to_pylist()]
         total += batch.num_rows
     grid(names, shown, width=_terminal_width())
-    more = total - len(shown)
-    line(
-        f"{total:,} {'row' if total == 1 else 'rows'}"
-        + (f", {more:,} of them not shown; --json prints all" if more else "")
-    )
+    line(counted(total, "row"))
+    not_shown(total - len(shown))
 
 
 def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
@@ -96,17 +98,35 @@ def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int |
         line("\n".join(f"  {name}  {value}".rstrip() for name, value in zip(names, values, strict=True)))
 
 
-def records(found: Iterable[Record], columns: Mapping[str, Show], *, as_json: bool, nothing: str) -> None:
-    """Print objects: whole as JSON, or as a table of the given columns; `nothing` is what people read without any."""
+def records(
+    found: Iterable[Record],
+    columns: Mapping[str, Show],
+    *,
+    as_json: bool,
+    nothing: str,
+    most: int | None = MOST_TEXT_ROWS,
+) -> None:
+    """Print objects: all and whole as JSON, or a table of the given columns of the first `most` (None: of all).
+
+    `nothing` is what people read when there is no object.
+    """
     if as_json:
         for each in found:
             json_line(each)
         return
-    shown = [[show(each.get(name)) for name, show in columns.items()] for each in found]
+    rest = iter(found)
+    shown = [[show(each.get(name)) for name, show in columns.items()] for each in islice(rest, most)]
     if shown:
         grid(list(columns), shown, width=_terminal_width())
     else:
         line(nothing)
+    not_shown(sum(1 for _ in rest), "--json" if most == MOST_TEXT_ROWS else "--all")
+
+
+def not_shown(more: int, option: str = "--all") -> None:
+    """Say how many more there are than were printed, and which option prints them; nothing where there are none."""
+    if more > 0:
+        line(f"… and {more:,} more; {option} prints all")
 
 
 def fields(record: Record, shown: Mapping[str, Show]) -> None:
@@ -118,7 +138,7 @@ def fields(record: Record, shown: Mapping[str, Show]) -> None:
 
 def report(done: JobReport, *, as_json: bool) -> None:
     """Print what a job did."""
-    line(done.to_json() if as_json else done.to_text())
+    line(done.to_json() if as_json else printable(done.to_text()))
 
 
 def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
@@ -128,7 +148,7 @@ def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
     text = [f"tidemark: {kind}: {printable(message)}"]
     text += [f"  {printable(_place(each))}: {printable(str(each['reason']))}" for each in reasons]
     if isinstance(rejected, list) and len(rejected) > len(reasons):
-        text.append(f"  … and {len(rejected) - len(reasons):,} more; --json lists all")
+        text.append(f"  … and {len(rejected) - len(reasons):,} more; --json prints all")
     if as_json:
         more = {"rejected": rejected} if "rejected" in context else {}
         json_line({"status": "failed", "error": kind, "message": message, **more})
@@ -166,9 +186,18 @@ def _terminal_width() -> int | None:
 
 
 def cell(value: object) -> str:
-    """Return one value for a person; a null is empty."""
-    found = plain(value)
-    return "" if found is None else printable(found if isinstance(found, str) else json.dumps(found))
+    """Return one value for a person, cut when no path, name or message is so long; a null is empty."""
+    return _cut(_text(value), LONGEST_CELL)
+
+
+def excerpt(value: object) -> str:
+    """Return one value of a row for a person: the beginning of a long one, and how much more there is."""
+    return _cut(_text(value), LONGEST_EXCERPT)
+
+
+def whole(value: object) -> str:
+    """Return one value for a person, however long it is."""
+    return printable(_text(value))
 
 
 def figure(value: object) -> str:
@@ -199,7 +228,19 @@ def moment_ms(value: object) -> str:
 
 def printable(text: str) -> str:
     """Return text that moves no cursor and changes no colour: data says what a row holds, not what a terminal does."""
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+    spaced = text.expandtabs(_TAB)
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in spaced)
+
+
+def _text(value: object) -> str:
+    found = plain(value)
+    return "" if found is None else found if isinstance(found, str) else json.dumps(found)
+
+
+def _cut(text: str, longest: int) -> str:
+    """Printable text of at most so many characters of the value; cut first, for a value may be of any length."""
+    more = len(text) - longest
+    return printable(text) if more <= 0 else f"{printable(text[:longest])}… and {counted(more, 'more character')}"
 
 
 def _moment(seconds: int) -> dt.datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs.lists import counted
 from pipelines.commands import output
 from storage_core.log.actions import Add
 from storage_core.table import Table
@@ -30,10 +31,12 @@ def show_query(plan: Plan, *, as_json: bool) -> None:
     if as_json:
         output.json_line(plan)
         return
-    output.line(f"version {plan['version']}: {plan['live_splits']:,} splits, {plan['live_bytes']:,} bytes")
+    output.line(
+        f"version {plan['version']}: {counted(plan['live_splits'], 'split')}, {counted(plan['live_bytes'], 'byte')}"
+    )
     for step in plan["steps"]:
-        output.line(f"  {step['name']} leaves out {step['splits']:,} splits, {step['bytes']:,} bytes")
-    output.line(f"  reads {plan['read_splits']:,} splits, {plan['read_bytes']:,} bytes")
+        output.line(f"  {step['name']} leaves out {counted(step['splits'], 'split')}, {counted(step['bytes'], 'byte')}")
+    output.line(f"  reads {counted(plan['read_splits'], 'split')}, {counted(plan['read_bytes'], 'byte')}")
     shown = {"window_start": output.window, "rows": output.figure, "size": output.figure, "path": output.cell}
     output.records(plan["read"], shown, as_json=False, nothing="no split can hold a matching row")
 
@@ -45,7 +48,7 @@ def show_search(plan: Plan, *, as_json: bool) -> None:
         return
     answered, scanned = len(plan["segments"]), len(plan["scanned"])
     output.line(f"index {plan['index']} ({plan['kind']}) at version {plan['version']}, watermark {plan['watermark']}")
-    output.line(f"  {answered:,} splits are answered from segments, {scanned:,} are read and indexed on the fly")
+    output.line(f"  splits answered from segments: {answered:,}; read and indexed on the fly: {scanned:,}")
     sources = [{"split": split, "from": segment} for split, segment in plan["segments"].items()]
     sources += [{"split": split, "from": "the split itself"} for split in plan["scanned"]]
     shown = {"split": output.cell, "from": output.cell}

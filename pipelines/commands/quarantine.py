@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, Uri
+from pipelines.commands.arguments import Everything, Json, Uri
 from pipelines.commands.target import open_table
 
 if TYPE_CHECKING:
-    from storage_core.formats.quarantine_entry import Entry, SetAsideRows
+    from storage_core.formats.quarantine_entry import Entry
     from storage_core.table import Table
 
+_MOST_SHOWN = 20
 _NOTHING = "nothing is in quarantine"
 
 
@@ -25,6 +26,7 @@ def quarantine(
         str | None, typer.Option(metavar="TEXT", help="Only of this landed file, or of append or writer.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the lines and rows themselves.")] = False,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """List what came in and is not in the table, and why.
@@ -32,13 +34,17 @@ def quarantine(
     Lines of landed files that are no rows, and late rows that the table does not accept.
     """
     found = _entries(open_table(uri), source)
+    if show and as_json:
+        _show_json(found)
+        return
     if show:
-        _show(found, as_json=as_json)
+        _show(found, everything=everything)
         return
     shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.figure}
     shown |= {"arrived_at": output.moment_ms, "by": output.cell}
     listed = (each for key, entry in found for each in _counts(key, entry))
-    output.records(listed, shown, as_json=as_json, nothing=_NOTHING)
+    most = None if everything else output.MOST_TEXT_ROWS
+    output.records(listed, shown, as_json=as_json, nothing=_NOTHING, most=most)
 
 
 def _entries(table: Table, source: str | None) -> Iterator[tuple[str, Entry]]:
@@ -60,30 +66,43 @@ def _counts(key: str, entry: Entry) -> Iterator[output.Record]:
     yield from ({**about, "reason": reason, "count": count} for reason, count in tally(entry.reasons).items())
 
 
-def _show(found: Iterator[tuple[str, Entry]], *, as_json: bool) -> None:
+def _show_json(found: Iterator[tuple[str, Entry]]) -> None:
     from storage_core.formats.quarantine_entry import SetAsideRows
-
-    empty = True
-    for key, entry in found:
-        empty = False
-        if isinstance(entry, SetAsideRows):
-            _show_rows(key, entry, as_json=as_json)
-            continue
-        lines = ({"key": key, "source": entry.source, **each} for each in entry.rejected)
-        shown = dict.fromkeys(("source", "line", "reason", "text"), output.cell)
-        output.records(lines, shown, as_json=as_json, nothing="")
-    if empty and not as_json:
-        output.line(_NOTHING)
-
-
-def _show_rows(key: str, entry: SetAsideRows, *, as_json: bool) -> None:
     from storage_core.rows.calendar import as_text
 
-    if as_json:
-        about = {"key": key, "source": entry.source, "reason": entry.reason, "by": entry.by}
-        for row in as_text(entry.rows).to_pylist():
-            output.json_line({**about, "arrived_at": entry.arrived_ms, "row": row})
+    for key, entry in found:
+        if isinstance(entry, SetAsideRows):
+            about = {"key": key, "source": entry.source, "reason": entry.reason, "by": entry.by}
+            for row in as_text(entry.rows).to_pylist():
+                output.json_line({**about, "arrived_at": entry.arrived_ms, "row": row})
+        else:
+            for each in entry.rejected:
+                output.json_line({"key": key, "source": entry.source, **each})
+
+
+def _show(found: Iterator[tuple[str, Entry]], *, everything: bool) -> None:
+    """Print lines and rows for a person: the first `_MOST_SHOWN` of all entries, and how many more there are."""
+    shown = total = 0
+    for _, entry in found:
+        count = sum(entry.reasons.values())
+        wanted = count if everything else min(count, _MOST_SHOWN - shown)
+        if wanted:
+            _show_first(wanted, entry, everything=everything)
+        shown, total = shown + wanted, total + count
+    if not total:
+        output.line(_NOTHING)
+    output.not_shown(total - shown)
+
+
+def _show_first(count: int, entry: Entry, *, everything: bool) -> None:
+    from storage_core.formats.quarantine_entry import SetAsideRows
+
+    if isinstance(entry, SetAsideRows):
+        arrived = output.moment_ms(entry.arrived_ms)
+        output.line(output.printable(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:"))
+        output.rows(entry.rows.slice(0, count), as_json=False, everything=everything)
         return
-    arrived = output.moment_ms(entry.arrived_ms)
-    output.line(output.printable(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:"))
-    output.rows(entry.rows, as_json=False)
+    lines = ({"source": entry.source, **each} for each in entry.rejected[:count])
+    text = output.whole if everything else output.excerpt
+    shown = {**dict.fromkeys(("source", "line", "reason"), output.cell), "text": text}
+    output.records(lines, shown, as_json=False, nothing="", most=None)

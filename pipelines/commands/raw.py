@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
+from jobs.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
 from pipelines.commands.output import cell, figure, moment_ms
@@ -97,7 +98,7 @@ def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_js
     if as_json:
         output.json_line({"status": "acknowledged" if tally.acknowledged else "nothing_to_do", **about})
     else:
-        output.line(f"{tally.acknowledged:,} rows acknowledged (writer {log.writer_id})")
+        output.line(f"{counted(tally.acknowledged, 'row')} acknowledged (writer {log.writer_id})")
 
 
 def raw(
@@ -222,7 +223,7 @@ def _show(about: dict[str, object]) -> None:
     _list(about["segments"], {**shown, **figures}, "the raw log is empty")
     _list(about["missing_chunks"], {"writer": cell, "first": figure, "last": figure}, "no chunk is missing")
     if about["records"] is not None:
-        output.line(f"{figure(about['records'])} records read")
+        output.line(f"records read: {figure(about['records'])}")
         _list(about["gaps"], {"writer": cell, "first": figure, "last": figure}, "no record is missing")
         _list(about["damaged"], {"key": cell, "found": cell}, "no chunk is damaged")
     for name in ("stores", "unreachable"):

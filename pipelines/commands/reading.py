@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Consistency, Json, Uri
+from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
 from pipelines.commands.target import open_table
+from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from storage_core.settings.query import QueryLimits
 
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
+Syntax = Annotated[
+    str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
+]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
-
+Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
 Seconds = Annotated[
     float | None,
     typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="The longest the query may take; 300 by default."),
@@ -37,6 +43,7 @@ def sql(
     consistency: Consistency = None,
     seconds: Seconds = None,
     memory_mib: MemoryMib = None,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """Answer a SELECT over the table, which it calls t.
@@ -45,7 +52,7 @@ def sql(
     """
     table = open_table(uri)
     answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib))
-    output.rows(answer, as_json=as_json)
+    output.rows(answer, as_json=as_json, everything=everything)
 
 
 def search(
@@ -54,18 +61,36 @@ def search(
     *,
     index: Index,
     limit: Limit = 10,
+    syntax: Syntax = "lenient",
+    columns: Columns = None,
     at: At = None,
     consistency: Consistency = None,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """Find the best rows for a query on an index.
 
-    The answer is exact however far the index lags: what no segment covers is read and indexed on the fly.
+    All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
     answer = open_table(uri).search(
-        query, index=index, limit=limit, at=at, consistency=consistency or "snapshot", cache_dir=_cache_dir()
+        query,
+        index=index,
+        limit=limit,
+        syntax=syntax,
+        at=at,
+        consistency=consistency or "snapshot",
+        cache_dir=_cache_dir(),
     )
-    output.rows(answer, as_json=as_json)
+    output.rows(_chosen(answer, columns), as_json=as_json, everything=everything)
+
+
+def _chosen(rows: pa.Table, columns: str | None) -> pa.Table:
+    if columns is None:
+        return rows
+    names = columns.split(",")
+    if unknown := [name for name in names if name not in rows.column_names]:
+        raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(rows.column_names)}")
+    return rows.select(list(dict.fromkeys(names)))
 
 
 def _limits(seconds: float | None, memory_mib: int | None) -> QueryLimits:
@@ -94,20 +119,30 @@ def get(
     *,
     at: At = None,
     consistency: Consistency = None,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """Print the row of a primary key.
 
     It is the row as of the last acknowledged write, unless --at or --consistency says otherwise. No row is no error.
     """
-    row = open_table(uri).get(key, at=at, consistency=consistency)
+    table = open_table(uri)
+    row = table.get(key, at=at, consistency=consistency)
     if as_json:
         if row is not None:
-            output.json_line(row)
+            output.json_line(_with_pairs(row, table.schema))
     elif row is None:
         output.line(f"no row with the key {output.printable(', '.join(key))}")
     else:
-        output.fields(row, dict.fromkeys(row, output.cell))
+        output.fields(row, dict.fromkeys(row, output.whole if everything else output.cell))
+
+
+def _with_pairs(row: dict[str, object], schema: pa.Schema) -> dict[str, object]:
+    """The row with maps as lists of pairs at any depth, as all commands print them (docs/spec.md, section 17)."""
+    import pyarrow as pa
+
+    nested = [each for each in schema if pa.types.is_nested(each.type)]
+    return row | {each.name: pa.array([row[each.name]], each.type)[0].as_py() for each in nested}
 
 
 def explain(

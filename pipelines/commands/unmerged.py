@@ -99,7 +99,7 @@ def _print(found: Iterable[TailRecord | CollectedEntries], *, as_json: bool) -> 
         if as_json:
             output.json_line(record)
         else:
-            output.line(f"{record['operation']:<6} {output.cell(each.fields)}")
+            output.line(f"{record['operation']:<6} {output.excerpt(each.fields)}")
 
 
 def _print_collected(found: CollectedEntries, *, as_json: bool) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs.lists import counted
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, Uri, duration_ms
+from pipelines.commands.arguments import Everything, Json, Uri, duration_ms
 from pipelines.commands.output import cell, figure, moment_ms
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput, Unavailable
@@ -34,6 +35,7 @@ def changes(
     arrow: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all of them there, as an Arrow IPC stream.")
     ] = None,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """List the rows that commits added and removed.
@@ -43,13 +45,13 @@ def changes(
     """
     found = open_table(uri).changes(start, end)
     if arrow is None:
-        output.stream(found, as_json=as_json)
+        output.stream(found, as_json=as_json, everything=everything)
         return
     rows = _write(found, arrow)
     if as_json:
         output.json_line({"status": "written", "file": str(arrow), "rows": rows})
     else:
-        output.line(f"{rows:,} rows written to {arrow}")
+        output.line(f"{counted(rows, 'row')} written to {arrow}")
 
 
 def restore(
@@ -78,7 +80,7 @@ def restore(
     elif done.changed:
         output.line(
             f"version {done.snapshot.version:,} is version {done.restored_version:,} again: "
-            f"{done.added:,} splits are back, {done.removed:,} are out"
+            f"{counted(done.added, 'split')} back, {done.removed:,} out"
         )
     else:
         output.line(f"the table is as version {done.restored_version:,} already")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from jobs.lists import counted
 from jobs.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
@@ -113,7 +114,8 @@ def _show(done: Appended, *, as_json: bool) -> None:
         about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
         output.json_line({"status": status, **about, **done.late.as_mapping()})
     else:
-        output.line(f"{done.rows:,} rows {status.replace('_', ' ')} (version {done.version}, {done.splits} splits)")
+        did = f"{counted(done.rows, 'row')} {status.replace('_', ' ')}"
+        output.line(f"{did} (version {done.version}, {counted(done.splits, 'split')})")
         if done.late != LateFigures():
             late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
             output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
@@ -130,7 +132,9 @@ def _rows(table: Table, path: Path, file_format: Format) -> pa.Table:
     parsed = parse(landed, spec, table.schema, table.snapshot.config.time_column)
     if parsed.rejected:
         what = (
-            "the file cannot be used" if parsed.unreadable else f"{len(parsed.rejected):,} lines do not fit the table"
+            "the file cannot be used"
+            if parsed.unreadable
+            else f"do not fit the table: {counted(len(parsed.rejected), 'line')}"
         )
         raise InvalidInput(
             f"{path.name}: {what}; nothing was appended", rejected=[asdict(each) for each in parsed.rejected]

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
@@ -24,6 +22,7 @@ from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import scratch_folder
 from storage_core.rows.sort_order import SortOrder
 from storage_core.settings.table import TableConfig
 from storage_core.split.emission import Emission, Expected
@@ -136,8 +135,8 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
     if sum(add.size for add in adds) <= _IN_MEMORY_BYTES:
         yield [open_split(store, add, as_dictionary=True) for add in adds]
         return
-    with TemporaryDirectory(prefix="tidemark-compact-") as folder:
-        yield [open_split(store, add, as_dictionary=True, spool=Path(folder)) for add in adds]
+    with scratch_folder("tidemark-compact-") as folder:
+        yield [open_split(store, add, as_dictionary=True, spool=folder) for add in adds]
 
 
 def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:

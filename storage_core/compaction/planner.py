@@ -1,4 +1,5 @@
-"""What there is to compact: a pure function of a snapshot ("Compatibility scope" and "Policy").
+"""What there is to compact: a pure function of a snapshot (docs/architecture/compaction.md, "Compatibility scope" and
+"Policy").
 
 What may be merged is found by `groups`, what is worth merging by `policy`, both on columns; only the splits of merges
 that are made now become records.

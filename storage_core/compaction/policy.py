@@ -1,4 +1,5 @@
-"""Which splits are merged with each other, and when: a pure function of columns ("Policy").
+"""Which splits are merged with each other, and when: a pure function of columns (docs/architecture/compaction.md,
+"Policy").
 
 A *group* is what may be merged at all: the splits of one scope and one window. Inside it write amplification is
 constant per generation: ten splits that went through the same number of merges become one, oldest first, so a row is

@@ -1,4 +1,5 @@
-"""What the policy makes of a day of ingestion: splits and bytes as figures, no storage ("Policy").
+"""What the policy makes of a day of ingestion: splits and bytes as figures, no storage
+(docs/architecture/compaction.md, "Policy").
 
 The same `policy.choose` decides as in a real run, and `merges.bounded` how much of it is done. A merge writes as many
 bytes as it reads, in pieces of the target size; compression that gets better with sorting is left out, so a real table

@@ -10,16 +10,13 @@ file is one to write it as well (decision 0083), which is why text is checked by
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
-from storage_core.errors import Unavailable
+from storage_core import os_errors
 
 _MIB = 2**20
 
@@ -41,7 +38,8 @@ _ALL = Room()
 
 def session(room: Room = _ALL, *, files: Sequence[Path] = ()) -> duckdb.DuckDBPyConnection:
     """Return a confined in-memory DuckDB in UTC that may open `files`, and can be told no other."""
-    connection = duckdb.connect(config=_configuration(room))
+    with os_errors.room("a session of DuckDB"):
+        connection = duckdb.connect(config=_configuration(room))
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
     if files:  # each by its name, and by the pattern that matches nothing else
@@ -75,16 +73,3 @@ def _configuration(room: Room) -> dict[str, str | bool | int | float | list[str]
 def literally(path: Path) -> str:
     """Return the path as a pattern that matches nothing else: DuckDB expands `*`, `?` and `[` in file names."""
     return re.sub(r"[*?[]", r"[\g<0>]", str(path))
-
-
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """Yield a new folder that only this user can enter; it is removed at the end. Raises `Unavailable` without one."""
-    try:
-        path = Path(tempfile.mkdtemp(prefix="tidemark-spill-"))  # 0700
-    except OSError as error:
-        raise Unavailable(f"no folder to spill to: {error}; set TMPDIR to one that can be written to") from error
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -9,12 +9,11 @@ without end (`avro_schema`). (Apache Avro 1.11 specification, "Object Container 
 from __future__ import annotations
 
 import io
+import re
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import cramjam
@@ -23,8 +22,9 @@ import pyarrow as pa
 import xxhash
 from fastavro.schema import SchemaParseException, UnknownType
 
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.errors import Corrupt, Unavailable, Unsupported
 from storage_core.formats.avro_schema import least_bytes
+from storage_core.os_errors import scratch, scratch_folder, unavailable
 
 if sys.version_info >= (3, 14):
     from compression.zstd import ZstdDecompressor, ZstdError
@@ -40,6 +40,7 @@ MAX_EXPANDED_BYTES = 2**29
 MAX_RECORDS = 20_000_000
 _STEP = 2**20
 _BATCH_ROWS = 65_536
+_OF_THE_SYSTEM = re.compile(r"os error \d+|code: \d+, kind")
 _LONGEST_LONG = 10
 
 # A damaged file fails in whichever decoder meets the damage first.
@@ -121,16 +122,23 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     from datafusion import SessionConfig, SessionContext
 
     found = inspected or inspect(data, where)
-    with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:
+    with scratch_folder("tidemark-") as folder:
         # DataFusion reads files only. The folder is private to this call, and gone when it ends.
-        path = Path(folder) / "block.avro"
-        path.write_bytes(data)
+        path = folder / "block.avro"
+        with scratch(f"a copy of {where}"):
+            path.write_bytes(data)
         context = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(_BATCH_ROWS))
         try:
             frame = context.read_avro(path)
             batches = [_right_sized(batch.to_pyarrow()) for batch in frame.execute_stream()]
             table = pa.Table.from_batches(batches, frame.schema())
+        except MemoryError as error:
+            raise unavailable(where, error) from error
         except Exception as error:  # DataFusion raises plain exceptions, one class for everything
+            if _OF_THE_SYSTEM.search(str(error)):  # the file was whole when it was inspected
+                raise Unavailable(
+                    f"{where}: a copy of it cannot be read: {error}; try again later", key=where
+                ) from error
             raise Corrupt(f"{where}: damaged Avro file: {error}", key=where) from error
     if table.num_rows != found.records:
         raise Corrupt(f"{where}: expected {found.records} records, found {table.num_rows}", key=where)

@@ -1,4 +1,4 @@
-"""Names of numbered objects: 64 characters, least significant bit first ("Bit-reversed names").
+"""Names of numbered objects: 64 characters, least significant bit first.
 
 Consecutive numbers differ in the first character, so a store that partitions by key prefix spreads them evenly. The
 price is that a listing is not in order of the numbers, which no reader relies on (docs/architecture/README.md, rule 2).

@@ -1,4 +1,5 @@
-"""The data file of a generation that no WAL entries make up: an Arrow IPC stream, LZ4 ("Memtable").
+"""The data file of a generation that no WAL entries make up: an Arrow IPC stream, LZ4 (docs/architecture/ingestion.md,
+"Memtable and generations").
 
 Its xxh3-64 is in the manifest of the generation. Nothing refers to the file until that manifest is named.
 """

@@ -1,4 +1,6 @@
-"""Bytes of `_last_checkpoint`, where opening may start ("Checkpoints"). Records to bytes and back."""
+"""Bytes of `_last_checkpoint`, where opening may start (docs/architecture/transaction-log.md, "Checkpoints"). Records
+to bytes and back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Any text as one segment of an object key ("Keys"): percent-encoded, reversible, one spelling each."""
+"""Any text as one segment of an object key (docs/architecture/object-store.md, "Keys"): percent-encoded, reversible,
+one spelling each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The body of a lease object, `_locks/<resource>.json` ("Leases"): bytes to records and back."""
+"""The body of a lease object, `_locks/<resource>.json` (docs/architecture/ingestion.md, "Leases"): bytes to records and
+back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bytes of a chunk of the raw log: one group commit as one Avro object container ("Raw log").
+"""Bytes of a chunk of the raw log: one group commit as one Avro object container (docs/architecture/ingestion.md, "Raw
+log").
 
 Pure: records to bytes, no I/O. The schema is `LogRecord`: `id`, `timestamp_ms`, `table`, `key`, `operation`, `fields`
 (JSON text, `formats.raw_fields`). The file's metadata holds, as text:

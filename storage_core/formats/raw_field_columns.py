@@ -1,4 +1,5 @@
-"""Rows in columns as the JSON text of raw log records, without an object per row ("Records").
+"""Rows in columns as the JSON text of raw log records, without an object per row (docs/architecture/ingestion.md,
+"Records").
 
 Pure. `formats.raw_fields.encode_fields` says what a row's text is; this makes the same text column by column, and
 takes from there the values of types that it has no faster way for.

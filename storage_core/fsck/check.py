@@ -1,4 +1,6 @@
-"""`fsck`: everything that can be said about the bytes of a table, without changing one ("History")."""
+"""`fsck`: everything that can be said about the bytes of a table, without changing one
+(docs/architecture/transaction-log.md, "History").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`repair`: what is left of a damaged table, as a sound table in a new place ("History").
+"""`repair`: what is left of a damaged table, as a sound table in a new place (docs/architecture/transaction-log.md,
+"History").
 
 The damaged table is only read. What is written is written in an order that makes the new place a table last: objects,
 regions, then the log, so that a repair that was killed leaves a folder that no reader takes for a table.

@@ -10,8 +10,8 @@ from storage_core.formats import gc_plan
 from storage_core.formats.keys import KeyKind, gc_boundary_key, gc_candidates_key, tags_key
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
-from storage_core.gc.boundary import first_version
 from storage_core.gc.mark import mark
+from storage_core.log.boundary import first_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags

@@ -1,4 +1,5 @@
-"""What of a damaged log can be kept as it is, and which splits are live where it cannot ("History").
+"""What of a damaged log can be kept as it is, and which splits are live where it cannot
+(docs/architecture/transaction-log.md, "History").
 
 The longest stretch of sound version files that something opens is kept. What lies behind a hole in it is read action
 by action, and where that says nothing the splits speak for themselves (`lineage_replay`).

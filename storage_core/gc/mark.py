@@ -1,4 +1,6 @@
-"""Pass one's question: which of the objects that exist does no root name, and why ("Eligible")."""
+"""Pass one's question: which of the objects that exist does no root name, and why (docs/architecture/collection.md,
+"Eligible").
+"""
 
 from __future__ import annotations
 

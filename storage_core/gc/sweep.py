@@ -1,4 +1,6 @@
-"""Pass two: delete what is still unreachable, long enough, and in the plan ("Mark and sweep")."""
+"""Pass two: delete what is still unreachable, long enough, and in the plan (docs/architecture/collection.md, "Mark and
+sweep").
+"""
 
 from __future__ import annotations
 

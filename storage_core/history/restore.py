@@ -1,4 +1,5 @@
-"""Restoring an older version: one commit after the head that makes its splits live again ("History").
+"""Restoring an older version: one commit after the head that makes its splits live again
+(docs/architecture/transaction-log.md, "History").
 
 What the commit undoes is what the table holds: splits, schema and configuration. What it never takes back is progress:
 transactions, fences and merged generations only grow, so nothing that was ingested or merged once is applied again.

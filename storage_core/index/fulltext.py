@@ -3,8 +3,7 @@
 Each indexed column is one text field of the same name, and `_row`, a fast field, is the row number in the split. A
 search links the files of any number of segments into one directory with one `meta.json`. The searcher then scores
 with the statistics of the whole corpus, so scores do not depend on how the documents are spread over segments:
-they equal those of a single index. Tantivy breaks ties of the score by segment, then by document, so segments
-composed in a fixed order, with documents in row order, give the same top k every time.
+they equal those of a single index. Tantivy breaks ties of the score by segment, then by document.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import tantivy
+from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.index import engine, text_files, text_limits, text_syntax
@@ -29,6 +30,9 @@ from storage_core.settings.index import IndexDefinition
 
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
 
+LENIENT, STRICT = "lenient", "strict"
+SYNTAXES = (LENIENT, STRICT)
+
 # One writer holds at most this much text. It is far below the writer's heap, so that a writer never flushes early:
 # every index below is then one tantivy segment whose documents are in row order.
 _CHUNK_TEXT_BYTES = 64 * 2**20
@@ -36,6 +40,10 @@ _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound; memory is taken page by page as documents arrive
 _BATCH_ROWS = 10_000
 _ROOM_PER_TEXT = 4  # bytes of memory per byte of text while it is indexed
+_SPARE_HITS = 64  # beyond the limit, to see at once that no other scores as much as the last
+_PAGE_HITS = 250_000
+
+Found: TypeAlias = tuple[Any, tantivy.DocAddress]
 
 
 IsLive = Callable[[int, int], bool]
@@ -130,68 +138,98 @@ class TextQuery:
     def hits(
         self, directories: Sequence[Path], limit: int, scratch: Path, *, is_live: IsLive | None = None
     ) -> list[Hit]:
-        """Return the best `limit` live documents of the composed `directories` by score, then position, then row.
+        """Return the best `limit` live documents of the composed `directories`, and all that score as the last of them.
 
-        Without `is_live` all are. Documents that are not live count in the statistics behind the scores, as in every
-        composition of these directories. `scratch` is an existing directory, best on their file system; nothing is left
-        in it.
+        By score, then position, then row. Without `is_live` all are. Documents that are not live count in the
+        statistics behind the scores, as in every composition of these directories. `scratch` is an existing directory,
+        best on their file system; nothing is left in it.
         """
         with engine.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
             composed = compose(directories, root / "composed", self.definition)
             return self._live(tantivy.Index.open(str(root / "composed")), composed, limit, is_live)
 
     def _live(self, index: tantivy.Index, composed: Composed, limit: int, is_live: IsLive | None) -> list[Hit]:
-        """The best of more are the best of fewer and others behind them, so ask for more until enough are live."""
-        asked = limit
-        while True:
-            found = self._top(index, composed, asked)
-            live = [hit for hit in found if is_live is None or is_live(hit.source, hit.row)]
-            if len(live) >= limit or len(found) < asked:
-                return live[:limit]
-            asked *= 4
+        live: list[Hit] = []
+        for page in self._pages(index, composed, limit + _SPARE_HITS):
+            live += [hit for hit in page if is_live is None or is_live(hit.source, hit.row)]
+            if len(live) >= limit and page[-1].score < live[limit - 1].score:
+                break
+        return [hit for hit in live if len(live) <= limit or hit.score >= live[limit - 1].score]
 
-    def _top(self, index: tantivy.Index, composed: Composed, limit: int) -> list[Hit]:
-        searcher = index.searcher()
-        # The collector allocates for `limit` hits up front, so the limit never exceeds what can be found.
-        bounded = min(limit, searcher.num_docs)
-        if bounded == 0:
-            return []
-        found = searcher.search(_parsed(index, self), bounded, count=False).hits
-        addresses = [address for _, address in found]
-        rows = searcher.fast_field_values(ROW_FIELD, addresses)
-        hits: dict[tuple[int, int], Hit] = {}
+    def _pages(self, index: tantivy.Index, composed: Composed, size: int) -> Iterator[list[Hit]]:
+        """Yield all matching documents, best first, in larger and larger pages."""
+        searcher, query = index.searcher(), _parse_for(index, self)
+        seen = [BitMap() for _ in composed.rows]
+        start, count = 0, searcher.num_docs
+        while start < count:
+            # The collector allocates for all it may return up front, so that never exceeds what can be found.
+            size = min(size, count - start)
+            found = searcher.search(query, size, count=False, offset=start).hits
+            if found:
+                yield self._hits(searcher, composed, found, seen)
+            if len(found) < size:
+                return
+            start, size = start + size, min(4 * size, max(size, _PAGE_HITS))
+
+    def _hits(
+        self, searcher: tantivy.Searcher, composed: Composed, found: list[Found], seen: list[BitMap]
+    ) -> list[Hit]:
+        hits: list[Hit] = []
+        rows = searcher.fast_field_values(ROW_FIELD, [address for _, address in found])
         for (score, address), row in zip(found, rows, strict=True):
             source = composed.sources[address.segment_ord]
-            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or (source, row) in hits:
+            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or row in seen[source]:
                 raise text_files.corrupt(f"index {self.definition.name!r}", f"a document names row {row!r} of a split")
-            hits[source, row] = Hit(source=source, row=row, score=float(score))
-        return list(hits.values())
+            seen[source].add(row)
+            hits.append(Hit(source=source, row=row, score=float(score)))
+        return hits
 
 
-def parse(text: str, definition: IndexDefinition) -> TextQuery:
+def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -> TextQuery:
     """Return the query, parsed over all columns of the index unless it names one (`request:kibana`).
 
     `NOT` and `-` take away from the group they are in, or from all rows where the group has nothing else; what only a
-    negation found scores 0. Raises `InvalidInput` when the text does not parse, names a field that the index lacks,
-    asks whether a column has a value (`request:*`), or asks for a prefix by `*`: tantivy drops the star after a word,
-    and follows at most 50 endings of a phrase, so neither would return every matching row.
+    negation found scores 0. A text that does not parse, or names a field that the index lacks, asks for any of its
+    words; with `syntax="strict"` it raises `InvalidInput`. So does, in both, what asks whether a column has a value
+    (`request:*`), or for a prefix by `*`: tantivy drops the star after a word, and follows at most 50 endings of a
+    phrase, so neither would return every matching row. The limits of `text_limits` hold in both.
     """
+    if syntax not in SYNTAXES:
+        raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
     query = TextQuery(text=text, definition=definition, completed=text)
     if not text.strip():
         raise _unparsable(query, "it is empty")
     with _refusing(query):
         text_limits.check_text(text)
     index = tantivy.Index(_schema(definition))
+    refused = _NoQueryError()
+    for reading in (text,) if syntax == STRICT else (text, text_syntax.words(text), text_syntax.phrase(text)):
+        try:
+            return _read(replace(query, completed=reading), index)
+        except _NoQueryError as error:
+            refused = error
+    raise _unparsable(query, str(refused)) from refused
+
+
+class _NoQueryError(ValueError):
+    """Why tantivy does not take a text for a query."""
+
+
+def _read(query: TextQuery, index: tantivy.Index) -> TextQuery:
+    """Return the query with its text made complete; the limits of a text hold. Raises `_NoQueryError`."""
     try:
-        tree = text_syntax.read(text)
+        tree = text_syntax.read(query.completed)
     except ValueError as error:
-        _parsed(index, query)  # says where it ends to be a query
-        raise _unparsable(query, str(error)) from error
+        _parse_for(index, query)  # says where it ends to be a query
+        raise _NoQueryError(str(error)) from error
     _require_exact(query, tree)
     with _refusing(query):
         text_limits.check_tree(tree)
-        query = replace(query, completed=text_syntax.complete(tree, text))
-    _parsed(index, query)
+    try:
+        query = replace(query, completed=text_syntax.complete(tree, query.completed))
+    except ValueError as error:
+        raise _NoQueryError(str(error)) from error
+    _parse_for(index, query)
     return query
 
 
@@ -205,9 +243,11 @@ def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
             raise _unparsable(query, f"prefixes are written as a range, {column}:[kib TO kic}}; quote a literal `*`")
 
 
-def _parsed(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
-    with _refusing(query):
+def _parse_for(index: tantivy.Index, query: TextQuery) -> tantivy.Query:
+    try:
         return index.parse_query(query.completed, list(query.definition.columns))
+    except ValueError as error:
+        raise _NoQueryError(str(error)) from error
 
 
 @contextmanager

@@ -26,6 +26,21 @@ def read(text: str) -> Node:
     return cast("Node", tantivy.parse_query(text))
 
 
+def words(text: str) -> str:
+    """Return the query for any of the words of a text: what stands between spaces, and nothing in it is an operator.
+
+    The tokenizer of the index reads each: it makes a phrase of `can't`, and nothing of a lone `/`. Tantivy refuses a
+    query of several that are all nothing; `phrase` is then the one that finds nothing.
+    """
+    return " ".join(phrase(word) for word in text.split())
+
+
+def phrase(text: str) -> str:
+    """Return the query for a text as one phrase."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def complete(tree: Node, text: str) -> str:
     """Return a query that finds what logic says `text`, read as `tree`, means; most texts are that query already.
 
@@ -77,22 +92,17 @@ def _written(node: Node) -> str:
             return "*"
         case "literal":
             slop = f"~{node['slop']}" if node["slop"] else ""
-            return f"{_field(node['field_name'])}{_quoted(node['phrase'])}{slop}"
+            return f"{_field(node['field_name'])}{phrase(node['phrase'])}{slop}"
         case "range":
             return f"{_field(node['field'])}{_low(node['lower'])} TO {_high(node['upper'])}"
         case "set":
-            return f"{_field(node['field'])} IN [{' '.join(map(_quoted, node['elements']))}]"
+            return f"{_field(node['field'])} IN [{' '.join(map(phrase, node['elements']))}]"
         case kind:
             raise ValueError(f"{kind!r} cannot be combined with NOT")
 
 
 def _field(name: str | None) -> str:
     return "" if name is None else f"{name}:"
-
-
-def _quoted(phrase: str) -> str:
-    escaped = phrase.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _low(limit: Node) -> str:

@@ -7,7 +7,6 @@ import csv
 import io
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
@@ -18,13 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from storage_core.errors import Corrupt, Unavailable
+from storage_core.errors import Corrupt
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, rejected, typed
+from storage_core.os_errors import scratch
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
+_SPOOL = "the text of a CSV file"
 _LONGEST_SHOWN = 500
 _STEP_BYTES = 2**20
 UNCLOSED = "a quote that opens in the record is never closed; the rest of the file is in it"
@@ -73,14 +74,15 @@ def _mapped(chunks: Iterator[bytes]) -> pa.NativeFile:
 
     Mapped blocks take no memory; and a Python stream in that thread would abort the process where Python ends first.
     """
-    with _needing_room():
+    with scratch(_SPOOL):
         spool = NamedTemporaryFile(prefix="tidemark-landed-")  # noqa: SIM115  # it is closed below
     with spool:
         for chunk in chunks:
-            with _needing_room():
+            with scratch(_SPOOL):
                 spool.write(chunk)
                 spool.flush()
-        return pa.memory_map(spool.name)
+        with scratch(_SPOOL):
+            return pa.memory_map(spool.name)
 
 
 def _is_utf8(text: pa.NativeFile) -> bool:
@@ -134,24 +136,16 @@ _PLAIN = _Form("utf-8", lambda column: column)
 _RECODED = _Form("latin-1", _bytes_of)
 
 
-@contextmanager
-def _needing_room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"the text of a CSV file in a temporary file: {error}; make room there, or name another folder by TMPDIR"
-        ) from error
-
-
 def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
     """Raise `Corrupt` for more columns than the table has: a million of them end the process in Arrow's reader."""
     start = text.read(_LONGEST_HEADER).decode("latin-1")
     text.seek(0)
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))))
-    except (csv.Error, StopIteration) as error:
-        raise Corrupt(f"it is not a CSV file with a header ({error or 'it has no line'})") from error
+    except StopIteration:
+        raise Corrupt("it is not a CSV file with a header (it has no line)") from None
+    except csv.Error as error:
+        raise Corrupt(f"it is not a CSV file with a header ({error})") from error
     if len(columns) > len(names):
         raise Corrupt(_other_columns([each for each in columns if each not in names]))
 

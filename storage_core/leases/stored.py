@@ -1,4 +1,6 @@
-"""Lease objects in the store: reading them, and writing them once where replies are lost ("Leases")."""
+"""Lease objects in the store: reading them, and writing them once where replies are lost
+(docs/architecture/ingestion.md, "Leases").
+"""
 
 from __future__ import annotations
 

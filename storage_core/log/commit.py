@@ -16,6 +16,7 @@ from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, 
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, random_pause_ms
 from storage_core.log.actions import Action, CommitInfo
+from storage_core.log.boundary import first_version
 from storage_core.log.codec import commit_info, encode_version
 from storage_core.log.conflicts import Plan, settle
 from storage_core.log.replay import advance, open_head, read_version
@@ -26,6 +27,7 @@ from storage_core.objectstore.create import put_or_unknown
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
+_SURELY_KEPT_MS = 60_000
 CLOCK_TOLERANCE_MS = 60_000
 """How far a version may be ahead of this machine's clock before a commit says so."""
 
@@ -72,13 +74,14 @@ class CommitLabel:
 class _Attempt:
     """What became of one put: `head` is the newest snapshot known, `open` says that its next version may be ours.
 
-    `reason` is why nobody knows whether it is.
+    `reason` is why nobody knows whether it is; `read_back`, that the store had to be asked what became of it.
     """
 
     landed: bool
     head: Snapshot
     open: bool = False
     reason: str = ""
+    read_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,14 @@ class Committer:
         `NotWritten` when the store takes no write, and `CommitUnknown` when it never said what became of the last
         attempt: its context holds `commit_id` and the one `version` that the commit may have become.
         """
+        began_ms = self.clock.now_ms()
         last = _Attempt(landed=False, head=self._still_on_the_log(head or plan.planned))
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
                 if (last := self._read_back(last.head, label.commit_id, last.reason)).landed:
                     # On a head from before the pause every attempt is lost to one who commits faster than we pause.
+                    self._require_counted(last, label, began_ms)
                     return CommitResult(
                         last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
                     )
@@ -111,6 +116,7 @@ class Committer:
                 return CommitResult(head.version, label.commit_id, head, already_committed=True, attempts=attempt - 1)
             last = self._attempt(head, actions, label, last)
             if last.landed:
+                self._require_counted(last, label, began_ms)
                 _logger.info(
                     "committed version %d of %s: %s, %d actions, attempt %d",
                     last.head.version, self.store.uri, label.operation, len(actions), attempt,
@@ -120,6 +126,36 @@ class Committer:
                     last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt
                 )
         raise self._gave_up(last, label)
+
+    def _require_counted(self, landed: _Attempt, label: CommitLabel, began_ms: int) -> None:
+        """Return when the version that we made is one that counts. No request for a put that was answered in time.
+
+        Its number was free when the attempt began. It is free once more only after another's commit of that number has
+        outlived the retention, which takes as long, and the collector says so in its boundary before it deletes. So an
+        answer before that is proof; one that was slow, or lost, is compared with the boundary. Below it a version is
+        ours and dead, or ours and was collected just now.
+        """
+        config = landed.head.config
+        enough_ms = min(_SURELY_KEPT_MS, config.version_retention_ms)
+        if not landed.read_back and self.clock.now_ms() - began_ms < enough_ms:
+            return
+        version = landed.head.version
+        try:
+            first = first_version(self.store)
+        except (Unavailable, Corrupt) as error:
+            raise self._not_counted(
+                label, version, f"the collector's boundary cannot be read: {error.found}"
+            ) from error
+        if version < first:
+            raise self._not_counted(label, version, f"versions below {first} were collected meanwhile")
+
+    def _not_counted(self, label: CommitLabel, version: int, why: str) -> CommitUnknown:
+        return CommitUnknown(
+            f"{version_key(version)}: commit {label.commit_id} took so long that nobody knows whether it counts "
+            f"({why}); look for what it did in the newest version before doing anything else, and clean nothing up",
+            commit_id=label.commit_id,
+            version=version,
+        )
 
     def _warn_of_clocks(self, committed: Snapshot) -> None:
         """Say that a version is of the future: one before it was, and times order versions."""
@@ -182,7 +218,7 @@ class Committer:
                 return _Attempt(landed=False, head=head, open=head.version == start, reason=reason)
             head = following
             if _is_of(actions, commit_id):
-                return _Attempt(landed=True, head=head)
+                return _Attempt(landed=True, head=head, read_back=True)
 
     def _still_on_the_log(self, known: Snapshot) -> Snapshot:
         """Return `known` when its version file exists, else the newest snapshot. One HEAD.

@@ -1,4 +1,6 @@
-"""The commits of a table, newest first, and the search for one commit among them ("History")."""
+"""The commits of a table, newest first, and the search for one commit among them (docs/architecture/transaction-log.md,
+"History").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Counting requests: budgets are stable where latencies are not ("Request budgets")."""
+"""Counting requests: budgets are stable where latencies are not (docs/architecture/object-store.md, "Request
+budgets").
+"""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from storage_core.clock import Clock
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
 from storage_core.ids import Ids
+from storage_core.objectstore.s3_heads import require_whole_heads
 from storage_core.objectstore.s3_location import S3Location
 from storage_core.process import HomeProcess
 
@@ -192,6 +193,7 @@ class S3Calls:
         with suppress(ValueError):  # an endpoint in the AWS configuration that is none; the text repeats it
             client = session.client("s3", endpoint_url=self._location.endpoint, region_name=region, config=config)
             client.meta.events.register_last("before-parameter-build.s3", _follow_no_redirect)
+            require_whole_heads(client)
             return client
         raise InvalidInput(f"{self._location.uri}: the endpoint in the AWS configuration is no address; correct it")
 

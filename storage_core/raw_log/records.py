@@ -1,4 +1,6 @@
-"""Records as producers give them, checked and made text before anything is written ("Records")."""
+"""Records as producers give them, checked and made text before anything is written (docs/architecture/ingestion.md,
+"Records").
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown, Fenced, InvalidInput, TidemarkError, Unavailable
+from storage_core.errors import CommitUnknown, Fenced, InvalidInput, NotWritten, TidemarkError, Unavailable
 from storage_core.formats.raw_chunk import MAX_RECORDS, LogRecord, RawChunk, encode, record_id
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import ObjectStore
@@ -54,12 +54,17 @@ class Appended:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """Records that belong into one chunk, and what became of them: taken by a leader, then `first` once durable."""
+    """Records that belong into one chunk, and what became of them: taken by a leader, then `first` once durable.
+
+    Or `refused`, when no store kept any of them. `call` are the tickets of the same call.
+    """
 
     records: Sequence[LogRecord]
     size: int
     taken: bool = False
     first: int | None = None
+    refused: NotWritten | None = None
+    call: Sequence[_Ticket] = ()
 
 
 @dataclass(slots=True)
@@ -113,12 +118,15 @@ class RawWriter:
     def append(self, records: Sequence[LogRecord]) -> Appended:
         """Append the records in order; they are in every mandatory store when this returns. One PUT per store.
 
-        More PUTs for more than `chunk_bytes`. Raises `InvalidInput` after `close`. Raises `CommitUnknown` when a
+        More PUTs for more than `chunk_bytes`. Raises `InvalidInput` after `close`. Raises `NotWritten` when every
+        store says that it kept nothing, as on a full disk: the writer goes on. Raises `CommitUnknown` when a
         mandatory store did not say what it did: some of the records may be in the log, and this writer is done; and
         `Unavailable` when it was done before: nothing was written.
         """
         self.require_home()
         tickets = [*_tickets(records, self._limits.chunk_bytes)]
+        for each in tickets:
+            each.call = tickets
         if tickets:
             with self._turn:
                 self._require_usable(tickets)
@@ -145,7 +153,9 @@ class RawWriter:
     def _next_batch(self, mine: Sequence[_Ticket]) -> list[_Ticket]:
         """Return the tickets of the next chunk, which the caller must send; none when its own are durable."""
         with self._turn:
-            self._turn.wait_for(lambda: mine[-1].first is not None or self._stopped or not self._leading)
+            self._turn.wait_for(
+                lambda: mine[-1].first is not None or self._stopped or _refusal(mine) or not self._leading
+            )
             if mine[-1].first is not None:
                 return []
             self._require_usable(mine)
@@ -174,6 +184,8 @@ class RawWriter:
     def _lead(self, batch: Sequence[_Ticket], mine: Sequence[_Ticket]) -> None:
         try:
             self._commit(batch)
+        except NotWritten:
+            return  # the next look at the queue says so to everybody whose records they were
         except TidemarkError:
             if any(each.taken for each in mine):
                 raise
@@ -182,14 +194,20 @@ class RawWriter:
     def _commit(self, batch: Sequence[_Ticket]) -> None:
         """Send the batch as one chunk. Whatever interrupts this, Ctrl-C included, ends the writer."""
         done = False
+        refused: NotWritten | None = None
         try:
             self._send([record for each in batch for record in each.records])
             done = True
+        except NotWritten as error:
+            refused = error
+            raise
         finally:
             with self._turn:
                 self._leading = False
                 if done:
                     self._acknowledge(batch)
+                elif refused is not None:
+                    self._hand_back(batch, refused)
                 else:
                     self._stopped = "an earlier chunk of it has no known outcome"
                     self._queue.clear()
@@ -200,6 +218,12 @@ class RawWriter:
         for each in batch:
             each.first = self._sequence + 1
             self._sequence += len(each.records)
+
+    def _hand_back(self, batch: Sequence[_Ticket], refused: NotWritten) -> None:
+        """Nobody has any of the batch, so its number is free; what else its calls have waiting is not sent either."""
+        for each in batch:
+            each.refused = refused
+        self._queue = deque(each for each in self._queue if _refusal(each.call) is None)
 
     def _send(self, records: Sequence[LogRecord]) -> None:
         segment, key, data = self._placed(records)
@@ -234,13 +258,31 @@ class RawWriter:
         return RawChunk(key=key, first=self._sequence + 1, records=tuple(records))
 
     def _put_everywhere(self, key: str, data: bytes) -> None:
-        others = [] if self._pool is None else [self._pool.submit(self._put, each, key, data) for each in self._rest]
+        others = (
+            [] if self._pool is None else [self._pool.submit(self._failure, each, key, data) for each in self._rest]
+        )
         try:
-            self._put(self._mandatory[0], key, data)
+            first = self._failure(self._mandatory[0], key, data)
         finally:
             wait(others)
-        for each in others:
-            each.result()
+        failures = [first, *(each.result() for each in others)]
+        failed = [each for each in failures if each is not None]
+        if not failed:
+            return
+        unknown = next((each for each in failed if not isinstance(each, NotWritten)), None)
+        if unknown is not None:
+            raise unknown
+        if len(failed) == len(failures) and not self._optional:  # those may have it already
+            raise failed[0]
+        # Refused here, but perhaps kept by another store: for the caller that is no certain failure.
+        raise CommitUnknown(f"{failed[0].found}; another store may have it; {_OPEN_ANOTHER}", key=key) from failed[0]
+
+    def _failure(self, store: ObjectStore, key: str, data: bytes) -> TidemarkError | None:
+        try:
+            self._put(store, key, data)
+        except TidemarkError as error:
+            return error
+        return None
 
     @property
     def _rest(self) -> Sequence[ObjectStore]:
@@ -252,12 +294,20 @@ class RawWriter:
                 return
         except CommitUnknown as error:
             raise CommitUnknown(f"{store.uri}: {error}; {_OPEN_ANOTHER}", key=key, uri=store.uri) from error
+        except NotWritten as error:
+            raise error.reworded(f"{store.uri} did not take {key}: {error.found}") from error
         except TidemarkError as error:
             # Refused here, but perhaps kept by another store: for the caller that is no certain failure.
             raise CommitUnknown(f"{store.uri} did not take {key}: {error.found}; {_OPEN_ANOTHER}", key=key) from error
         raise Fenced(f"{store.uri}: {key} holds another chunk: the writer id is in use; {_OPEN_ANOTHER}", key=key)
 
     def _require_usable(self, mine: Sequence[_Ticket]) -> None:
+        refused = _refusal(mine)
+        if refused is not None:
+            kept = sum(len(each.records) for each in mine if each.first is not None)
+            if kept:
+                raise CommitUnknown(f"writer {self.id}: the first {kept} records are kept, no others: {refused.found}")
+            raise refused.reworded(refused.found)
         if self._stopped is not None:
             self._refuse(self._stopped, sent=any(each.taken for each in mine))
 
@@ -267,6 +317,10 @@ class RawWriter:
         if why == "it is closed":
             raise InvalidInput(f"writer {self.id}: {why}; {_OPEN_ANOTHER}")
         raise Unavailable(f"writer {self.id}: {why}; none of these records was written; {_OPEN_ANOTHER}")
+
+
+def _refusal(mine: Sequence[_Ticket]) -> NotWritten | None:
+    return next((each.refused for each in mine if each.refused is not None), None)
 
 
 def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket]:

@@ -11,7 +11,7 @@ import re
 from typing import TypeAlias
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.gc.boundary import first_version
+from storage_core.log.boundary import first_version
 from storage_core.log.history import entries
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog

@@ -1,4 +1,5 @@
-"""Changes: the rows that the commits between two versions added and removed ("History").
+"""Changes: the rows that the commits between two versions added and removed (docs/architecture/transaction-log.md,
+"History").
 
 Columns are the table's and those of Delta's change feed, with its names: `_change_type` (`delete` or `insert`; an
 update is one of each), `_commit_version`, `_commit_timestamp`. Commit by commit, deletes before inserts: applied in

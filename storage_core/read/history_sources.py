@@ -1,4 +1,5 @@
-"""The records of a moment in the order of a history, from any place in it on ("Paged reading").
+"""The records of a moment in the order of a history, from any place in it on (docs/architecture/ingestion.md, "Paged
+reading").
 
 First the base, split by split in the order of their paths, then the generations that it has not merged, region by
 region and in each by number (sorted ones are older than unsorted ones), then the durable log tail of each region.

@@ -17,6 +17,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
@@ -59,10 +60,14 @@ def get(
     return get_many(store, snapshot, wanted, records=records)[0]
 
 
+@room("a lookup by key", size=QUERY_BYTES)
 def get_many(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
 ) -> list[dict[str, object] | None]:
     """Return for each of these keys (`key_rows`) its row, or None when there is none. Times beyond year 9999 are text.
+
+    Maps are dictionaries, as they are put; one that repeats a key, or whose keys no dictionary can have, is a list of
+    pairs.
 
     `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. The
     base is asked for the keys without a record, and with a patch. Per split whose bounds admit one of those: one GET of
@@ -81,10 +86,25 @@ def get_many(
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
     if newer is not None and newer.num_rows:
         rows = fold.apply(rows, newer, columns)
-    found: list[dict[str, object]] = as_text(rows).to_pylist()
+    found = _python_rows(as_text(rows))
     codes, asked = key_codes([rows, wanted], columns)
     by_code = dict(zip(codes.tolist(), found, strict=True))
     return [by_code.get(each) for each in asked.tolist()]
+
+
+def _python_rows(rows: pa.Table) -> list[dict[str, object]]:
+    names, columns = rows.column_names, map(_python_values, rows.columns)
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _python_values(column: pa.ChunkedArray) -> list[object]:
+    try:
+        found: list[object] = column.to_pylist(maps_as_pydicts="strict")
+    except (KeyError, TypeError):  # an entry twice, or a key that is a list
+        if len(column) == 1:
+            return list(column.to_pylist())
+        return [value for row in range(len(column)) for value in _python_values(column.slice(row, 1))]
+    return found
 
 
 def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:

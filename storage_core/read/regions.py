@@ -1,4 +1,4 @@
-"""Which regions a read has to look at: pruning by keys and by what a filter pins ("Pruning").
+"""Which regions a read has to look at: pruning by keys and by what a filter pins.
 
 The sources of a region's fields are part of the primary key, so a row that meets an equality on them can only be in
 the region that the equality names. Leaving the others out never changes an answer.

@@ -6,6 +6,7 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from storage_core.engine.session import literally
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import typed, unavailable
 from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
@@ -31,6 +33,7 @@ _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_TIME = "exceeded maximum execution time"
 _OUT_OF_MEMORY = "Out of Memory Error:"
 _OUT_OF_REACH = (_OUT_OF_MEMORY, "IO Error:")
+_NO_FILES = "Too many open files"
 _DENIED = "Permission denied"
 # What DuckDB says about the question, whatever names are in it.
 _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
@@ -149,20 +152,23 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
     `Unavailable` where a limit, memory or a file is out of reach, `Corrupt` where a split is named, else
     `InvalidInput`.
     """
-    try:
-        yield
-    except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-        raise _typed(str(error), query, splits, limits) from error
+    with typed(_shown(query)):
+        try:
+            yield
+        except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
+            raise _typed(str(error), query, splits, limits) from error
 
 
 def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
-    shown = query if len(query) <= _SHOWN else f"{query[:_SHOWN]}…"
+    shown = _shown(query)
     if _OUT_OF_TIME in text and limits is not None:
         found = f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds`"
         return Unavailable(found, query=query, seconds=limits.seconds)
     if text.startswith(_OUT_OF_MEMORY) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         return Unavailable(f"{shown!r}: {found}: {text}; ask for less, or raise them, or try again later", query=query)
+    if _NO_FILES in text:
+        return unavailable(repr(shown), OSError(errno.EMFILE, text))
     if text.startswith(_OUT_OF_REACH) or _DENIED in text:  # also of a split: its bytes were sound a moment ago
         return Unavailable(f"{shown!r}: {text}; try again later, or ask for less", query=query)
     broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
@@ -171,6 +177,10 @@ def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | N
     if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
         text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
     return InvalidInput(f"{shown!r}: {text}", query=query)
+
+
+def _shown(query: str) -> str:
+    return query if len(query) <= _SHOWN else f"{query[:_SHOWN]}…"
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:

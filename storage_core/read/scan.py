@@ -15,6 +15,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BATCH_ROWS = 65_536
+_LONGEST_REPR = 200
 
 
 class Consistency(StrEnum):
@@ -52,6 +54,13 @@ class Scan:
     records: pa.Table | None = None
     verified: Verified = field(default_factory=Verified)
 
+    def __repr__(self) -> str:
+        """Say what is scanned, in a line; nothing is read."""
+        chosen = "" if self.columns is None else f", columns={list(self.columns)}"
+        chosen += "" if self.filter is None else f", filter={self.filter.expression}"
+        shown = chosen if len(chosen) <= _LONGEST_REPR else f"{chosen[:_LONGEST_REPR]}…"
+        return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shown})"
+
     def explain(self) -> Pruned:
         """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""
         return pruning.explain(self.snapshot, self._predicate)
@@ -75,8 +84,8 @@ class Scan:
         relation, splits = self._answer()
         with query_errors("scan", splits):
             rows = relation.to_arrow_table()
-        names = self.columns if self.columns is not None else self.snapshot.schema.names
-        return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
+            names = self.columns if self.columns is not None else self.snapshot.schema.names
+            return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return all rows as a pandas data frame."""
@@ -86,6 +95,7 @@ class Scan:
     def _predicate(self) -> Predicate | None:
         return None if self.filter is None or self.records is not None else self.filter.predicate
 
+    @room("scan", size=QUERY_BYTES)
     def _answer(self) -> tuple[duckdb.DuckDBPyRelation, Sequence[Add]]:
         """The rows as a relation, and the splits they come from, which errors name."""
         splits = () if self.records is not None else prune(self.snapshot, self._predicate)

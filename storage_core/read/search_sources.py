@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -24,6 +24,7 @@ from storage_core.index.segments import Coverage, build_rows, fingerprint_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
+from storage_core.read.search_order import least
 from storage_core.region import generation_segments
 from storage_core.split.read import conform_split, read_split
 
@@ -35,6 +36,10 @@ class Source(Protocol):
 
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
+        ...
+
+    def low(self) -> Any:
+        """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
         ...
 
     def gone(self) -> BitMap:
@@ -50,10 +55,7 @@ class Source(Protocol):
 def sources(
     store: ObjectStore, snapshot: Snapshot, *, covered: Coverage, overlay: Overlay, cache: SegmentCache
 ) -> Iterator[list[Source]]:
-    """The sources of a search, in the order of answers with equal scores.
-
-    Splits of the base by path, generations by region and number, then what is in neither.
-    """
+    """The sources of a search: splits of the base by path, generations by region and number, what is in neither."""
     base = [_Split(store, snapshot, covered, overlay, cache, path) for path in sorted(snapshot.splits)]
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
@@ -83,6 +85,9 @@ class _Split:
         add = self.snapshot.splits[self.path]
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 
+    def low(self) -> Any:
+        return least(self.snapshot.splits[self.path], self.snapshot)
+
     def gone(self) -> BitMap:
         return self.overlay.gone(self.store, self.snapshot, self.snapshot.splits[self.path])
 
@@ -110,6 +115,9 @@ class _Generation:
             lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
         )
 
+    def low(self) -> None:
+        return None
+
     def gone(self) -> BitMap:
         return self.whole.gone
 
@@ -125,6 +133,9 @@ class _Rest:
 
     def directory(self) -> Path:
         return self.made
+
+    def low(self) -> None:
+        return None
 
     def gone(self) -> BitMap:
         return BitMap()

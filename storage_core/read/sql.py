@@ -8,11 +8,12 @@ import duckdb
 import pyarrow as pa
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, private_folder, session
+from storage_core.engine.session import Room, session
 from storage_core.engine.statement import Node, check, parse
 from storage_core.errors import Unavailable
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import QUERY_BYTES, room, scratch_folder
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned, prune
 from storage_core.read.relation import TABLE, Source, Verified, query_errors, splits_source
@@ -23,6 +24,7 @@ from storage_core.settings.query import QueryLimits
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
+@room("a query", size=QUERY_BYTES)
 def query(
     store: ObjectStore,
     snapshot: Snapshot,
@@ -54,7 +56,7 @@ def query(
 
 def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
     """Return the answer of a query that was checked, from a session that can write nowhere but to its own folder."""
-    with private_folder() as folder:
+    with scratch_folder("tidemark-spill-") as folder:
         room = Room(
             seconds=limits.seconds, memory_bytes=limits.memory_bytes, spill_bytes=limits.spill_bytes, folder=folder
         )

@@ -1,6 +1,7 @@
 """How much of each region is not merged yet, for a person to look at.
 
-Nothing decides by what is here. Moments are those that the store gives its objects ("Regions").
+Nothing decides by what is here. Moments are those that the store gives its objects (docs/architecture/ingestion.md,
+"Regions").
 """
 
 from __future__ import annotations

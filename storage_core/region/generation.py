@@ -1,4 +1,5 @@
-"""Generations, read: what a flush, a dealer or a sort leaves behind ("Memtable and generations").
+"""Generations, read: what a flush, a dealer or a sort leaves behind (docs/architecture/ingestion.md, "Memtable and
+generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
@@ -118,7 +119,7 @@ def find(store: ObjectStore, generation: Generation, wanted: pa.Table) -> Iterat
     of the key index, and one of each entry that it names; of a sorted generation instead ranged ones of the chunks that
     may hold a key. Filter and index only save work: one that is missing or damaged, and a generation without an index,
     cost reading all of its records. Ask `overlap.admitted` before.
-    Raises `Corrupt` like `read_records`, and for an index that the manifest vouches for and that names what is not there.
+    Raises `Corrupt` like `read_records`, and for an index of the right checksum that names what is not there.
     """
     key = wanted.column_names
     if not _admitted(store, generation, wanted):

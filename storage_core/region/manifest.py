@@ -1,4 +1,6 @@
-"""The numbered manifests of a region: finding the newest one and committing the next ("Regions")."""
+"""The numbered manifests of a region: finding the newest one and committing the next (docs/architecture/ingestion.md,
+"Regions").
+"""
 
 from __future__ import annotations
 

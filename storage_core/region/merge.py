@@ -1,4 +1,4 @@
-"""Merging: generations of a region into the base table ("Merge: generations into the base table").
+"""Merging: generations of a region into the base table (docs/architecture/ingestion.md, "Merge").
 
 The folded records become new splits, and the rows that they supersede are hidden by deletion vectors in the same
 commit; what is left of a split is rewritten by a compaction. The base never holds two live rows of one key, so reads of
@@ -9,10 +9,11 @@ it carries, and the log refuses it unless they follow the recorded ones (lessons
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -26,13 +27,16 @@ from storage_core.log.file_columns import adds_of
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
+from storage_core.region.refused import REFUSALS, Attempt, Records, keep_aside, refused, text_of
 from storage_core.region.registry import known_regions
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
+from storage_core.rows.keys import key_codes
 from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.rewrite import Rewrite
@@ -76,30 +80,43 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
     )
 
 
-def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
+def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, set_aside: bool = False) -> MergeResult:
     """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
 
     Commits nothing: that is the caller's, with `actions_of`. No split is rewritten; one whose last live row is gone is
     removed. Memory holds the records, the keys of one split, a row group and the rows that patches hit. A delete of
     what does not exist writes nothing (lesson 28). Requests: those of the generations, of `superseded.find` per split
     of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged generation or
-    split; what was written until then are orphans.
+    split; what was written until then are orphans. An error of the data names region, generation, record and key.
+
+    With `set_aside` the records of a key that cannot be applied are in quarantine when this returns, and the base keeps
+    what it has of that key.
     """
     with _naming(work):
-        return _executed(store, work, ids=ids, now_ms=now_ms)
+        records = _records(store, work)
+        if set_aside:
+            records = _foldable(store, work, records, now_ms=now_ms)
+        folded = _folded(records)
+        if set_aside:
+            folded = _applicable(store, work, records, folded, ids=ids, now_ms=now_ms)
+        return _executed(store, work, records, folded, ids=ids, now_ms=now_ms)
 
 
-def _executed(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> MergeResult:
-    schema = work.context.schema
-    records = pa.concat_tables(list(_records(store, work)))
-    folded = fold.fold(records, work.primary_key)
+def _executed(
+    store: ObjectStore, work: MergeWork, records: Records, folded: pa.Table, *, ids: Ids, now_ms: int
+) -> MergeResult:
     found = _superseded(store, work, folded)
-    read = pa.concat_tables([schema.empty_table(), *(each.read for each in found)])
+    read = _read(work, found)
     entries = [each.entry(store, ids=ids, now_ms=now_ms) for each in found]
-    rows = fold.apply(read, folded, work.primary_key)
     lineage = _lineage(work, found, ids)
-    adds = sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage)
-    result = _result(work, entries, adds, rows_in=records.num_rows + read.num_rows)
+    try:
+        rows = fold.apply(read, folded, work.primary_key)
+        adds = sort_and_write(store, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage)
+    except REFUSALS as error:
+        for row, why in refused(folded, _application(work, read, ids=ids, now_ms=now_ms)):
+            raise records.naming(int(np.flatnonzero(records.of_key(folded.slice(row, 1)))[-1]), why) from error
+        raise
+    result = _result(work, entries, adds, rows_in=records.rows.num_rows + read.num_rows)
     _logger.info(
         "region %s: merged generations %d to %d: %d rows in, %d superseded in %d splits, %d splits written, not "
         "committed yet",
@@ -114,6 +131,54 @@ def _executed(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int) -> 
     return result
 
 
+def _folded(records: Records) -> pa.Table:
+    try:
+        return fold.fold(records.rows, records.key)
+    except REFUSALS as error:
+        for record, why in refused(records.rows, lambda part: fold.fold(part, records.key)):
+            raise records.naming(record, why) from error
+        raise
+
+
+def _foldable(store: ObjectStore, work: MergeWork, records: Records, *, now_ms: int) -> Records:
+    """The records that can be folded; each other one is in quarantine."""
+    found = list(refused(records.rows, lambda part: fold.fold(part, records.key)))
+    if not found:
+        return records
+    keep_aside(store, [(records.rows.slice(at, 1), why) for at, why in found], region=work.region, now_ms=now_ms)
+    return records.without(np.isin(np.arange(records.rows.num_rows), [at for at, _ in found]))
+
+
+def _applicable(
+    store: ObjectStore, work: MergeWork, records: Records, folded: pa.Table, *, ids: Ids, now_ms: int
+) -> pa.Table:
+    """The folded records that can be applied; what each other one was folded of is in quarantine."""
+    read = _read(work, _superseded(store, work, folded))
+    found = list(refused(folded, _application(work, read, ids=ids, now_ms=now_ms)))
+    if not found:
+        return folded
+    kept = [(records.rows.filter(pa.array(records.of_key(folded.slice(row, 1)))), why) for row, why in found]
+    keep_aside(store, kept, region=work.region, now_ms=now_ms)
+    return folded.filter(pa.array(~np.isin(np.arange(folded.num_rows), [row for row, _ in found])))
+
+
+def _application(work: MergeWork, read: pa.Table, *, ids: Ids, now_ms: int) -> Attempt:
+    """Apply folded records to the base rows of their keys, and write the result where nobody sees it."""
+
+    def attempt(part: pa.Table) -> None:
+        wanted, held = key_codes([part, read], work.primary_key)
+        rows = fold.apply(read.filter(pa.array(np.isin(held, wanted))), part, work.primary_key)
+        scratch = MemoryStore("merge")
+        lineage = _lineage(work, [], ids)
+        sort_and_write(scratch, rows, context=work.context, ids=ids, now_ms=now_ms, lineage=lineage)
+
+    return attempt
+
+
+def _read(work: MergeWork, found: Sequence[Superseded]) -> pa.Table:
+    return pa.concat_tables([work.context.schema.empty_table(), *(each.read for each in found)])
+
+
 @contextmanager
 def _naming(*works: MergeWork) -> Iterator[None]:
     """Let an error of the data say which generations of which regions it came up in; others are no fault of theirs."""
@@ -122,7 +187,7 @@ def _naming(*works: MergeWork) -> Iterator[None]:
     except (InvalidInput, Corrupt, Unsupported) as error:
         raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
     except (pa.ArrowException, OverflowError, MemoryError) as error:
-        raise InvalidInput(f"{_named(works)}: {type(error).__name__}: {error}", **_context(works)) from error
+        raise InvalidInput(f"{_named(works)}: {text_of(error)}", **_context(works)) from error
 
 
 def _named(works: Sequence[MergeWork]) -> str:
@@ -231,7 +296,13 @@ def _touched(snapshot: Snapshot, generations: Sequence[Generation], key: Sequenc
     return adds_of(files.filter(may_overlap(files, generations, key=key, schema=snapshot.schema)))
 
 
-def _records(store: ObjectStore, work: MergeWork) -> Iterable[pa.Table]:
-    yield fold.record_schema(work.context.schema).empty_table()
-    for each in work.generations:
-        yield from generation.read_records(store, generation.read(store, work.region, each))
+def _records(store: ObjectStore, work: MergeWork) -> Records:
+    empty = fold.record_schema(work.context.schema).empty_table()
+    opened = [generation.read(store, work.region, each) for each in work.generations]
+    parts = [pa.concat_tables([empty, *generation.read_records(store, each)]) for each in opened]
+    return Records(
+        rows=pa.concat_tables([empty, *parts]),
+        generations=tuple(each.generation for each in opened),
+        lengths=tuple(each.num_rows for each in parts),
+        key=work.primary_key,
+    )

@@ -1,4 +1,6 @@
-"""How far the regions of a table have come, as their manifests and a snapshot say ("Regions")."""
+"""How far the regions of a table have come, as their manifests and a snapshot say (docs/architecture/ingestion.md,
+"Regions").
+"""
 
 from __future__ import annotations
 

@@ -32,13 +32,14 @@ _ATTEMPTS = 10
 _logger = logging.getLogger(__name__)
 
 
-def change_regions(log: TransactionLog, fields: tuple[RegionField, ...]) -> Snapshot:
+def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, set_aside: bool = False) -> Snapshot:
     """Make these the fields of the table's current region spec, and return the snapshot in which they are.
 
     Nothing happens when they are already. Else the old regions are merged here, sealed, and the rest of them is merged;
     then the new spec is committed. Interrupted anywhere, doing it again finishes. A region that cannot be merged is not
-    sealed: it takes rows as before. Raises what that merge raises, `InvalidInput` when the fields cannot divide the
-    table, `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
+    sealed: it takes rows as before. With `set_aside`, what cannot be merged goes to quarantine: the way out of a region
+    that is sealed already (decision 0088). Raises what that merge raises, `InvalidInput` when the fields cannot divide
+    the table, `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         snapshot = log.snapshot()
@@ -54,11 +55,11 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...]) -> Snap
         spec = RegionSpec(id=config.region_spec.id + 1, fields=fields)
         check_spec(spec, snapshot.schema, config.primary_key)
         try:
-            # A merge that fails must fail while the region still takes what cures it: nothing opens a sealed one again.
+            # A merge that fails should fail while the region still takes what cures it: nothing opens a sealed one.
             _flush_everything(log, snapshot)
-            _merge_everything(log)
+            _merge_everything(log, set_aside=set_aside)
             progress = seal_spec(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)
-            _merge_everything(log)
+            _merge_everything(log, set_aside=set_aside)
             _commit_spec(log, spec, progress)
         except CommitConflict:
             if attempt == _ATTEMPTS:
@@ -78,11 +79,12 @@ def _flush_everything(log: TransactionLog, snapshot: Snapshot) -> None:
                 writer.flush()
 
 
-def _merge_everything(log: TransactionLog) -> None:
+def _merge_everything(log: TransactionLog, *, set_aside: bool) -> None:
     snapshot = log.snapshot()
     while works := merge.plan(log.store, snapshot):
         now_ms = log.clock.now_ms()
-        results = [merge.execute(log.store, work, ids=log.ids, now_ms=now_ms) for work in works]
+        execute = partial(merge.execute, log.store, ids=log.ids, now_ms=now_ms, set_aside=set_aside)
+        results = [execute(work) for work in works]
         snapshot = merge.commit(log, snapshot, works, results).snapshot
 
 

@@ -1,4 +1,6 @@
-"""A writer over the regions of a spec with fields: each row goes where its key belongs ("Regions")."""
+"""A writer over the regions of a spec with fields: each row goes where its key belongs (docs/architecture/ingestion.md,
+"Regions").
+"""
 
 from __future__ import annotations
 

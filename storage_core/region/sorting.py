@@ -1,4 +1,5 @@
-"""Sorting: many unsorted generations of a region become one that is sorted by key ("Raw log").
+"""Sorting: many unsorted generations of a region become one that is sorted by key (docs/architecture/ingestion.md, "Raw
+log").
 
 A reader, and a merger, of a region whose merges lag pays for every generation. So where more than 30 unsorted ones
 wait, or more than 30 MB in them, a run of them is folded per key and written as one *sorted* generation, which takes

@@ -1,4 +1,5 @@
-"""Region specs bound to a table: what a declaration means, and the region of every row ("Regions").
+"""Region specs bound to a table: what a declaration means, and the region of every row (docs/architecture/ingestion.md,
+"Regions").
 
 A region is named by a UUID that follows from the table, the spec and the values of the spec's fields. So a writer, a
 reader and a Spark task find the region of a key without asking anybody.

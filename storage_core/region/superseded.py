@@ -1,6 +1,7 @@
 """The rows of a split that records supersede: found by the key columns, read only where a patch needs their values.
 
-The base never holds two live rows of one key ("Merge"), so a record supersedes at most one row of all
+The base never holds two live rows of one key (docs/architecture/ingestion.md, "Merge"), so a record supersedes at most
+one row of all
 splits together.
 """
 

@@ -1,4 +1,5 @@
-r"""Anchored regular expressions that match every value of a string column ("Split files").
+r"""Anchored regular expressions that match every value of a string column (docs/architecture/compaction.md, "Split
+files").
 
 The distinct values become a trie whose edges are as long as nothing branches: `prod, production, staging` is
 `^(prod(|uction)|staging)$`. What would exceed the bounds below becomes `[\s\S]+`, so an expression always matches every

@@ -50,9 +50,10 @@ class SortOrder:
 def bind(config: TableConfig, schema: pa.Schema) -> SortOrder:
     """Return the order of a table with this configuration and schema.
 
-    `timestamp` in a sort schema means the table's time column, whatever its name. Without a sort schema the order is
-    by time, else by primary key, else none. Raises `InvalidInput` for a column that the table lacks, a type that has
-    no order, a type written in the sort schema that contradicts the table, and a time column that is not a timestamp.
+    `timestamp` in a sort schema means the table's time column, which may stand there under its own name as well.
+    Without a sort schema the order is by time, else by primary key, else none. Raises `InvalidInput` for a column that
+    the table lacks, a type that has no order, a type written in the sort schema that contradicts the table, and a time
+    column that is not a timestamp.
     Types are checked as they are written: bind the text that the user gave before storing its canonical form.
     """
     if config.time_column is not None:
@@ -93,7 +94,7 @@ def recorded_order(text: str, config: TableConfig, schema: pa.Schema) -> SortOrd
 
 
 def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrder:
-    parsed = sort_schema.parse(text)
+    parsed = sort_schema.parse(text, time_column)
     names: dict[str, SortColumn] = {}
     for column in parsed.columns:
         name = time_column if column.name in TIMESTAMP_NAMES else column.name

@@ -5,12 +5,14 @@
 
 `__s`, `__i` and `__nf` are string, int64 and float64; any other suffix belongs to the name. `&` marks the cutoff: the
 columns from it up to the timestamp are not compared. The timestamp column is compared always, newest first, and so is a
-tiebreaker behind it. Nulls are last, whatever the direction, unless the schema says first; see "Sort schema" in
-docs/architecture/compaction.md. The place of nulls is our extension (decision 0070).
+tiebreaker behind it; the time column of the table may stand under its own name. Nulls are last, whatever the direction,
+unless the schema says first; see "Sort schema" in docs/architecture/compaction.md. The place of nulls is our extension
+(decision 0070), and so is the own name (decision 0015).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -91,9 +93,10 @@ class SortSchema:
         return f"{name}{body}/V{self.version}{_NULLS_FIRST if self.nulls_first else ''}"
 
 
-def parse(text: str) -> SortSchema:
+def parse(text: str, time_column: str | None = None) -> SortSchema:
     """Return the parsed schema. Raises `InvalidInput` that quotes the text and says what is wrong with it.
 
+    Where no column is called `timestamp`, the table's time column is taken for it.
     The older form `…|timestamp&column/V2` is read too: its columns behind `&` carry statistics only, and the result
     says so with the cutoff in front of the timestamp.
     """
@@ -103,7 +106,7 @@ def parse(text: str) -> SortSchema:
         named, nulls_first = _split_nulls(text)
         name, rest = _split_name(named)
         body, version = _split_version(rest)
-        columns, cutoff = _split_cutoff(body)
+        columns, cutoff = _split_cutoff(body if time_column is None else _with_timestamp(body, time_column))
         _check(columns)
     except InvalidInput as error:
         raise InvalidInput(f"sort schema {text!r}: {error}", sort_schema=text) from error
@@ -162,6 +165,25 @@ def _split_version(text: str) -> tuple[str, int]:
     if int(digits) < LEAST_VERSION:
         raise InvalidInput(f"version {version} is not supported; end it with /V2")
     return body, int(digits)
+
+
+def _with_timestamp(body: str, time_column: str) -> str:
+    """The columns with the time column under the name that the language has for it."""
+    tokens = re.split(r"([|&])", body)
+    names = [_column_name(token) for token in tokens]
+    if TIMESTAMP_NAMES.intersection(names):
+        return body
+    renamed = (
+        t.replace(time_column, "timestamp", 1) if n == time_column else t for t, n in zip(tokens, names, strict=True)
+    )
+    return "".join(renamed)
+
+
+def _column_name(token: str) -> str:
+    try:
+        return _column(token).name
+    except InvalidInput:  # said by who reads the columns
+        return token
 
 
 def _split_cutoff(body: str) -> tuple[tuple[SortColumn, ...], int | None]:
@@ -248,7 +270,9 @@ def _check(columns: tuple[SortColumn, ...]) -> None:
         raise InvalidInput(f"the columns {repeated} occur more than once")
     stamps = [i for i, name in enumerate(names) if name in TIMESTAMP_NAMES]
     if len(stamps) != 1:
-        raise InvalidInput("exactly one timestamp column is needed; end the columns with |timestamp")
+        raise InvalidInput(
+            "exactly one timestamp column is needed; end the columns with |timestamp or the time column's own name"
+        )
     stamp = columns[stamps[0]]
     if not stamp.descending or stamp.type != "int64":
         raise InvalidInput(f"the column {stamp.name!r} is ordered newest first and holds instants; leave it bare")

@@ -1,4 +1,6 @@
-"""The figures of the compaction policy, and their form in `metaData.configuration` ("Policy")."""
+"""The figures of the compaction policy, and their form in `metaData.configuration` (docs/architecture/compaction.md,
+"Policy").
+"""
 
 from __future__ import annotations
 

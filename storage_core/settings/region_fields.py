@@ -1,4 +1,5 @@
-"""Regions and their specs as records, and the form of specs in `metaData.configuration` ("Regions").
+"""Regions and their specs as records, and the form of specs in `metaData.configuration`
+(docs/architecture/ingestion.md, "Regions").
 
 Records only: what a field computes is `region.transforms`, which values it may be computed from `region.spec`.
 """

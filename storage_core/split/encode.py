@@ -100,12 +100,14 @@ class FileWriter:
         unexpected = nan_columns(rows) - self._without_statistics
         if unexpected:
             raise InvalidInput(f"NaN in {sorted(unexpected)}, of which the writer was told that there is none")
-        self._writer.write_table(rows.replace_schema_metadata(None))
+        with self._sink.writing():
+            self._writer.write_table(rows.replace_schema_metadata(None))
 
     def finish(self, metadata: Mapping[str, str]) -> pa.Buffer:
         """Return the complete bytes, `metadata` among them; nothing can be added afterwards."""
         self._writer.add_key_value_metadata(dict(metadata))
-        self._writer.close()
+        with self._sink.writing():
+            self._writer.close()
         return self._sink.finish()
 
 

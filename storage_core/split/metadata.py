@@ -1,4 +1,5 @@
-"""What a split file says about itself, and whether that equals what the log says ("Split files").
+"""What a split file says about itself, and whether that equals what the log says (docs/architecture/compaction.md,
+"Split files").
 
 Everything is text in the Parquet key-value metadata, every key starting with `tidemark.`; a value that does not exist
 (no window, no source) is an absent key. The rest of the metadata, including native statistics, belongs to Parquet.

@@ -23,6 +23,7 @@ from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
+from storage_core.os_errors import of_the_system, scratch, typed, unavailable
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.split.encode import has_float
@@ -259,8 +260,10 @@ def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
     path = store.local_path(add.path)
     if path is None:
         path = spool / xxhash.xxh3_128_hexdigest(add.path.encode())
-        path.write_bytes(data)
-    return pa.memory_map(str(path))
+        with scratch(f"a copy of {add.path}"):
+            path.write_bytes(data)
+    with typed(add.path):
+        return pa.memory_map(str(path))
 
 
 def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[str]:
@@ -319,5 +322,7 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
             f"open a newer version, and if that names it too, {SEE_CORRUPT}",
             key=add.path,
         ) from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
+        if of_the_system(error):
+            raise unavailable(add.path, error) from error
         raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

@@ -9,9 +9,14 @@ import mmap
 import os
 import tempfile
 import weakref
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
+
+from storage_core.os_errors import scratch, typed
+
+_WHAT = "the bytes of a split"
 
 
 class Sink:
@@ -27,21 +32,29 @@ class Sink:
         self.stream: pa.NativeFile = pa.BufferOutputStream()
         self._descriptor: int | None = None
         if on_disk:
-            self._descriptor, path = tempfile.mkstemp(prefix="tidemark-split-")
-            self._close = weakref.finalize(self, os.close, self._descriptor)
-            self.stream = pa.OSFile(path, "wb")
-            Path(path).unlink()
+            with scratch(_WHAT):
+                self._descriptor, path = tempfile.mkstemp(prefix="tidemark-split-")
+                self._close = weakref.finalize(self, os.close, self._descriptor)
+                try:
+                    self.stream = pa.OSFile(path, "wb")
+                finally:
+                    Path(path).unlink()
 
     @property
     def size(self) -> int:
         """The number of bytes so far."""
         return int(self.stream.tell())
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Within it what fails at the file, or for want of memory, is `Unavailable`, and says why."""
+        return typed(_WHAT) if self._descriptor is None else scratch(_WHAT)
+
     def finish(self) -> pa.Buffer:
         """Return all bytes; nothing can be appended afterwards."""
         if self._descriptor is None:
             return self.stream.getvalue()
-        self.stream.close()
-        mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        with self.writing():
+            self.stream.close()
+            mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         self._close()
         return pa.py_buffer(mapped)

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, PutMode
 from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_calls import Retries
 from storage_core.objectstore.s3_location import S3Location
+from storage_core.testkit.ids import SeededIds
 
 BODY = b"the whole object"
 WHOLE = {
@@ -22,14 +24,14 @@ WHOLE = {
 
 
 @contextmanager
-def serving(*answers: bytes) -> Iterator[str]:
-    """A server that gives each connection the next of the answers, and closes it."""
+def serving(*answers: bytes, to_put: bytes = b"") -> Iterator[str]:
+    """A server that gives each connection the next of the answers, or to a PUT always the same, and closes it."""
     left = list(answers)
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            self.request.recv(65_536)
-            self.request.sendall(left.pop(0))
+            asked = self.request.recv(65_536)
+            self.request.sendall(to_put if asked.startswith(b"PUT ") else left.pop(0))
 
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.001})
@@ -53,3 +55,47 @@ def test_an_answer_that_is_cut_anywhere_is_asked_for_again(call: str, monkeypatc
         for cut in cuts:
             found = store.get("key").data if call == "get" else store.get_range("key", 0, len(BODY))
             assert found == BODY, cut
+
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 16\r\nLast-Modified: Sun, 22 Nov 2026 10:00:00 GMT\r\n"
+    b'ETag: "ours"\r\nx-amz-meta-tidemark-write-id: %b\r\nServer: s\r\n\r\n'
+)
+
+
+class SameId(SeededIds):
+    """Every put gets the same write id."""
+
+    ID = "0b7c3a52-93f5-4d7e-8f2a-6c1d2e3f4a5b"
+
+    def uuid(self) -> str:
+        return self.ID
+
+
+@pytest.mark.parametrize("mode", [IfAbsent(), IfMatch('"before"')], ids=["create", "swap"])
+@pytest.mark.parametrize("lost", [b"", b"HTTP/1.1 412 No\r\nContent-Length: 0\r\n\r\n"], ids=["no answer", "412"])
+def test_our_own_object_is_no_conflict_wherever_the_answer_that_tells_so_is_cut(
+    mode: PutMode, lost: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    whole = HEAD % SameId.ID.encode()
+    cuts = [whole[:at] for at in range(len(whole))]
+    with serving(*(answer for cut in cuts for answer in (cut, whole)), to_put=lost) as endpoint:
+        location = S3Location(bucket="bucket", endpoint=endpoint, region="eu-central-1", path_style=True)
+        store = S3Store(location, retries=Retries(first_pause_ms=0), ids=SameId(7))
+        for cut in cuts:
+            assert store.put("key", BODY, mode) == Committed('"ours"'), cut
+
+
+def test_figures_of_a_head_that_is_cut_anywhere_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    whole = HEAD % b"written"
+    cuts = [whole[:at] for at in range(len(whole))]
+    with serving(*(answer for cut in cuts for answer in (cut, whole))) as endpoint:
+        location = S3Location(bucket="bucket", endpoint=endpoint, region="eu-central-1", path_style=True)
+        store = S3Store(location, retries=Retries(first_pause_ms=0))
+        for cut in cuts:
+            found = store.head("key")
+            assert (found.size, found.etag, found.write_id) == (16, '"ours"', "written"), cut

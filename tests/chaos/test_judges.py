@@ -135,8 +135,8 @@ def test_rows_that_cannot_be_are_refused(name: str) -> None:
 def test_of_a_refused_call_only_rows_gathered_before_the_refused_one_may_be_there(
     operation: str, may_be: bool, tmp_path: Path
 ) -> None:
-    write = {"op": operation, "epoch": 1, "keys": ["k0"], "value": 3}
-    read = {"op": "read", "session": "s", "level": "latest", "way": "scan"}
+    write: dict[str, object] = {"op": operation, "epoch": 1, "keys": ["k0"], "value": 3}
+    read: dict[str, object] = {"op": "read", "session": "s", "level": "latest", "way": "scan"}
     calls = [(write, "refused", None), (read, "done", [["k0", 3, 3, "t0"]])]
     lines: list[dict[str, object]] = []
     for number, (said, outcome, found) in enumerate(calls):

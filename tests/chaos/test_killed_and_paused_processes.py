@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 
 import pytest
 
@@ -53,9 +53,8 @@ S3_HORIZON_MS = 1_100
 
 @pytest.fixture
 def seed() -> int:
-    """The seed of the run."""
-    given = os.environ.get("TIDEMARK_SEED")
-    return SystemRandom().randrange(2**32) if given is None else int(given)
+    """The seed of the run, the same each time unless it is given; the moments of the blows are the machine's."""
+    return int(os.environ.get("TIDEMARK_SEED", "20150517"))
 
 
 def test_every_read_beside_killed_and_stopped_processes_is_explained(tmp_path: Path, seed: int) -> None:

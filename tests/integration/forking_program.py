@@ -31,7 +31,7 @@ from storage_core.region.options import WriterOptions
 from storage_core.table import Table
 
 LONG_MS = 60_000
-PATIENCE_S = 15
+PATIENCE_S = 300
 
 
 @dataclass(slots=True)

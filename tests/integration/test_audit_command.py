@@ -92,7 +92,7 @@ def test_a_violation_is_named_with_what_to_do_and_ends_with_four(
     assert "tidemark restore" in found["advice"]
     assert last["summary"].items() >= {"status": "violated", "violated": {"MC-1": 1}, "merges": 3}.items()
     assert main(["audit", table.uri]) == 4
-    assert "1 violations" in capsys.readouterr().out
+    assert "1 violation\n" in capsys.readouterr().out
 
 
 def test_what_cannot_be_judged_is_named_and_no_violation(table: Table, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Declared columns have Parquet Bloom filters in every split, also after a compaction ("Split files")."""
+"""Declared columns have Parquet Bloom filters in every split, also after a compaction (docs/architecture/compaction.md,
+"Split files").
+"""
 
 from __future__ import annotations
 

@@ -406,6 +406,11 @@ def test_search_adds_the_score_and_keeps_the_limit(events: str, run: Run) -> Non
     assert [line["score"] for line in by_status] == [1.0, 1.0]
 
 
+def test_search_takes_a_question_as_it_is_written(events: str, run: Run) -> None:
+    found = run("search", events, "what's (missing", "--index", "text", "--json").lines
+    assert found == run("search", events, "missing", "--index", "text", "--json").lines != []
+
+
 def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
     events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -596,6 +601,54 @@ def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
     assert "\x1b" not in run("quarantine", "events", "--show").out
 
 
+@pytest.mark.usefixtures("place")
+def test_quarantine_shows_the_first_lines_and_rows_cut_and_how_many_more_there_are(run: Run) -> None:
+    run("init", "events")
+    store = Table.open("warehouse/events").store
+    for file in ("a.log", "b.log"):
+        lines = [RejectedLine(file, number, "no row, at all", "x" * 5_000) for number in range(1, 16)]
+        write_quarantine(store, file, 9, lines)
+    told = run("quarantine", "events", "--show").out
+    assert told.count("and 4,800 more characters") == 20
+    assert told.endswith("\n… and 10 more; --all prints all\n")
+    assert run("quarantine", "events", "--show", "--all").out.count("x" * 5_000) == 30
+    assert len(run("quarantine", "events", "--show", "--json").lines) == 30
+
+
+def test_search_cuts_documents_and_prints_the_columns_that_are_wanted(place: Path, run: Run) -> None:
+    run("init", "events")
+    long = {**ROWS[0], "path": "/needle " + "hay " * 1_000}
+    assert run("append", "events", str(ndjson(place / "rows.ndjson", [long]))).out.startswith("1 row committed")
+    question = ("search", "events", "needle", "--index", "text")
+    assert len(run(*question).out) < 1_500
+    assert "hay " * 1_000 in run(*question, "--all").out.replace("\n", "") + " "
+    found = run(*question, "--columns", "status,score", "--json").one
+    assert list(found) == ["status", "score"]
+    refused = run(*question, "--columns", "status,colour")
+    assert (refused.code, "there is no colour; an answer has time" in refused.err) == (2, True)
+
+
+def test_a_map_is_a_list_of_pairs_in_every_line_of_json(place: Path, run: Run) -> None:
+    (place / "s.yaml").write_text("id: long!\nattrs: map<string,long>\n")
+    run("init", "made", "--schema", "s.yaml", "--primary-key", "id")
+    run("append", "made", str(ndjson(place / "rows.ndjson", [{"id": 1, "attrs": {"a": 1}}])))
+    row = {"id": 1, "attrs": [["a", 1]]}
+    assert run("get", "made", "1", "--json").one == row
+    assert run("sql", "made", "select * from t", "--consistency", "latest", "--json").one == row
+    assert '{"a": 1}' in run("get", "made", "1").out
+
+
+def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Path, run: Run) -> None:
+    run("init", "events")
+    hours = [{"time": f"2015-05-17T{hour:02}:00:00Z"} for hour in range(24)]
+    run("append", "events", str(ndjson(place / "rows.ndjson", hours)))
+    told = run("describe", "events").out
+    assert "2015-05-17T23:00" in told
+    assert "2015-05-17T13:00" not in told
+    assert "… and 14 more; --all prints all" in told
+    assert "2015-05-17T00:00" in run("describe", "events", "--all").out
+
+
 # --- bad input: a code that says what to do, one clear line, never a traceback
 
 
@@ -616,6 +669,8 @@ def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
         (["sql", "s3://key:secret@bucket/table", "select 1"], "credentials come from the environment"),
         (["search", "events", "x", "--index", "nope"], "nope"),
         (["search", "events", "x", "--index", "text", "--limit", "0"], "at least one row"),
+        (["search", "events", "can't", "--index", "text", "--syntax", "strict"], "Syntax Error"),
+        (["search", "events", "x", "--index", "text", "--syntax", "no"], "ask for one of lenient, strict"),
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),
@@ -768,13 +823,19 @@ def test_ui_names_a_port_that_is_taken_and_how_to_choose_another(run: Run) -> No
 
 
 @pytest.mark.dagster
-def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place: Path, free_port: int) -> None:
+def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_its_process(
+    place: Path, free_port: int
+) -> None:
     port = free_port
-    (place / "workspace.yaml").write_text("load_from:\n  - python_module: {module_name: pipelines.definitions}\n")
+    for name in ("assets", "jobs", "dagster"):  # of the user, and none of ours
+        (place / name).mkdir()
+        (place / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')\n")
     with subprocess.Popen(
-        [*TIDEMARK, "ui", "--port", str(port), "--json"],
+        [Path(sys.executable).parent / "tidemark", "ui", "--port", str(port), "--json"],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DAGSTER_DISABLE_TELEMETRY")
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -784,10 +845,36 @@ def test_ui_serves_dagster_on_this_machine_only_and_ends_with_its_process(place:
             about = json.loads(process.stdout.readline())
             assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
             assert _answers(port, seconds=240)
+            told = _asked(
+                port, "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
+            )
+            assert ["events", "ingested"] in [each["assetKey"]["path"] for each in told["assetNodes"]]
+            assert told["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
+            environment = Path(f"/proc/{process.pid}/environ")
+            assert not environment.exists() or b"DAGSTER_DISABLE_TELEMETRY=1" in environment.read_bytes()
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(timeout=240) is not None
     assert not _answers(port, seconds=0)
+
+
+def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
+    code = "import pipelines.tables as t; t.tables_folder = lambda: t.Path('tables'); import sys; "
+    code += "from pipelines.cli import main; sys.exit(main(['ui']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400
+    )
+    assert (ended.returncode, "no table is declared here" in ended.stderr) == (2, True)
+
+
+def _asked(port: int, query: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/graphql", json.dumps({"query": query}), {"Content-Type": "application/json"})
+        told: dict[str, Any] = json.load(connection.getresponse())["data"]
+        return told
+    finally:
+        connection.close()
 
 
 def _answers(port: int, *, seconds: float) -> bool:

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, Definitions, build_schedule_context, build_sensor_context
+import yaml
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    Definitions,
+    build_schedule_context,
+    build_sensor_context,
+)
+from dagster._core.instance import InstanceRef
+from dagster._core.storage.tags import TagType, get_tag_type
+from dagster._core.utils import make_new_run_id
 
 from assets.demands import MOST_PER_LOOK, demands
 from assets.launcher import PipesLauncher
@@ -17,8 +28,10 @@ from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from jobs.window_range import WindowRange
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
-from pipelines.instance import home
+from pipelines.instance import SETTINGS, home, open_instance
+from pipelines.run_requests import REASON, reason_tags
 from pipelines.tables import load_tables, tables_folder
+from pipelines.unfinished import process_tags
 from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.region.sorting import DEFAULT_TERMS
@@ -183,12 +196,48 @@ def test_places_are_relative_to_the_folder_that_holds_the_tables(
     assert table.landing.uri == str(checkout / "landing" / "access_log")
 
 
-def test_the_instance_uses_the_settings_of_the_repository(checkout: Path) -> None:
+def test_the_instance_uses_the_settings_of_the_package_or_those_put_into_its_folder(checkout: Path) -> None:
     folder = home(checkout, {})
+    settings = folder / "dagster.yaml"
     assert folder == checkout / ".dagster"
-    assert (folder / "dagster.yaml").read_bytes() == (checkout / "dagster.yaml").read_bytes()
+    assert settings.resolve() == SETTINGS
+    settings.unlink()
+    settings.symlink_to(Path("..") / "dagster.yaml")  # as older checkouts have it
     assert home(checkout, {}) == folder
+    assert settings.resolve() == SETTINGS
+    settings.unlink()
+    settings.write_text("telemetry: {enabled: false}\n")
+    assert home(checkout, {}) == folder
+    assert settings.read_text() == "telemetry: {enabled: false}\n"
     assert home(checkout, {"DAGSTER_HOME": str(checkout)}) == checkout
+
+
+def test_dagster_in_the_root_and_our_commands_keep_one_history_by_equal_settings(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    places = ("storage", "local_artifact_storage", "compute_logs")
+    of_root = yaml.safe_load((checkout / "dagster.yaml").read_text())
+    assert {name: each for name, each in of_root.items() if name not in places} == yaml.safe_load(SETTINGS.read_text())
+    assert of_root["telemetry"] == {"enabled": False}
+    # What `dagster dev` without DAGSTER_HOME makes: a folder that it removes, with the settings of where it runs.
+    reference = InstanceRef.from_dir(str(tmp_path_factory.mktemp("removed")), config_dir=str(checkout))
+    run = DagsterRun(job_name="job", run_id=make_new_run_id())
+    with DagsterInstance.from_ref(reference) as theirs:
+        theirs.add_run(run)
+        logs = theirs.compute_log_manager.get_captured_local_path  # type: ignore[attr-defined]  # of the local manager
+        written = Path(logs(["a"], "out")).resolve()
+    with open_instance(home(checkout, {})) as ours:
+        assert [each.run_id for each in ours.get_runs()] == [run.run_id]
+        logs = ours.compute_log_manager.get_captured_local_path  # type: ignore[attr-defined]
+        assert Path(logs(["a"], "out")).resolve() == written
+
+
+def test_the_tags_of_a_run_fit_the_list_of_runs() -> None:
+    assert reason_tags("3 splits to compact") == {REASON: "3 splits to compact"}
+    (long,) = reason_tags("; ".join(f"index_{number} lacks 2 splits" for number in range(50))).values()
+    assert len(long) == 60
+    shown = {key: value for key, value in process_tags().items() if get_tag_type(key) is not TagType.HIDDEN}  # type: ignore[no-untyped-call]
+    assert shown == {}
 
 
 def test_a_folder_for_the_instance_is_made_where_it_is_missing_or_refused_by_name(checkout: Path) -> None:
@@ -373,7 +422,7 @@ def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(che
         writer.flush()
 
     asked = demands("sort", declaration)
-    assert [demand.reason for demand in asked.wanted] == [f"{bound + 1} generations wait unsorted"]
+    assert [demand.reason for demand in asked.wanted] == [f"generations that wait unsorted: {bound + 1}"]
     assert demands("sort", declaration) == asked
 
 

@@ -123,7 +123,7 @@ def test_the_schedule_asks_until_everything_is_dealt_and_a_gap_fails_the_check(
     chunks = sorted((root / "raw" / "live").rglob("*.avro"), key=lambda each: each.name)
     chunks[2].unlink()
     (asked,) = tick(raw_log)
-    assert asked.tags == {"tidemark/reason": "2 chunks wait"}  # type: ignore[union-attr]  # it is no skip
+    assert asked.tags == {"tidemark/reason": "2 chunks waiting"}  # type: ignore[union-attr]  # it is no skip
     result = materialized(root, spark, instance)
     assert verdicts(result)["nothing_is_missing"] is False
     (event,) = result.asset_materializations_for_node("all_rows__dealt")

@@ -79,7 +79,7 @@ def test_restore_takes_a_tag_or_a_time_too(run: Run, uri: str) -> None:
 
 
 def test_restore_text_is_a_sentence(capsys: pytest.CaptureFixture[str], uri: str) -> None:
-    assert said(capsys, "restore", uri, "--to", "2") == "version 4 is version 2 again: 0 splits are back, 1 are out\n"
+    assert said(capsys, "restore", uri, "--to", "2") == "version 4 is version 2 again: 0 splits back, 1 out\n"
     assert said(capsys, "restore", uri, "--to", "2") == "the table is as version 2 already\n"
 
 

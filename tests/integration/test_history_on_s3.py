@@ -1,4 +1,6 @@
-"""A history read page by page over HTTP, each page by a table that is opened anew ("Paged reading")."""
+"""A history read page by page over HTTP, each page by a table that is opened anew (docs/architecture/ingestion.md,
+"Paged reading").
+"""
 
 from __future__ import annotations
 

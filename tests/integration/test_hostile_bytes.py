@@ -26,8 +26,8 @@ from storage_core.formats import bloom, bundle, gc_plan, keys, region_manifest, 
 from storage_core.formats.bundle import Expected
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.formats.wal_entry import WalEntry
-from storage_core.gc.boundary import first_version
 from storage_core.log.actions import Add
+from storage_core.log.boundary import first_version
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore

@@ -94,3 +94,14 @@ def test_rows_that_were_sorted_by_the_order_before_are_refused_and_not_mixed_in(
         stale.append(rows(0))
     stale.refresh().append(rows(0))
     assert orders(stale) == ["host|timestamp/V2"]
+
+
+def test_the_time_column_under_its_own_name_changes_no_table(tmp_path: Path) -> None:
+    file, text = tmp_path / "t.yaml", "name: t\ncolumns: {at: timestamp!, path: string}\ntime_column: at\n"
+    declared = []
+    for name in ("timestamp", "at"):
+        file.write_text(f"{text}uri: {tmp_path / 't'}\nsort_schema: path|{name}/V2\n")
+        declared.append(Table.declare(load(file)))
+    assert [(table.version, table.config.sort_schema) for table in declared] == [(0, "path|timestamp/V2")] * 2
+    made = Table.create(str(tmp_path / "u"), declared[0].schema, time_column="at", sort_schema="path|at/V2")
+    assert made.config.sort_schema == "path|timestamp/V2"

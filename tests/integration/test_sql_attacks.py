@@ -9,7 +9,9 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -17,9 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, private_folder, session
+from storage_core.engine.session import Room, session
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
+from storage_core.os_errors import scratch_folder
 from storage_core.read.relation import Verified, query_errors, splits_source
 from storage_core.read.sql import ask
 from tidemark import QueryLimits, Table, col
@@ -299,29 +302,23 @@ def test_a_query_spills_to_a_private_folder_that_ends_with_it(
 ) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
+    modes: list[int] = []
+    make = tempfile.mkdtemp
+
+    def noted(*args: Any, **kwargs: Any) -> str:
+        folder: str = make(*args, **kwargs)
+        modes.append(stat.S_IMODE(Path(folder).stat().st_mode))
+        return folder
+
     monkeypatch.setattr(tempfile, "tempdir", str(spill))
-    seen: list[tuple[int, bool]] = []
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.001):
-            for folder in spill.iterdir():
-                try:
-                    seen.append((stat.S_IMODE(folder.stat().st_mode), any(folder.iterdir())))
-                except FileNotFoundError:
-                    continue
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
     before = everything(Path.cwd())
     numbered = "select row_number() over (order by hash(range)) as n, * from range(4000000)"
-    try:
-        assert table.sql(f"select max(n) as n from ({numbered})", limits=SMALL).to_pylist() == [{"n": 4_000_000}]
-    finally:
-        ended.set()
-        watcher.join()
-    assert {mode for mode, _ in seen} == {0o700}
-    assert any(spilled for _, spilled in seen)
+    largest = f"select max(n) as n from ({numbered})"
+    with pytest.raises(Unavailable, match="spill_bytes"):  # so it has to spill
+        table.sql(largest, limits=replace(SMALL, spill_bytes=2**20))
+    assert table.sql(largest, limits=SMALL).to_pylist() == [{"n": 4_000_000}]
+    assert modes == [0o700, 0o700]
     assert list(spill.iterdir()) == []
     assert everything(Path.cwd()) == before
 
@@ -492,7 +489,7 @@ def test_ctrl_c_ends_a_query(table: Table) -> None:
         asked.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    with private_folder() as folder:
+    with scratch_folder("tidemark-spill-") as folder:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             confinement.answer(lambda: session(files=source.files), ask_long, writable=folder)

@@ -126,6 +126,14 @@ def test_a_table_shows_where_it_is_and_at_which_version(logs: Table) -> None:
     assert repr(logs) == f"Table({logs.uri!r}, version=1)"
 
 
+def test_a_scan_shows_in_a_line_what_it_reads(logs: Table) -> None:
+    assert repr(logs.scan()) == f"Scan({logs.uri!r}, version=1)"
+    chosen = repr(logs.scan(["status"], filter="status = 200"))
+    assert chosen.startswith(f"Scan({logs.uri!r}, version=1, columns=['status'], filter=")
+    many = repr(logs.scan(filter=col("path").isin([f"/{n}" for n in range(10_000)])))
+    assert len(many) < len(logs.uri) + 300
+
+
 def test_an_open_table_stays_at_its_version_until_it_is_refreshed(logs: Table) -> None:
     other = Table.open(logs.uri)
     logs.append(events(3))

@@ -125,14 +125,12 @@ def _made_up(chance: random.Random) -> bytes:
 
 def _damaged(chance: random.Random) -> bytes:
     compression = chance.choice([*Compression])
-    sound = chance.choice(
-        [
-            lambda: encode_state(STATE, compression),
-            lambda: encode_entries([ENTRY] * chance.randrange(20), compression),
-            lambda: raw_chunk.encode(CHUNK),
-        ]
-    )()
-    data = bytearray(sound)
+    makers: list[Callable[[], bytes]] = [
+        lambda: encode_state(STATE, compression),
+        lambda: encode_entries([ENTRY] * chance.randrange(20), compression),
+        lambda: raw_chunk.encode(CHUNK),
+    ]
+    data = bytearray(chance.choice(makers)())
     for _ in range(chance.choice([0, 1, 1, 3])):
         at = chance.randrange(len(data))
         match chance.randrange(5):

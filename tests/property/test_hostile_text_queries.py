@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,7 @@ WRAPPERS = (
     *(('"', '"'), ("[", "]"), ("\\", ""), ("body:IN [", "]"), ("", "^9"), ("/", "/"), ("w", ""), ("-", ""), ("", "~9")),
 )
 LONGEST_ERROR = 2_000
+_NO_QUERY = re.compile("Syntax Error|Field does not exist|Regex|not declared as indexed")
 
 
 def query(chance: random.Random) -> str:
@@ -77,10 +79,12 @@ class Searched:
             (self.part / name).write_bytes(data)
 
     def judge(self, chance: random.Random) -> str | None:
-        text = query(chance)
+        text, syntax = query(chance), chance.choice(fulltext.SYNTAXES)
         try:
-            hits = fulltext.parse(text, DEFINITION).hits([self.part], 100, self.part.parent)
+            hits = fulltext.parse(text, DEFINITION, syntax=syntax).hits([self.part], 100, self.part.parent)
         except InvalidInput as error:
+            if syntax == fulltext.LENIENT and _NO_QUERY.search(str(error)) and "\ud800" not in text:
+                return f"a text that is words was refused: {error}"
             return None if len(str(error)) <= LONGEST_ERROR else f"an error of {len(str(error))} characters"
         if not all(math.isfinite(hit.score) and 0 <= hit.row < ROWS.num_rows for hit in hits):
             return f"{hits} for {text[:200]!r}"

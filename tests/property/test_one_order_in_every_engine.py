@@ -1,4 +1,6 @@
-"""One order of values: what the kernel sorts, DuckDB and Spark sort alike, over every type ("Sort schema")."""
+"""One order of values: what the kernel sorts, DuckDB and Spark sort alike, over every type
+(docs/architecture/compaction.md, "Sort schema").
+"""
 
 from __future__ import annotations
 

@@ -95,6 +95,7 @@ class Searched:
             parts = captured.parts(snapshot)
         found = search(self.table.store, snapshot, query, index=index, limit=1000, unmerged=parts, cache_dir=cache)
         rows: list[dict[str, Any]] = found.to_pylist()
+        assert rows == sorted(rows, key=lambda row: (-row["score"], row["lot"], row["name"]))
         return rows
 
 

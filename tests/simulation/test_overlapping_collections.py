@@ -235,4 +235,5 @@ def test_collections_that_overlap_anyhow_end_well_or_with_a_conflict(seeds: rang
         with naming(seed):
             found = _overlap(seed)
             well, conflicts = well + found.well, conflicts + found.conflicts
+    assert well
     print(f"{well} collections ended well, {conflicts} with a conflict")  # noqa: T201 -- for `pytest -rA`

@@ -1,6 +1,7 @@
-"""A process that searches while the machine lacks something: files to open, address space, room on the disk.
+"""A process that reads while the machine lacks something: files to open, address space, room on the disk.
 
-`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error.
+`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error. With
+`reads` behind them each line is by a process of its own, which has used nothing yet; one that dies says how.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +31,7 @@ from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
 from tests.hostile_worker import say
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), ("text", pa.string()), ("tag", pa.string())])
@@ -36,6 +39,11 @@ INDEXES = (IndexDefinition("words", "fulltext", ("text",)), IndexDefinition("tag
 QUERIES: dict[str, Callable[[Table], pa.Table]] = {
     "words": lambda table: table.search("ebb", index="words"),
     "tags": lambda table: table.search("x", index="tags"),
+}
+READS: dict[str, Callable[[Table], pa.Table]] = {
+    "scan": lambda table: table.scan(filter="text = 'ebb tide'").to_arrow(),
+    "sql": lambda table: table.sql("select id from t where text = 'ebb tide'"),
+    "get": lambda table: pa.Table.from_pylist([row for row in table.get_many([1, 3]) if row is not None]),
 }
 ANSWER = [1, 3]
 
@@ -93,14 +101,39 @@ CONDITIONS: dict[str, Callable[[int], tuple[int, int]]] = {
 }
 
 
+def keyed(store: ObjectStore) -> None:
+    """The same rows under a key, in two splits of the base."""
+    table = KeyedTable(store).create(SCHEMA, TableConfig(primary_key=("id",)))
+    for first in (1, 3):
+        table.append([{"id": first, "text": "ebb tide", "tag": "x"}, {"id": first + 1, "text": "flood", "tag": "y"}])
+
+
 def main() -> None:
     condition, steps = CONDITIONS[sys.argv[1]], [int(each) for each in sys.argv[2].split(",")]
     with tempfile.TemporaryDirectory() as folder:
+        if sys.argv[3:] == ["reads"]:
+            keyed(LocalStore(Path(folder) / "table"))
+            for step in steps:
+                for name, query in READS.items():
+                    alone(f"{step} {name}", str(Path(folder) / "table"), query, partial(condition, step))
+            return
         half_indexed(LocalStore(Path(folder) / "table"))
         table = Table.open(str(Path(folder) / "table"))
         for step in steps:
             for name, query in QUERIES.items():
                 say(f"{step} {name} {outcome(table, query, condition(step))}")
+
+
+def alone(what: str, uri: str, query: Callable[[Table], pa.Table], limit: Callable[[], tuple[int, int]]) -> None:
+    """Say what the query ends in, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        table = Table.open(uri)
+        say(f"{what} {outcome(table, query, limit())}")
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended:
+        say(f"{what} died of {ended}")
 
 
 def outcome(table: Table, query: Callable[[Table], pa.Table], limit: tuple[int, int]) -> str:

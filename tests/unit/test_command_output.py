@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
+from jobs.lists import counted
 from pipelines.commands import output
 
 COLUMNS = ("path", "bytes")
@@ -46,3 +48,43 @@ def test_every_table_of_figures_keeps_them_whole_on_a_narrow_terminal(
     assert capsys.readouterr().out.splitlines() == [
         "row 1", "  window_start  1970-01-01T00:00", "  bytes         12,370,000", "  reasons       count, size",
     ]  # fmt: skip
+
+
+def test_a_long_value_is_cut_and_says_how_much_more_there_is() -> None:
+    assert output.excerpt("x" * 30_000_000) == "x" * output.LONGEST_EXCERPT + "… and 29,999,800 more characters"
+    assert output.excerpt(["x" * 300]).endswith("… and 104 more characters")
+    assert output.cell("p" * 1_000) == "p" * 1_000
+    assert output.whole("x" * 3_000) == "x" * 3_000
+
+
+def test_a_tab_is_a_space_and_no_escape() -> None:
+    assert output.cell("a\tb") == "a   b"
+    assert output.excerpt("200\tGET\t\x1b") == "200 GET \\x1b"
+
+
+def test_rows_are_bounded_unless_everything_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pa.table({"n": range(1_200), "text": ["y" * 201] * 1_200})
+    output.rows(rows, as_json=False)
+    cut = capsys.readouterr().out.splitlines()
+    assert cut[-2:] == ["1,200 rows", "… and 200 more; --all prints all"]
+    assert "y" * 201 not in "".join(cut)
+    output.rows(rows, as_json=False, everything=True)
+    told = capsys.readouterr().out
+    assert told.count("y" * 201) == 1_200
+    assert told.endswith("\n1,200 rows\n")
+
+
+def test_a_list_of_objects_is_bounded_for_people_and_whole_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [{"path": str(n)} for n in range(3_000)]
+    output.records(found, {"path": output.cell}, as_json=False, nothing="", most=10)
+    assert capsys.readouterr().out.endswith(" 9\n… and 2,990 more; --all prints all\n")
+    output.records(iter(found), {"path": output.cell}, as_json=False, nothing="")
+    assert capsys.readouterr().out.endswith("… and 2,000 more; --json prints all\n")
+    output.records(found, {"path": output.cell}, as_json=True, nothing="", most=10)
+    assert len(capsys.readouterr().out.splitlines()) == 3_000
+
+
+def test_one_row_is_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    output.rows(pa.table({"n": [1]}), as_json=False)
+    assert capsys.readouterr().out.endswith("\n1 row\n")
+    assert (counted(1, "row"), counted(0, "row"), counted(2_000, "row")) == ("1 row", "0 rows", "2,000 rows")

@@ -281,7 +281,7 @@ def test_map_columns_say_what_patches_do_to_them(tmp_path: Path) -> None:
         writer.patch({"tailnum": "a", "attrs": {"x": 1}, "tags": {"x": 1}})
         writer.patch({"tailnum": "a", "attrs": {"y": 2}, "tags": {"y": 2}})
     found = table.get("a") or {}
-    assert (found["attrs"], found["tags"]) == ([("x", 1), ("y", 2)], [("y", Decimal("2.00"))])
+    assert (found["attrs"], found["tags"]) == ({"x": 1, "y": 2}, {"y": Decimal("2.00")})
     without = declaration.load(write(tmp_path, text)).below(tmp_path)
     with pytest.raises(InvalidInput, match="differs from the existing table in map_columns"):
         Table.declare(without)

@@ -1,4 +1,4 @@
-"""States that others wrote open as well, whatever they leave out ("Logs that are out there")."""
+"""States that others wrote open as well, whatever they leave out."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import tantivy
 
@@ -94,13 +96,17 @@ def test_a_hit_names_the_segment_it_came_from_in_the_order_they_were_composed(tm
     assert [(hit.source, hit.row) for hit in hits(shuffled, "both", 10)] == [(i, 1) for i in range(5)]
 
 
-def test_ties_at_the_limit_go_to_the_first_segment_and_row(tmp_path: Path) -> None:
-    same = pa.table({"request": ["get it"] * 50, "agent": ["x"] * 50})
-    parts = [unpacked(tmp_path / name, same) for name in "abc"]
+def test_all_that_score_as_the_last_come_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"request": ["get it"] * 50 + ["get get it"], "agent": ["x"] * 51})
+    parts = [unpacked(tmp_path / name, rows) for name in "abc"]
     everything = hits(parts, "get", 1000)
-    assert [(hit.source, hit.row) for hit in everything] == [(s, r) for s in range(3) for r in range(50)]
-    for limit in (1, 7, 50, 51, 149, 150):
-        assert hits(parts, "get", limit) == everything[:limit]
+    best, others = [(source, 50) for source in range(3)], [(source, row) for source in range(3) for row in range(50)]
+    assert [(hit.source, hit.row) for hit in everything] == best + others
+    for pages in (250_000, 5):
+        monkeypatch.setattr(fulltext, "_PAGE_HITS", pages)
+        monkeypatch.setattr(fulltext, "_SPARE_HITS", 1)
+        assert [hits(parts, "get", limit) == everything[:3] for limit in (1, 2, 3)] == [True] * 3
+        assert [hits(parts, "get", limit) == everything for limit in (4, 50, 152, 153)] == [True] * 4
 
 
 def test_rows_keep_their_numbers_when_a_split_needs_several_writers(
@@ -150,27 +156,76 @@ def test_the_tokenizer_of_the_index_decides_what_a_word_is(
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("", "it is empty"),
-        ("  ", "it is empty"),
         ("(get", "Syntax Error"),
         ("get AND", "Syntax Error"),
         ('"get', "Syntax Error"),
+        ("can't", "Syntax Error"),
         ("status:200", "Field does not exist"),
         ("_row:5", "not declared as indexed"),
+        ("get AND NOT status:200", "Field does not exist"),
+        ("/ge.*/", "Regex"),
+    ],
+)
+def test_a_text_that_is_no_query_is_refused_with_the_reason_where_syntax_is_strict(query: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        fulltext.parse(query, DEFINITION, syntax="strict")
+    assert "request, agent" in str(caught.value)
+    assert fulltext.parse(query, DEFINITION).text == query
+
+
+@pytest.mark.parametrize("syntax", ["lenient", "strict"])
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("", "it is empty"),
+        ("  ", "it is empty"),
         ("request:*", "does not know which rows have a value"),
         ("get AND NOT request:*", "does not know which rows have a value"),
-        ("get AND NOT status:200", "Field does not exist"),
         ("get AND NOT kib*", "prefixes are written as a range"),
-        ("/ge.*/", "Regex"),
         ("kib*", "prefixes are written as a range"),
         ("+get +(post OR kib*)", "prefixes are written as a range"),
         ('"get kib"*', "prefixes are written as a range"),
     ],
 )
-def test_a_query_that_cannot_be_answered_exactly_is_refused_with_the_reason(query: str, reason: str) -> None:
+def test_a_query_that_cannot_be_answered_exactly_is_refused_with_the_reason(
+    query: str, reason: str, syntax: str
+) -> None:
     with pytest.raises(InvalidInput, match=reason) as caught:
-        fulltext.parse(query, DEFINITION)
+        fulltext.parse(query, DEFINITION, syntax=syntax)
     assert "request, agent" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("can't", [0]),
+        ("/slip flow/", [1, 2]),
+        ("/slip/ OR NOT /flow/", [1, 2]),
+        ("Why can't slip occur?", [0, 1]),
+        ("it's what can't", [0]),
+        ("(flow", [2]),
+        ("flow AND", [2, 3]),
+        ('he said "slip', [1]),
+        ("http://flow.net/slip", []),
+        ("ratio: flow", [2]),
+        ("mach 3:1 flow", [2, 4]),
+        ("a [flow] ~ \\ - ^", [2]),
+        ('"', []),
+        ("'' \"\" ' (((", []),
+        ("slip\t(\nflow", [1, 2]),
+    ],
+)
+def test_a_text_that_is_no_query_asks_for_any_of_its_words(tmp_path: Path, query: str, found: list[int]) -> None:
+    definition = IndexDefinition("text", "fulltext", ("body",))
+    rows = ["you can't do", "the slip", "turbulent flow", "and", "at 3:1 then"]
+    part = unpacked(tmp_path / "a", pa.table({"body": rows}), definition)
+    assert sorted(hit.row for hit in hits([part], query, 10, definition)) == found
+
+
+@pytest.mark.parametrize("syntax", ["Strict", "", None, 1])
+def test_a_syntax_is_one_of_two(syntax: object) -> None:
+    with pytest.raises(InvalidInput, match="ask for one of lenient, strict"):
+        fulltext.parse("get", DEFINITION, syntax=syntax)
 
 
 @pytest.mark.parametrize(
@@ -228,3 +283,39 @@ def test_a_definition_that_does_not_fit_is_refused(definition: IndexDefinition, 
     schema = pa.schema([("n", pa.int64()), ("s", pa.string()), ("_row", pa.string())])
     with pytest.raises(InvalidInput, match=reason):
         fulltext.validate(definition, schema)
+
+
+def test_scores_beside_superseded_rows_are_within_the_bound_of_decision_0100(tmp_path: Path) -> None:
+    chance = random.Random(100)
+    definition = IndexDefinition("text", "fulltext", ("request",))
+    apart = 0
+    for number in range(20):
+        rows = documents(chance.randint(20, 200), seed=number).filter(pc.field("request").is_valid())
+        texts = rows.column("request").to_pylist()
+        live = [row for row in range(rows.num_rows) if chance.random() > number / 25]
+        every = unpacked(tmp_path / f"{number}-every", rows, definition)
+        only = unpacked(tmp_path / f"{number}-live", rows.take(live), definition)
+        for word in WORDS:
+            among = {hit.row: hit.score for hit in hits([every], word, 1000, definition)}
+            alone = {live[hit.row]: hit.score for hit in hits([only], word, 1000, definition)}
+            assert alone.keys() == among.keys() & set(live)
+            dead = most_dead(texts, live, word)
+            for row, score in alone.items():
+                spread = -2.2 * math.log(1 - dead)
+                assert among[row] * (1 - dead) - spread <= score * 1.00001
+                assert score <= (among[row] + spread) / (1 - dead) * 1.00001
+                apart += score != among[row]
+    assert apart > 1_000
+
+
+def most_dead(texts: list[str], live: list[int], word: str) -> float:
+    """The largest share that dead rows have: of the rows, of all words, and of the rows with this word."""
+
+    def share(sizes: list[int]) -> float:
+        return 1 - sum(sizes[row] for row in live) / max(sum(sizes), 1)
+
+    return max(
+        share([1] * len(texts)),
+        share([len(text.split()) for text in texts]),
+        share([word in text.split() for text in texts]),
+    )

@@ -8,10 +8,10 @@ from storage_core.clock import HOUR_MS
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.formats import keys
 from storage_core.formats.gc_plan import Reason
-from storage_core.gc.boundary import first_version
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.plan import read_plan, write_plan
 from storage_core.log.actions import Add
+from storage_core.log.boundary import first_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite

@@ -47,3 +47,13 @@ def test_a_plan_tells_of_its_input_only() -> None:
     both = Figures(rows_in=1_010, rows_out=1_010, splits_in=4, splits_out=2)
     done = JobReport(job="compact", status="committed", version=2, figures=both)
     assert done.to_text().splitlines()[1:] == ["  rows           1,010 -> 1,010", "  splits             4 -> 2"]
+
+
+def test_reasons_that_hold_commas_are_a_line_each() -> None:
+    reasons = {"column a: expected int, found 'x'": 1_200, "not JSON, an array": 1}
+    found = JobReport(job="ingest", status="committed", version=0, details={"rejected_reasons": reasons})
+    assert found.to_text().splitlines()[1:] == [
+        "  rejected_reasons: ",
+        "         1,200  column a: expected int, found 'x'",
+        "             1  not JSON, an array",
+    ]

@@ -9,15 +9,22 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, RegionSealed
-from storage_core.formats import keys
+from storage_core.formats import generation_manifest, keys, wal_entry
+from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.fsck.check import fsck
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.quarantine import read_entries
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed
-from storage_core.region import merge, records, reshape
+from storage_core.region import generation, merge, records, reshape, wal
+from storage_core.region.claim import claim
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.spec import first_specs
+from storage_core.region.options import WriterOptions
+from storage_core.region.records import RecordBuilder
+from storage_core.region.spec import first_specs, only_region
 from storage_core.region.writer import RegionWriter
+from storage_core.rows.fold import record_schema
 from storage_core.rows.key_limit import MAX_KEY_BYTES
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
@@ -160,3 +167,134 @@ def test_an_error_of_a_merge_names_region_and_generation() -> None:
     with pytest.raises(InvalidInput, match=f"merging region {work.region}, generations 1 to 1: ") as raised:
         merge.execute(table.store, replace(work, context=narrow), ids=SeededIds(1), now_ms=0)
     assert raised.value.context["generations"] == [1]
+
+
+REQUIRED = pa.schema([PLANES.field("tailnum"), pa.field("seats", pa.int64(), nullable=False), PLANES.field("model")])
+TWO = first_specs([{"transform": "bucket", "source": "tailnum", "n": 2}], PLANES)[-1].fields
+NASTY = "\x1b[2J\n" + "n" * 5000
+
+
+def lenient(table: KeyedTable) -> RegionWriter:
+    """A writer that takes patches which lack what is required, as no door does today."""
+    region = only_region(table.snapshot.table_id, table.snapshot.config.region_spec)
+    schema = record_schema(PLANES)
+    claimed = claim(table.store, region, record_schema=schema, clock=table.clock, ids=table.ids)
+    builder = RecordBuilder(PLANES, ("tailnum",))
+    return RegionWriter(claimed, builder=builder, ids=table.ids, options=WriterOptions(), late=None, indexes=())
+
+
+@pytest.fixture
+def stuck() -> KeyedTable:
+    """A table whose region holds patches of rows that are not there and lack what is required."""
+    table = KeyedTable(MemoryStore("planes")).create(REQUIRED)
+    with lenient(table) as writer:
+        writer.put([_row("a"), _row("b")])
+        writer.flush()
+        writer.put([_row("c"), _row("d")])
+        writer.patch(
+            [{"tailnum": "a", "model": "A"}, {"tailnum": NASTY, "model": "X"}, {"tailnum": "no", "model": "Y"}]
+        )
+        writer.flush()
+    return table
+
+
+def test_an_error_of_a_merge_names_generation_row_and_key_and_what_it_says_cures_it(stuck: KeyedTable) -> None:
+    region = region_of(stuck.snapshot.table_id)
+    named = f"merging region {region}, generations 1 to 2: generation 2, record 3, key "
+    with pytest.raises(InvalidInput, match=named) as raised:
+        stuck.merge()
+    assert (raised.value.context["generation"], raised.value.context["row"]) == (2, 3)
+    assert "'seats'" in str(raised.value)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 1000
+    with stuck.writer() as writer:
+        writer.delete([NASTY, "no"])
+        writer.flush()
+    stuck.merge()
+    assert set(seats(stuck)) == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_sealed_region_that_cannot_be_merged_is_cured_by_setting_its_rows_aside(
+    stuck: KeyedTable, merged: bool
+) -> None:
+    before = stuck.snapshot
+    reshape.seal_spec(stuck.store, before, successor=2, clock=stuck.clock, ids=stuck.ids)
+    with pytest.raises(RegionSealed):
+        stuck.writer()
+    with pytest.raises(InvalidInput, match="generation 2, record 3"):
+        reshape.change_regions(stuck.log, TWO)
+    found = reshape.change_regions(stuck.log, () if merged else TWO, set_aside=True)
+    assert found.config.region_spec.id == 2
+    assert seats(stuck) == dict.fromkeys("abcd", 1)
+    ((_, entry),) = read_entries(stuck.store)
+    assert isinstance(entry, SetAsideRows)
+    assert (entry.source, entry.by, entry.rows.num_rows) == ("merge", region_of(before.table_id), 2)
+    assert set(entry.rows.column("tailnum").to_pylist()) == {NASTY, "no"}
+    assert "'seats'" in entry.reason
+    with stuck.routing_writer() as writer:
+        writer.put([_row("no")])
+    assert seats(stuck) == dict.fromkeys(["a", "b", "c", "d", "no"], 1)
+    assert fsck(stuck.store, clock=stuck.clock, deep=True).clean
+
+
+def test_what_is_set_aside_leaves_the_base_row_of_its_key(stuck: KeyedTable) -> None:
+    with stuck.writer() as writer:
+        writer.delete([NASTY, "no"])
+        writer.flush()
+    stuck.merge()
+    with lenient(stuck) as writer:
+        writer.delete("a")
+        writer.patch({"tailnum": "a", "model": "B"})
+        writer.put(_row("e"))
+        writer.flush()
+    with pytest.raises(InvalidInput, match="generation 4, record 1, key tailnum='a'"):
+        stuck.merge()
+    reshape.change_regions(stuck.log, TWO, set_aside=True)
+    assert set(seats(stuck)) == {"a", "b", "c", "d", "e"}
+    ((_, entry),) = read_entries(stuck.store)
+    assert isinstance(entry, SetAsideRows)
+    assert entry.rows.num_rows == 2
+
+
+def test_a_record_without_a_key_is_named_and_set_aside() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        writer.put([_row("a"), _row("b")])
+        writer.flush()
+    (work,) = merge.plan(table.store, table.snapshot)
+    (opened,) = (generation.read(table.store, work.region, each) for each in work.generations)
+    held = wal.read(table.store, work.region, opened.entries[0])
+    rows = held.entry.records
+    rows = rows.set_column(rows.schema.get_field_index("tailnum"), "tailnum", pa.array(["a", None]))
+    broken = wal_entry.encode(replace(held.entry, records=rows))
+    table.store.put(keys.wal_entry_key(work.region, held.id), broken, Overwrite())
+    with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum=None"):
+        table.merge()
+    reshape.change_regions(table.log, TWO, set_aside=True)
+    assert seats(table) == {"a": 1}
+
+
+def test_a_sealed_region_with_a_key_of_600_kb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the release before left it: the bounds of its generation uncut, and the region sealed before it was merged."""
+    key = "k" * 600_000
+    table = KeyedTable(MemoryStore("planes")).create()
+    with monkeypatch.context() as before, table.writer() as writer:
+        before.setattr(records, "require_short_keys", lambda *_: None)
+        writer.put([_row("a"), _row(key)])
+        writer.flush()
+    region = region_of(table.snapshot.table_id)
+    manifest = read_latest(table.store, region)
+    assert manifest is not None
+    (flushed,) = manifest.flushed_generations
+    uncut = replace(generation.read(table.store, region, flushed), max_key={"tailnum": key})
+    where = keys.generation_file_key(region, flushed.path, "_manifest.json")
+    table.store.put(where, generation_manifest.encode(uncut), Overwrite())
+    reshape.seal_spec(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
+    reshape.change_regions(table.log, TWO)
+    assert set(seats(table)) == {"a", key}
+    with table.routing_writer() as writer:
+        writer.delete(key)
+        writer.flush()
+    table.merge()
+    assert set(seats(table)) == {"a"}

@@ -10,9 +10,12 @@ from storage_core.formats.keys import last_checkpoint_key, state_key, version_ke
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.hint import read_hint
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Conflict
+from storage_core.objectstore.contract import Conflict, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
+from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.log_tables import log_on, metadata, removal, split
 
 APPLIED = [PutFault.APPLIED_THEN_CONFLICT, PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_UNAVAILABLE]
@@ -176,3 +179,42 @@ def test_a_failing_checkpoint_never_fails_the_commit(faulty: FaultStore, log: Tr
     assert log.snapshot() == result.snapshot
     with pytest.raises(NotFound):
         faulty.get(state_key(10))
+
+
+def boundary_of(first: int) -> bytes:
+    return f'{{"firstVersion":{first},"nonce":"x"}}'.encode()
+
+
+@pytest.mark.parametrize("fault", [None, PutFault.APPLIED_THEN_UNKNOWN], ids=["slow", "lost"])
+def test_a_commit_that_comes_back_below_the_collectors_boundary_is_never_acknowledged(
+    faulty: FaultStore, fault: PutFault | None
+) -> None:
+    clock = ManualClock()
+    log = TransactionLog(faulty, clock=clock, ids=SeededIds(1))
+    head = log.snapshot()
+    faulty.put("_gc/boundary.json", boundary_of(9), Overwrite())
+
+    def slow() -> None:
+        clock.now += 31 * 24 * 3_600_000
+
+    faulty.on_put(version_key(1), fault or slow)
+    with pytest.raises(CommitUnknown, match="versions below 9 were collected") as unknown:
+        log.commit(head, [split("a")], operation="APPEND")
+    assert unknown.value.context["version"] == 1
+
+
+def test_a_slow_commit_above_the_boundary_is_acknowledged_after_one_more_request(faulty: FaultStore) -> None:
+    clock, metered = ManualClock(), MeteredStore(faulty)
+    log = TransactionLog(metered, clock=clock, ids=SeededIds(1))
+    faulty.put("_gc/boundary.json", boundary_of(1), Overwrite())
+    head = log.snapshot()
+    before = metered.requests["get"]
+    head = log.commit(head, [split("a")], operation="APPEND").snapshot
+    assert metered.requests["get"] == before
+
+    def slow() -> None:
+        clock.now += 60_000
+
+    faulty.on_put(version_key(2), slow)
+    assert log.commit(head, [split("b")], operation="APPEND").version == 2
+    assert metered.requests["get"] == before + 1

@@ -1,4 +1,4 @@
-"""The merge order of and the runs that hold it ("Kernel")."""
+"""The merge order, and the runs that hold it (docs/architecture/compaction.md, "Kernel")."""
 
 from __future__ import annotations
 

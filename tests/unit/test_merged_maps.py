@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -105,7 +106,7 @@ def test_a_table_keeps_what_its_maps_do(tmp_path: object) -> None:
     with table.writer() as writer:
         writer.patch({"k": "a", "attrs": {"a": 1}})
         writer.patch({"k": "a", "attrs": {"b": 2}})
-    assert (table.get("a") or {})["attrs"] == [("a", 1), ("b", 2)]
+    assert (table.get("a") or {})["attrs"] == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,23 @@ def test_the_union_keeps_the_order_in_which_keys_came_first() -> None:
     assert union(maps, pa.array([0, 0, 1, 3]).to_numpy(), 4).to_pylist() == [
         [("q", 1), ("p", 3)], [], [], [("r", 5)],
     ]  # fmt: skip
+
+
+def test_maps_come_back_from_get_as_they_were_put(tmp_path: Path) -> None:
+    ranges = pa.map_(pa.list_(pa.int64()), pa.string())
+    inner = pa.struct([("deep", MAP)])
+    schema = pa.schema([("k", pa.string()), ("attrs", MAP), ("inner", inner), ("ranges", ranges)])
+    table = Table.create(str(tmp_path / "t"), schema, primary_key="k")
+    rows = [
+        {"k": "a", "attrs": {"a": 1, "b": None}, "inner": {"deep": {"x": 2}}, "ranges": None},
+        {"k": "b", "attrs": {}, "inner": None, "ranges": [([1, 2], "no key of a dictionary")]},
+    ]
+    with table.writer() as writer:
+        for row in rows:
+            writer.put(row)
+    assert table.get_many(["a", "b"]) == rows
+    put_again = table.get("a")
+    assert put_again is not None
+    with table.writer() as writer:
+        writer.put(put_again)
+    assert table.get("a") == rows[0]

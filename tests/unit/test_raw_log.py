@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitUnknown, Fenced, InvalidInput, Unavailable
+from storage_core.errors import CommitUnknown, Fenced, InvalidInput, NotWritten, Unavailable
 from storage_core.formats.raw_chunk import RawChunk
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
@@ -461,3 +461,36 @@ def test_what_is_no_chunk_by_its_name_is_left_alone() -> None:
     a.put("live/.DS_Store", b"", IfAbsent())
     a.put("notes.txt", b"", IfAbsent())
     assert len(rows(a)) == 1
+
+
+FULL = NotWritten("k: nothing was written: No space left on device")
+
+
+def test_records_that_every_store_refuses_are_not_written_and_the_writer_goes_on() -> None:
+    full = [FaultStore(store(name)) for name in "ab"]
+    log = raw_log(*full)
+    for each in full:
+        each.on("put", "", FULL)
+    with pytest.raises(NotWritten, match="No space left"):
+        log.append("t", [{"n": 1}])
+    log.append("t", [{"n": 2}])
+    assert [row["n"] for _, _, row in rows(*full)] == [2]
+
+
+def test_records_that_one_store_refuses_and_another_may_have_are_unknown() -> None:
+    one, other = FaultStore(store("a")), store("b")
+    one.on("put", "", FULL)
+    log = raw_log(one, other)
+    with pytest.raises(CommitUnknown, match="another store may have it"):
+        log.append("t", [{"n": 1}])
+    with pytest.raises(Unavailable, match="none of these records was written"):
+        log.append("t", [{"n": 2}])
+
+
+def test_a_call_of_several_chunks_that_is_refused_in_the_middle_is_not_said_to_be_unwritten() -> None:
+    full = FaultStore(store())
+    log = raw_log(full, chunk_bytes=1024)
+    full.on("put", "", list, FULL)
+    with pytest.raises(CommitUnknown, match="are kept, no others"):
+        log.append("t", [{"n": each, "text": "x" * 1000} for each in range(3)])
+    assert [row["n"] for _, _, row in rows(full)] == [0]

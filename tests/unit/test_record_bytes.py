@@ -1,4 +1,6 @@
-"""The measure of a page: every row is charged, and never less than what it takes ("Paged reading")."""
+"""The measure of a page: every row is charged, and never less than what it takes (docs/architecture/ingestion.md,
+"Paged reading").
+"""
 
 from __future__ import annotations
 

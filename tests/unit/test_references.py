@@ -19,6 +19,7 @@ NUMBERS = r"(\d{2}(?:(?:, | and | to | or |-)\d{2})*)\b"
 LESSON = re.compile(rf"\b[Ll]essons? {NUMBERS}")
 DECISION = re.compile(r"\b[Dd]ecisions? (\d{4}(?:(?:, | and | to | or )\d{4})*)\b")
 SECTION = re.compile(r"\b(?:spec(?:ification)?,? |spec\.md`?,? )(?:sections? )?(\d+(?:\.\d+)*)\b")
+BARE_SECTION = re.compile(r'^(?:"""|[A-Z]).*[a-z,] \("[A-Z][A-Za-z -]+"[;,)]')
 NOWHERE = re.compile(r"design page|\bpages? (?:0\d|10)\b|`00[0-4]`|\bshared/(?:design|seeds|data)")
 
 
@@ -52,6 +53,11 @@ def _numbers(text: str) -> list[str]:
 
 def test_no_text_refers_to_pages_that_are_not_in_the_repository() -> None:
     assert [where for where, _ in _found(NOWHERE)] == []
+
+
+def test_every_section_that_is_named_says_of_which_page() -> None:
+    summaries = ((name, text) for name, text in _texts() if name.endswith(".py"))
+    assert [name for name, text in summaries if BARE_SECTION.match(text.partition("\n")[0])] == []
 
 
 def test_every_page_that_is_named_exists_and_so_does_its_section() -> None:
@@ -89,6 +95,7 @@ def test_every_section_of_the_specification_that_is_named_is_one() -> None:
         ("as the design page says", NOWHERE),
         ("(page 04, SS-4)", NOWHERE),
         ("source `001`", NOWHERE),
+        ('"""What the regions of a table keep alive ("Regions").', BARE_SECTION),
         ("lessons 01, 02 and 04", LESSON),
         ("decisions 0041 and 0042", DECISION),
         ("spec section 10.2", SECTION),

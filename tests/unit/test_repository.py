@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +150,14 @@ def test_every_package_ships_its_types() -> None:
 
 def test_every_file_that_a_tier_names_exists() -> None:
     assert [name for name in sorted(SPEAK_FOR_THE_PRODUCT | LONG) if not (ROOT / name).is_file()] == []
+
+
+def test_every_file_that_a_package_reads_is_installed_with_it() -> None:
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "package-data"
+    ]
+    for package in PRODUCT:
+        files = [each for each in _files() if each.relative_to(ROOT).parts[0] == package and each.suffix != ".py"]
+        installed = {found for pattern in packaged[package] for found in (ROOT / package).glob(pattern)}
+        assert {*files} <= installed, package
+    assert {"dagster.yaml", "workspace.yaml"} <= {*packaged["pipelines"]}

@@ -7,6 +7,7 @@ import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.sort_order import OrderColumn, bind
+from storage_core.rows.sort_schema import parse
 from storage_core.settings.table import TableConfig
 
 SCHEMA = pa.schema(
@@ -25,6 +26,25 @@ def test_timestamp_means_the_time_column_whatever_its_name() -> None:
     order = bind(TableConfig(time_column="at", sort_schema="status__i|-path|timestamp/V2"), SCHEMA)
     assert order.columns == (OrderColumn("status", False), OrderColumn("path", True), OrderColumn("at", True))
     assert order.text == "status__i|path:-|timestamp/V2"
+
+
+@pytest.mark.parametrize(
+    ("own", "canonical"),
+    [
+        ("status__i|-path|at/V2", "status__i|path:-|timestamp/V2"),
+        ("at/V2", "timestamp/V2"),
+        ("by=status|&path|at__i:-|tiebreaker/V2 nulls first", "by=status|&path|timestamp|tiebreaker/V2 nulls first"),
+        ("status|at&path/V2", "status|&path|timestamp/V2"),
+    ],
+)
+def test_the_time_column_stands_under_its_own_name_and_is_stored_as_timestamp(own: str, canonical: str) -> None:
+    order = bind(TableConfig(time_column="at", sort_schema=own), SCHEMA)
+    assert order == bind(TableConfig(time_column="at", sort_schema=canonical), SCHEMA)
+    assert order.text == parse(own, "at").text == canonical
+    with pytest.raises(InvalidInput, match=r"the time column's own name|put it in front of a column"):
+        parse(own)
+    with pytest.raises(InvalidInput, match="leave it bare"):
+        bind(TableConfig(time_column="at", sort_schema="status|+at/V2"), SCHEMA)
 
 
 def test_columns_behind_the_cutoff_are_not_compared_but_time_is() -> None:

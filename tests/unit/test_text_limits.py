@@ -30,16 +30,25 @@ HOSTILE = {
     "boost": ("a^" + "9" * 400, "boost less"),
     "boosts": ("((a^1000000)^1000000)", "boost less"),
     "slop": ('"a b"~4000000000', "slop"),
-    "regex": ("text:/(a*)*b/", "Regex queries are not allowed"),
+    "words": ("( " + " ".join(f"w{number}'" for number in range(5_000)), "more than 2,048"),
 }
 
 
+@pytest.mark.parametrize("syntax", fulltext.SYNTAXES)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_query_beyond_a_limit_is_refused_with_its_number_and_not_with_its_text(name: str) -> None:
+def test_a_query_beyond_a_limit_is_refused_with_its_number_and_not_with_its_text(name: str, syntax: str) -> None:
     text, reason = HOSTILE[name]
+    if (name, syntax) == ("words", "strict"):
+        reason = "Syntax Error"
     with pytest.raises(InvalidInput, match=reason) as raised:
-        fulltext.parse(text, WORDS)
+        fulltext.parse(text, WORDS, syntax=syntax)
     assert len(str(raised.value)) < 1_000
+
+
+def test_a_regular_expression_is_never_one() -> None:
+    with pytest.raises(InvalidInput, match="Regex queries are not allowed"):
+        fulltext.parse("text:/(a*)*b/", WORDS, syntax="strict")
+    assert fulltext.parse("text:/(a*)*b/", WORDS).completed == '"text:/(a*)*b/"'
 
 
 @pytest.mark.parametrize("name", ["parentheses", "negations"])

@@ -1,4 +1,5 @@
-"""The closed grammar of object keys ("Keys"): one function builds each kind, one function parses any.
+"""The closed grammar of object keys (docs/architecture/object-store.md, "Keys"): one function builds each kind, one
+function parses any.
 
 Keys are relative to the table's root. `parse(build(x))` gives x back, and a key that parses is exactly the key that
 its builder makes, so two spellings of one object cannot exist. A key that does not parse is not ours: it is never read

@@ -1,0 +1,139 @@
+"""What an error of the operating system means to the caller: what failed, why, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from storage_core.errors import NotWritten, Unavailable
+
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there, then try again",
+    errno.EDQUOT: "free some space of this user's quota, then try again",
+    errno.EACCES: "give this user the right to read and write there",
+    errno.EPERM: "give this user the right to read and write there",
+    errno.EROFS: "mount the file system writable",
+    errno.EMFILE: "raise the number of files that the process may open (ulimit -n), or run less at a time",
+    errno.ENFILE: "the machine has too many open files: close some",
+    errno.ENOMEM: "give the process more memory (ulimit -v), or run less at a time",
+    errno.EFBIG: "raise the size that a file may have (ulimit -f)",
+}
+
+REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
+"""Errors that say that a call changed nothing. After any other the call may have taken effect, as over a network."""
+
+_NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
+_FILES = 8
+_SIZE = 256 * 2**20
+QUERY_BYTES: Final = 512 * 2**20
+"""The address space that a query takes beside what every use of native code takes: its threads, and their heaps."""
+
+
+def cause(error: OSError) -> str:
+    """Return what the system says, and what to do about it."""
+    advice = _ADVICE.get(error.errno or 0, "look at the disk, then try again")
+    return f"{error.strerror or str(error) or type(error).__name__}; {advice}"
+
+
+def unavailable(subject: str, error: BaseException) -> Unavailable:
+    """Return the error of something that could not be read, or of a file that nobody but this process knows."""
+    failure = _failure(error)
+    return Unavailable(f"{subject}: {cause(failure)}", key=subject, errno=failure.errno)
+
+
+def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
+    """Return the error of a write that certainly changed nothing."""
+    failure = _failure(error)
+    message = f"{subject}: nothing was written: {cause(failure)}"
+    return NotWritten(message, key=subject, errno=failure.errno)
+
+
+def of_the_system(error: BaseException) -> bool:
+    """Whether the system refused something, and not the bytes: of those Arrow's errors have no number."""
+    if isinstance(error, OSError):
+        return error.errno is not None
+    return isinstance(error, MemoryError) or _of_a_thread(error)
+
+
+@contextmanager
+def typed(subject: str) -> Iterator[None]:
+    """Raise what the system refuses inside the block, threads too, as `Unavailable` that names `subject`."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and not of_the_system(error):
+            raise
+        raise unavailable(subject, error) from error
+
+
+@contextmanager
+def scratch(what: str) -> Iterator[None]:
+    """Raise as `Unavailable` what the system refuses of temporary files, naming their folder and how to choose it."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        failure = _failure(error)
+        found = f"{what} among the temporary files: {cause(failure)}; another folder for them is named by TMPDIR"
+        raise Unavailable(found + _named(failure), errno=failure.errno) from error
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder among the temporary files that only this user can enter; it is gone at the end.
+
+    Raises `Unavailable` where none can be made. What cannot be removed is left behind: its user is done.
+    """
+    with scratch("a folder"):
+        path = Path(tempfile.mkdtemp(prefix=prefix))  # 0700
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def room(subject: str, *, size: int = 0) -> Iterator[None]:
+    """Do as `typed` does, and refuse before native code meets what the system will refuse it.
+
+    DuckDB, Arrow and tantivy end the process where they get no file, thread or address space. So as much as they take
+    to work is asked for first, with `size` bytes more for the data, and given back; no page of it is used. The files of
+    the data are not among it: those they open by themselves, and report.
+    """
+    try:
+        _require(files=_FILES, size=_SIZE + size)
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and not of_the_system(error):
+            raise
+        refused = unavailable(subject, error)
+        raise Unavailable(f"{refused.found}{_named(error)}", **refused.context) from error
+
+
+def _require(*, files: int, size: int) -> None:
+    mmap.mmap(-1, size, access=mmap.ACCESS_COPY).close()
+    held: list[int] = []
+    try:
+        held.extend(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(files))
+    finally:
+        for each in held:
+            os.close(each)
+
+
+def _of_a_thread(error: BaseException) -> bool:
+    """A thread that did not start: Python has no class for it, and Arrow the one of all its classes."""
+    return "can't start new thread" in str(error) or type(error).__name__ == "ArrowException"
+
+
+def _named(error: Exception) -> str:
+    return f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+
+
+def _failure(error: BaseException) -> OSError:
+    return error if isinstance(error, OSError) else _NO_MEMORY

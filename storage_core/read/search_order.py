@@ -1,0 +1,89 @@
+"""The order of answers: by score, and among equal scores by what is in the rows (decision 0094).
+
+So it does not depend on the split, generation or place that a row is in, and pages stay as they are over a compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.rows.codes import Codes, codes
+from storage_core.rows.keys import pack, sorted_order
+from storage_core.rows.sortable import bound_keys, sortable
+
+_SCORE = "score"
+_SPARE_ROWS = 10_000
+
+
+def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the columns that order rows with equal scores: the key, or the time column and then all others.
+
+    Rows that are equal in all of these are equal, but for -0.0 and 0.0.
+    """
+    if snapshot.config.primary_key:
+        return tuple(snapshot.config.primary_key)
+    first = [snapshot.config.time_column] if snapshot.config.time_column in snapshot.schema.names else []
+    return tuple(dict.fromkeys([*first, *snapshot.schema.names]))
+
+
+def least(add: Add, snapshot: Snapshot) -> Any:
+    """Return what no value of the first of the `tie_columns` is below in this split, as `rows.sortable`; or None."""
+    name = tie_columns(snapshot)[0]
+    text = (add.minValues or {}).get(name)
+    return bound_keys(pa.array([text], pa.string()), snapshot.schema.field(name).type)[0].as_py()
+
+
+class Best:
+    """The best `limit` of the rows that it is given. Memory is that of these, and of those given last."""
+
+    def __init__(self, snapshot: Snapshot, limit: int) -> None:
+        """Hold no row yet."""
+        self._columns = tie_columns(snapshot)
+        self._limit = limit
+        self._scores = pa.table({_SCORE: pa.array([], pa.float64())})
+        self._rows = snapshot.schema.empty_table()
+        self._trimmed = True
+
+    def add(self, rows: pa.Table, scores: Sequence[float]) -> None:
+        """Take rows, each with its score."""
+        self._rows = pa.concat_tables([self._rows, rows])
+        self._scores = pa.concat_tables([self._scores, pa.table({_SCORE: pa.array(scores, pa.float64())})])
+        self._trimmed = False
+        if self._rows.num_rows > 2 * self._limit + _SPARE_ROWS:
+            self._trim()
+
+    def excludes(self, score: float, low: Any) -> bool:
+        """Whether no row of this score is among the best whose first column is at least `low`; None is any value."""
+        if low is None or self._rows.num_rows < self._limit:
+            return False
+        self._trim()
+        worst = self._rows.column(self._columns[0])[-1:].combine_chunks()
+        reached = sortable(worst)[0].as_py()
+        lowest = self._scores.column(_SCORE)[-1].as_py()
+        return bool(lowest > score or (lowest == score and reached is not None and reached < low))
+
+    def table(self, score: str) -> pa.Table:
+        """Return the best rows in their order, with the column `score`."""
+        self._trim()
+        return self._rows.append_column(score, self._scores.column(_SCORE))
+
+    def _trim(self) -> None:
+        if self._trimmed:
+            return
+        coded = [codes(self._scores.column(_SCORE), descending=True)]
+        coded += [_codes_of(self._rows.column(name)) for name in self._columns]
+        order = pa.array(sorted_order(pack(coded, self._rows.num_rows))[: self._limit])
+        self._rows, self._scores = self._rows.take(order), self._scores.take(order)
+        self._trimmed = True
+
+
+def _codes_of(column: pa.ChunkedArray) -> Codes:
+    """Lists, structs and maps have no order of their own, so they are ordered as text."""
+    if pa.types.is_nested(column.type):
+        column = pa.chunked_array([[None if each is None else repr(each) for each in column.to_pylist()]], pa.string())
+    return codes(column)
