@@ -95,7 +95,7 @@ def inspect(data: bytes, where: str) -> Container:
             raise Corrupt(
                 f"{where}: the block before byte {cursor.position} does not end with the file's mark", key=where
             )
-    if records * max(1, least) > expanded:
+    if records and not 0 < records * least <= expanded:  # of records without a byte a decoder reads on for ever
         raise Corrupt(f"{where}: claims {records} records in {expanded} bytes", key=where)
     return Container(codec=codec, records=records, expanded_bytes=expanded)
 

@@ -178,8 +178,6 @@ def _damaged(data: bytes, where: float, how: str, put: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ put[0] or 255]) + data[at + 1 :] if data else data
 
 
-# Arrow drops what its handler of misshapen records raises for one that is not UTF-8, and then refuses the file.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", SOUND)
 @settings(max_examples=scaled(20), deadline=None)
 @given(damage=damages)
