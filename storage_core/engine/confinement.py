@@ -13,8 +13,9 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,10 +38,13 @@ def answer(
     ask: Callable[[duckdb.DuckDBPyConnection], T],
     *,
     writable: Path,
+    seconds: float | None = None,
 ) -> T:
     """Return what `ask` returns of the session that `opened` opens, in a thread that writes beneath `writable` only.
 
-    Their errors are raised here. An exception that arrives while they run, such as Ctrl-C, interrupts the query.
+    Their errors are raised here. An exception that arrives while they run, such as Ctrl-C, interrupts the query, and so
+    does the end of its time, which DuckDB's own limit does not count while it plans: then the error is DuckDB's of an
+    interrupted query. One call of a function over one batch of rows hears no interrupt.
     """
     done: Future[T] = Future()
     running: list[duckdb.DuckDBPyConnection] = []
@@ -60,14 +64,20 @@ def answer(
     thread = threading.Thread(target=run, name="tidemark-query")  # no daemon: a process waits for it as it ends
     thread.start()
     try:
-        thread.join()
+        thread.join(seconds)
+        _interrupted(thread, running)
     except BaseException:
-        while thread.is_alive():  # an interrupt before the query has begun says nothing to it
-            for connection in running:
-                connection.interrupt()
-            thread.join(0.05)
+        _interrupted(thread, running)
         raise
     return done.result()
+
+
+def _interrupted(thread: threading.Thread, running: Sequence[duckdb.DuckDBPyConnection]) -> None:
+    while thread.is_alive():  # an interrupt before the query has begun says nothing to it
+        for connection in running:
+            with suppress(duckdb.ConnectionException):  # it has just ended and is closed
+                connection.interrupt()
+        thread.join(0.05)
 
 
 def can_be_kept() -> bool:

@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from storage_core.engine.functions import COPYING
 from storage_core.errors import InvalidInput
 
 Node = Mapping[str, Any]
 
 MOST_GROWN = 1_000_000
+MOST_COPIES = 4
 _BY_NUMBER: Mapping[str, int] = {
     "repeat": 1,
     "lpad": 1,
@@ -70,6 +72,21 @@ def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOS
         grown *= max(1, factor)
         if grown > most:
             raise _refused(text, what, f"it makes {grown} of one value where {most} are the most")
+
+
+def check_copies(tree: Any, text: str, what: str) -> None:
+    """Return when few macros that copy their arguments stand within each other. Raises `InvalidInput`."""
+    waiting = [(tree, 0)]
+    while waiting:
+        node, around = waiting.pop()
+        if isinstance(node, dict):
+            around += str(node.get("function_name")).lower() in COPYING
+            if around > MOST_COPIES:
+                names = ", ".join(sorted(COPYING))
+                raise _refused(text, what, f"at most {MOST_COPIES} of these stand within each other: {names}")
+            waiting.extend((each, around) for each in node.values())
+        elif isinstance(node, list):
+            waiting.extend((each, around) for each in node)
 
 
 def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:

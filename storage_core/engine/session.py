@@ -42,6 +42,8 @@ def session(room: Room = _ALL, *, files: Sequence[Path] = ()) -> duckdb.DuckDBPy
         connection = duckdb.connect(config=_configuration(room))
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
+    if room.folder is not None:  # among the settings of `connect` DuckDB takes this one and does not keep it
+        connection.execute(f"SET max_temp_directory_size = '{-(-room.spill_bytes // _MIB)}MiB'")
     if files:  # each by its name, and by the pattern that matches nothing else
         names = [text for path in files for text in {str(path), literally(path)}]
         connection.execute("SET allowed_paths = ?", [names])
@@ -61,8 +63,6 @@ def _configuration(room: Room) -> dict[str, str | bool | int | float | list[str]
         "temp_directory": "" if room.folder is None else str(room.folder),
         "threads": room.threads,
     }
-    if room.folder is not None:
-        config["max_temp_directory_size"] = f"{-(-room.spill_bytes // _MIB)}MiB"
     if room.memory_bytes is not None:
         config["memory_limit"] = f"{room.memory_bytes // _MIB}MiB"
     if room.seconds is not None:

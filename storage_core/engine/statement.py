@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 
 from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES
-from storage_core.engine.growth import check_growth
+from storage_core.engine.growth import check_copies, check_growth
 from storage_core.engine.session import Room, session
 from storage_core.errors import InvalidInput
 
@@ -105,6 +105,7 @@ def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
         if why is not None:
             raise _refused(text, what, why)
     check_growth(nodes, text, what)
+    check_copies(tree, text, what)
 
 
 def _is_common_table(value: object) -> bool:

@@ -31,6 +31,7 @@ from storage_core.split.vectors import positions, rows_gone
 TABLE = "t"
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_TIME = "exceeded maximum execution time"
+_INTERRUPTED = "INTERRUPT Error"
 _OUT_OF_MEMORY = "Out of Memory Error:"
 _OUT_OF_REACH = (_OUT_OF_MEMORY, "IO Error:")
 _NO_FILES = "Too many open files"
@@ -161,7 +162,7 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
 
 def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
     shown = _shown(query)
-    if _OUT_OF_TIME in text and limits is not None:
+    if (_OUT_OF_TIME in text or text.startswith(_INTERRUPTED)) and limits is not None:
         found = f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds`"
         return Unavailable(found, query=query, seconds=limits.seconds)
     if text.startswith(_OUT_OF_MEMORY) and limits is not None:

@@ -21,6 +21,7 @@ from storage_core.read.scan import merged_rows
 from storage_core.read.sql_predicate import where_of
 from storage_core.settings.query import QueryLimits
 
+_GRACE_SECONDS = 1.0  # DuckDB's own limit speaks first where it counts
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
@@ -66,7 +67,9 @@ def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
             rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
             return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
-        return confinement.answer(lambda: session(room, files=source.files), of, writable=folder)
+        return confinement.answer(
+            lambda: session(room, files=source.files), of, writable=folder, seconds=limits.seconds + _GRACE_SECONDS
+        )
 
 
 def explain(snapshot: Snapshot, text: str) -> Pruned:

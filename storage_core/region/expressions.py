@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.engine.functions import NESTED_TYPES, OF_ONE_ROW, TYPES
-from storage_core.engine.growth import check_growth
+from storage_core.engine.growth import check_copies, check_growth
 from storage_core.engine.session import Room, session
 from storage_core.engine.statement import Node, nodes_of, parse
 from storage_core.errors import InvalidInput
@@ -49,7 +49,9 @@ def check_expression(text: str, columns: int) -> None:
 def check_bounded(text: str) -> None:
     """Return when the text tells how long its values can be, at most. Raises `InvalidInput`."""
     try:
-        check_growth(nodes_of(_parsed(text)), text, "region expression", most=LONGEST_EXPRESSION, strict=True)
+        tree = _parsed(text)
+        check_growth(nodes_of(tree), text, "region expression", most=LONGEST_EXPRESSION, strict=True)
+        check_copies(tree, text, "region expression")
     except InvalidInput as error:
         raise InvalidInput(error.found, expression=text) from error
 

@@ -389,7 +389,7 @@ class Sequence:
         if not model.divided:
             self.flush(model)
         for part in [name for name, region in model.regions.items() if model.divided and region.logged]:
-            with self.table.writer(region={"part": part}) as writer:
+            with self.table.writer(region={"identity_part": part}) as writer:
                 writer.delete([{"part": part, "id": -1}])
                 writer.flush()
             model.claim(part)

@@ -333,9 +333,11 @@ def test_the_folder_that_duckdb_would_spill_to_is_out_of_reach(table: Table, nam
                 connection.sql(text).fetchall()
 
 
+JOINED = " and ".join(f"t{n}.a = t{n + 1}.a" for n in range(299))
 LONG = (
     ("select count(*) from range(100000000) a, range(1000000) b where a.range + b.range = 7", "seconds"),
     ("with recursive r as (select 1 as i union all select i + 1 from r) select max(i) from r", "seconds"),
+    (f"select count(*) from {', '.join(f't t{n}' for n in range(300))} where {JOINED}", "seconds"),  # planning alone
 )
 LARGE = (
     "select list(range) from range(300000000)",
@@ -343,6 +345,23 @@ LARGE = (
     "select string_agg('xxxxxxxxxxxxxxxxxxxxxxxx' || range) from range(100000000)",
     "with recursive r(s) as (select 'x' union all select s || s from r) select max(length(s)) from r",
 )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"('{'[' * 60_000}{']' * 60_000}')::JSON::VARIANT is null",  # ended the process
+        f"variant_extract('{'[' * 60_000}', 'a') is null",
+        f"{'nullif(' * 40}a{', 7)' * 40} = 3",  # each level twice as much to bind
+        f"{'fmod(' * 5}a{', 7)' * 5} = 3",
+        f"{'split_part(' * 40}s{', s, 1)' * 40} = 's'",
+    ],
+)
+def test_what_ends_the_process_or_doubles_with_each_level_is_refused(table: Table, value: str) -> None:
+    with pytest.raises(InvalidInput, match="refused"):
+        table.sql(f"select {value} from t")
+    with pytest.raises(InvalidInput, match="refused"):
+        table.scan(filter=value)
 
 
 @pytest.mark.parametrize(("text", "setting"), LONG)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from storage_core.engine.functions import AGGREGATES, MACROS, NAMED, OF_ONE_ROW, OPERATORS, SCALARS, TABLE_FUNCTIONS
+from storage_core.engine.functions import (
+    AGGREGATES,
+    COPYING,
+    MACROS,
+    NAMED,
+    OF_ONE_ROW,
+    OPERATORS,
+    SCALARS,
+    TABLE_FUNCTIONS,
+)
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
 from storage_core.errors import InvalidInput
@@ -30,6 +40,18 @@ def test_every_function_of_the_engine_was_looked_at() -> None:
 def test_every_function_that_a_query_may_call_is_one_of_the_engine() -> None:
     names = {name for _, name in functions()}
     assert not (OPERATORS | SCALARS | AGGREGATES | MACROS | TABLE_FUNCTIONS | OF_ONE_ROW) - names
+
+
+def test_the_macros_that_copy_an_argument_are_known() -> None:
+    query = "SELECT function_name, parameters, macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
+    with session() as connection:
+        macros = connection.execute(query).fetchall()
+    copying = {
+        name
+        for name, parameters, definition in macros
+        if any(len(re.findall(rf"\b{re.escape(each)}\b", definition)) > 1 for each in parameters)
+    }
+    assert copying & MACROS == COPYING
 
 
 def test_what_serves_one_row_of_a_region_may_be_called_by_a_query() -> None:
