@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +47,7 @@ def answer(
     interrupted query. One call of a function over one batch of rows hears no interrupt.
     """
     done: Future[T] = Future()
+    ended = threading.Event()  # and no join: interrupted, it takes a thread that goes on for one that has ended
     running: list[duckdb.DuckDBPyConnection] = []
 
     def run() -> None:
@@ -60,24 +61,19 @@ def answer(
                 done.set_result(ask(connection))
         except BaseException as error:  # noqa: BLE001  # raised again where the answer is waited for
             done.set_exception(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, name="tidemark-query")  # no daemon: a process waits for it as it ends
-    thread.start()
+    threading.Thread(target=run, name="tidemark-query").start()  # no daemon: a process waits for it as it ends
     try:
-        thread.join(seconds)
-        _interrupted(thread, running)
-    except BaseException:
-        _interrupted(thread, running)
-        raise
+        ended.wait(seconds)
+    finally:
+        while not ended.is_set():  # an interrupt before the query has begun says nothing to it
+            for connection in running:
+                with suppress(duckdb.ConnectionException):  # it has just ended and is closed
+                    connection.interrupt()
+            ended.wait(0.05)
     return done.result()
-
-
-def _interrupted(thread: threading.Thread, running: Sequence[duckdb.DuckDBPyConnection]) -> None:
-    while thread.is_alive():  # an interrupt before the query has begun says nothing to it
-        for connection in running:
-            with suppress(duckdb.ConnectionException):  # it has just ended and is closed
-                connection.interrupt()
-        thread.join(0.05)
 
 
 def can_be_kept() -> bool:
