@@ -197,7 +197,9 @@ def test_a_compactor_may_end_at_any_request(name: str, side: CrashFault) -> None
     different = 1 + case.outputs + case.vectors
     if side is CrashFault.AFTER:
         different += 1 + (case.later is not None)  # with the last split but without the delete, and with the version
-    assert len(judged) == different, "nothing, each split, each vector"
+    elif decisive + 1 < len(trace(name)):  # a commit that was slow is compared with the collector's boundary
+        different += 1
+    assert len(judged) == different, "nothing, each split, each vector, and the version"
     print(f"{name}, {side}: {len(trace(name))} requests, {different} tables")  # noqa: T201 -- for `pytest -rA`
 
 
