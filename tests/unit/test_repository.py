@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import LONG, SPEAK_FOR_THE_PRODUCT
+from tests.tiers import LONG, SOAK, SPEAK_FOR_THE_PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
