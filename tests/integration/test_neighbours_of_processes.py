@@ -25,7 +25,9 @@ CANARY = "canary0secret"
 PATIENCE_S = 300
 LISTENING = "0A"
 
-pytestmark = pytest.mark.skipif(not (PROC / "net" / "tcp").exists(), reason="looks into /proc of Linux")
+pytestmark = pytest.mark.skipif(
+    not (PROC / "net" / "tcp").exists() and "CI" not in os.environ, reason="looks into /proc of Linux"
+)
 
 
 def family_of(pid: int) -> list[int]:
