@@ -9,10 +9,12 @@ Elsewhere `statement` alone stands before it (decision 0083).
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,6 +33,7 @@ _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
 _WRITING = 1 << 1 | sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _TCP = 0b11
+_SLICE_SECONDS = 0.25
 
 
 def answer(
@@ -65,8 +68,11 @@ def answer(
             ended.set()
 
     threading.Thread(target=run, name="tidemark-query").start()  # no daemon: a process waits for it as it ends
+    until = time.monotonic() + (math.inf if seconds is None else seconds)
     try:
-        ended.wait(seconds)
+        # In slices: a signal that arrives just before the wait begins does not wake it, and is only heard after it.
+        while (left := until - time.monotonic()) > 0 and not ended.wait(min(left, _SLICE_SECONDS)):
+            pass
     finally:
         while not ended.is_set():  # an interrupt before the query has begun says nothing to it
             for connection in running:

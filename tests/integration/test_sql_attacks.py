@@ -497,7 +497,8 @@ def test_a_permission_that_is_missing_is_no_damage(table: Table) -> None:
             table.sql(text)
 
 
-def test_ctrl_c_ends_a_query(table: Table) -> None:
+@pytest.mark.parametrize("wakes_the_wait", [True, False])
+def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
     source = splits_source(table.store, list(table.snapshot.splits.values()), SCHEMA, verified=Verified())
     asked = threading.Event()
 
@@ -508,7 +509,10 @@ def test_ctrl_c_ends_a_query(table: Table) -> None:
 
     def interrupt() -> None:
         asked.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+        if wakes_the_wait:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:  # as one that arrives just before the wait begins
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     with scratch_folder("tidemark-spill-") as folder:
         threading.Thread(target=interrupt, daemon=True).start()
