@@ -16,6 +16,7 @@ from dagster import (
     AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
+    AssetObservation,
     AssetsDefinition,
     BackfillPolicy,
     BetaWarning,
@@ -27,7 +28,7 @@ from dagster import (
 )
 
 from assets.launcher import JobName, Launcher, PartlyDone, Report, typed_failures
-from assets.metadata import json_value, mapping, metadata_of, observations
+from assets.metadata import json_value, mapping, metadata_of, metadata_of_partitions
 from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
 from assets.partly_done import record_part
@@ -36,6 +37,7 @@ from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
+from storage_core.ingest.quarantine import standing
 from storage_core.table import Table
 
 MODE_TAG = "tidemark/compaction"
@@ -55,7 +57,9 @@ _KINDS: Mapping[JobName, set[str]] = {
     "collect": {"python"},
 }
 
-Judge = Callable[[Report], AssetCheckResult]
+_OF_THE_RUN = "all partitions of this run together"
+
+Judge = Callable[[TableDeclaration, Report], AssetCheckResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,20 +237,19 @@ def _asset(
                 report = launcher.submit(context, step.job, request)
             except PartlyDone as partly:
                 raise record_part(context, key, partly, _debt_left(declaration, mode)) from partly
-            if context.has_partition_key_range:
-                for observation in observations(key, report, len(context.partition_keys)):
-                    context.log_event(observation)
-            return _result(declaration, step, mode, report)
+            metadata = metadata_of(report, _debt_left(declaration, mode))
+            if partitions is not None and context.has_partition_key_range:
+                for name, own in metadata_of_partitions(report, context.partition_keys).items():
+                    context.add_asset_metadata(own, partition_key=name)
+                context.log_event(AssetObservation(key, description=_OF_THE_RUN, metadata=metadata))
+                metadata = {}
+            return MaterializeResult(
+                metadata=metadata,
+                data_version=DataVersion(str(report["version"])),
+                check_results=[step.judge(declaration, report)] if step.judge else None,
+            )
 
     return materialize
-
-
-def _result(declaration: TableDeclaration, step: Step, mode: Mode, report: Report) -> MaterializeResult[None]:
-    return MaterializeResult(
-        metadata=metadata_of(report, _debt_left(declaration, mode)),
-        data_version=DataVersion(str(report["version"])),
-        check_results=[step.judge(report)] if step.judge else None,
-    )
 
 
 def _debt_left(declaration: TableDeclaration, mode: Mode) -> int:
@@ -257,16 +260,23 @@ def _debt_left(declaration: TableDeclaration, mode: Mode) -> int:
 def _check_specs(step: Step, key: AssetKey) -> Sequence[AssetCheckSpec] | None:
     if step.judge is None:
         return None
-    description = "Every line that landed is a row; those that are not are in quarantine, by reason."
+    description = "Every line that landed is a row. Lines that are none stand in quarantine until someone removes them."
     return [AssetCheckSpec(REJECTED_LINES, asset=key, description=description)]
 
 
-def _no_rejected_lines(report: Report) -> AssetCheckResult:
-    details = mapping(report["details"])
-    rejected = details.get("rejected", 0)
+def _no_rejected_lines(declaration: TableDeclaration, report: Report) -> AssetCheckResult:
+    """Judge what stands in quarantine, not what this run put there: the next run would make it green."""
+    rejected = mapping(report["details"]).get("rejected", 0)
+    with typed_failures():
+        found = standing(Table.open(declaration.uri).store)
     return AssetCheckResult(
         check_name=REJECTED_LINES,
-        passed=not rejected,
+        passed=not (rejected or found.lines or found.unread),
         severity=AssetCheckSeverity.WARN,
-        metadata={"rejected": json_value(rejected), "reasons": json_value(details.get("rejected_reasons", {}))},
+        metadata={
+            "rejected": json_value(rejected),
+            "in_quarantine": found.lines,
+            "reasons": json_value(found.reasons),
+            "entries_not_read": found.unread,
+        },
     )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster import AssetKey, AssetObservation, JsonMetadataValue, MetadataValue
+from dagster import JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
 from assets.partitions import partition_key
 from jobs.lists import shortened
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
-_COUNTS = ("rows_in", "rows_out", *_LATE, "bytes_in", "bytes_out", "splits_in", "splits_out", "version")
+_OF_A_WINDOW = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out")
+_COUNTS = (*_OF_A_WINDOW, *_LATE, "version")
 _TIMES = ("seconds", "spark_seconds")
 _REQUESTS = ("get", "put", "list", "head", "delete")
 
+PARTITION_METADATA = frozenset({*_OF_A_WINDOW, "version", "status", "commit_id"})
 METADATA = frozenset(
     {
         *_COUNTS,
@@ -49,12 +51,6 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
     }
 
 
-def windows_touched(report: Report) -> list[int]:
-    """Return the starts of the windows that the job wrote, ascending; the bucket of null timestamps left out."""
-    windows = mapping(report["details"]).get("windows", [])
-    return sorted({each for each in windows if isinstance(each, int)}) if isinstance(windows, list) else []
-
-
 def windows_failed(report: Report) -> list[tuple[int | None, str]]:
     """Return the windows that the job could not do, ascending, each with the kind and text of its error."""
     failed = mapping(report["details"]).get("windows_failed", [])
@@ -68,42 +64,29 @@ def windows_failed(report: Report) -> list[tuple[int | None, str]]:
     ]
 
 
-def observations(key: AssetKey, report: Report, partitions: int) -> Iterator[AssetObservation]:
-    """Yield one observation per window that a run of so many partitions wrote, with the commit that it is in.
+def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[str, dict[str, MetadataValue[Any]]]:
+    """Return the metadata of each partition of a ranged run; its keys are exactly `PARTITION_METADATA`.
 
-    Dagster copies the metadata of a ranged run to every partition of the range; these say which ones it touched. A run
-    that wrote all of them in one commit has none: the copies say it, and each event is a write to Dagster's storage.
+    They are what the run did to that window alone: nothing where it committed nothing to it. Of an ingest, `rows_in`
+    are the rows that went in, and `bytes_in` is 0, for a file is read for several windows.
     """
-    commits = _commits(report)
-    touched = windows_touched(report)
-    if len(touched) == partitions and len({commits.get(window, report)["version"] for window in touched}) == 1:
-        return
-    for window in touched:
-        commit = commits.get(window, report)
-        metadata = {
-            "written_by_version": MetadataValue.int(_whole(commit["version"])),
-            "commit_id": MetadataValue.text(str(commit["commit_id"] or "")),
-        }
-        yield AssetObservation(asset_key=key, partition=partition_key(window), metadata=metadata)
+    listed = mapping(report["details"]).get("by_window", [])
+    windows = [mapping(each) for each in listed] if isinstance(listed, list) else []
+    done: dict[str, list[Mapping[str, object]]] = {}
+    for each in windows:
+        if isinstance(window := each["window"], int):
+            done.setdefault(partition_key(window), []).append(each)
+    return {name: _metadata_of_partition(report, done.get(name, [])) for name in partitions}
 
 
-def commits_by_partition(report: Report) -> dict[str, dict[str, MetadataValue[Any]]]:
-    """Return what the metadata of one partition says otherwise than `metadata_of`: the commit its window is in."""
+def _metadata_of_partition(report: Report, commits: Sequence[Mapping[str, object]]) -> dict[str, MetadataValue[Any]]:
+    last = commits[-1] if commits else {"version": report["version"], "commit_id": None}
+    counts = {name: sum(_whole(each[name]) for each in commits) for name in _OF_A_WINDOW}
     return {
-        partition_key(window): {
-            "version": MetadataValue.int(_whole(commit["version"])),
-            "commit_id": MetadataValue.text(str(commit["commit_id"] or "")),
-        }
-        for window, commit in _commits(report).items()
-    }
-
-
-def _commits(report: Report) -> dict[int, Report]:
-    """The commit of each window, where a job made several."""
-    commits = mapping(report["details"]).get("commits", [])
-    each_commit = [mapping(each) for each in commits] if isinstance(commits, list) else []
-    return {
-        window: commit for commit in each_commit if isinstance(windows := commit["windows"], list) for window in windows
+        **{name: MetadataValue.int(count) for name, count in counts.items()},
+        "version": MetadataValue.int(_whole(last["version"])),
+        "status": MetadataValue.text("committed" if commits else "nothing_to_do"),
+        "commit_id": MetadataValue.text(str(last["commit_id"] or "")),
     }
 
 

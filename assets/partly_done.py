@@ -9,7 +9,7 @@ from __future__ import annotations
 from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failure, MetadataValue
 
 from assets.launcher import PartlyDone
-from assets.metadata import commits_by_partition, metadata_of, windows_failed
+from assets.metadata import metadata_of, metadata_of_partitions, windows_failed
 from assets.partitions import partition_key
 from jobs.lists import listed
 
@@ -26,11 +26,9 @@ def record_part(context: AssetExecutionContext, key: AssetKey, partly: PartlyDon
     failed = {partition_key(window): why for window, why in windows_failed(report) if window is not None}
     if context.has_partition_key_range:
         tags = {DATA_VERSION: str(report["version"])}
-        own = commits_by_partition(report)
-        for name in context.partition_keys:
-            if name not in failed:
-                shown = {**metadata, **own.get(name, {})}
-                context.log_event(AssetMaterialization(key, partition=name, metadata=shown, tags=tags))
+        done = [name for name in context.partition_keys if name not in failed]
+        for name, shown in metadata_of_partitions(report, done).items():
+            context.log_event(AssetMaterialization(key, partition=name, metadata=shown, tags=tags))
     return Failure(
         f"{_windows(failed)}{partly.description}",
         {**metadata, **partly.metadata, FAILED_PARTITIONS: MetadataValue.json(failed)},

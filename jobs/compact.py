@@ -43,8 +43,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     failed, with the report in its context (`report_of`). Inputs that keep a merge from succeeding are skipped for a
     day; a request that names its windows tries them all the same.
     """
-    job = JobRun("compact", request, spark)
     wanted = request.windows
+    job = JobRun("compact", request, spark, tells_windows=wanted != EVERY_WINDOW)
     wanted.require_fits(job.before.config.window_seconds)
     resource = resource_of(wanted, job.before.config.window_seconds)
     with job.leased(partial(_plan, wanted, request.mode, job.table.log.clock), [resource]) as chosen:

@@ -53,6 +53,12 @@ class Figures:
     rows_late_dropped: int = 0
 
     @staticmethod
+    def of_adds(adds: Sequence[Add]) -> Figures:
+        """Return the figures of rows that came from outside and went into these splits."""
+        rows = sum(add.numRecords or 0 for add in adds)
+        return Figures(rows_in=rows, rows_out=rows, bytes_out=sum(add.size for add in adds), splits_out=len(adds))
+
+    @staticmethod
     def of(results: Sequence[TaskResult]) -> Figures:
         """Return the figures of what several tasks did, added up."""
         actions = [action for result in results for action in result.actions]

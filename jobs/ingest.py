@@ -24,6 +24,7 @@ from storage_core.errors import InvalidInput
 from storage_core.ingest.batch import IngestResult, plan
 from storage_core.ingest.landing import Landed, LandingSpec, survey
 from storage_core.ingest.tally import tally
+from storage_core.log.actions import Add
 from storage_core.rows.late import LateFigures
 from storage_core.rows.windows import by_start
 from storage_core.split.context import context_of
@@ -44,7 +45,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     declaration = load(request.declaration) if request.declaration else None
     if declaration and request.dry_run and not exists(request.table_uri):
         return _plan_of_new_table(declaration, request)
-    job = JobRun("ingest", request, spark, _declared(declaration, request) if declaration else None)
+    table = _declared(declaration, request) if declaration else None
+    job = JobRun("ingest", request, spark, table, tells_windows=request.windows != EVERY_WINDOW)
     spec = (declaration and declaration.landing_spec()) or job.table.landing()
     if spec is None:
         where = request.declaration or f"{job.table.uri} (and no --declaration is given)"
@@ -67,7 +69,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.report("nothing_to_do", details=details)
     late = sum((result.late for result in results), LateFigures())
     figures = replace(Figures.of(results), **late.as_mapping())
-    return job.commit(actions, operation="INGEST", figures=figures, details=details)
+    return job.commit(actions, operation="INGEST", figures=figures, details=details, by_window=_by_window(results))
 
 
 def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:
@@ -109,10 +111,18 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
         "landing": spec.uri,
         "files": len(results),
         "rejected": sum(rejected.values()),
+        "rejected_before": sum(result.rejected_before for result in results),
         "rejected_reasons": rejected,
         "quarantine": [key for result in results for key in result.quarantine_keys],
         "windows": sorted(windows, key=by_start),
     }
+
+
+def _by_window(results: Sequence[IngestResult]) -> dict[int | None, Figures]:
+    adds: dict[int | None, list[Add]] = {}
+    for add in (add for result in results for add in result.adds):
+        adds.setdefault(add.windowStart, []).append(add)
+    return {window: Figures.of_adds(each) for window, each in adds.items()}
 
 
 def _not_read(landed: Landed) -> dict[str, object]:

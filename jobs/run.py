@@ -59,8 +59,13 @@ class Asked(Protocol):
 class JobRun:
     """One run of one job on one table, planned against the snapshot that `before` holds."""
 
-    def __init__(self, job: str, request: Asked, spark: Spark, table: Table | None = None) -> None:
-        """Open the table unless it is given. Raises `InvalidInput` for a table that other processes cannot see."""
+    def __init__(
+        self, job: str, request: Asked, spark: Spark, table: Table | None = None, *, tells_windows: bool = False
+    ) -> None:
+        """Open the table unless it is given; `tells_windows`: the report has the figures of each window committed.
+
+        Raises `InvalidInput` for a table that other processes cannot see.
+        """
         require_shared(request.table_uri)
         self._job = job
         self._request = request
@@ -69,6 +74,7 @@ class JobRun:
         self._leases: list[Lease] = []
         self._tokens_spent = False
         self._head: Snapshot | None = None
+        self._by_window: list[dict[str, object]] | None = [] if tells_windows else None
         self.table = table if table is not None else Table.open(request.table_uri)
         self.before: Snapshot = self.table.snapshot
 
@@ -172,9 +178,12 @@ class JobRun:
         figures: Figures,
         requirements: Sequence[Requirement] = (),
         details: Mapping[str, object] | None = None,
+        by_window: Mapping[int | None, Figures] | None = None,
         rebase: Rebase | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
+
+        `by_window` are the figures of each window, for a report that tells them.
 
         With leases the commit carries their fences, and raises `Fenced` when another run has taken one over. A further
         commit of the run costs a PUT per lease for its next token.
@@ -198,6 +207,11 @@ class JobRun:
         self._head = result.snapshot
         LOG.info("%s committed version %d of %s", self._job, result.version, self.table.uri)
         status: Status = "nothing_to_do" if result.already_committed else "committed"
+        if self._by_window is not None and status == "committed":
+            commit = {"version": result.version, "commit_id": result.commit_id}
+            self._by_window += [
+                {"window": window, **commit, **done.as_mapping()} for window, done in (by_window or {}).items()
+            ]
         return self.report(status, result.version, figures=figures, commit_id=result.commit_id, details=details)
 
     def report(
@@ -216,6 +230,6 @@ class JobRun:
             version=self.before.version if version is None else version,
             figures=figures,
             commit_id=commit_id,
-            details=details or {},
+            details={**(details or {}), **({"by_window": self._by_window} if self._by_window else {})},
         )
         return self._spent.told(report, [self.table.store])

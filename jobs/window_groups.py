@@ -145,12 +145,21 @@ def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window
 def _commit(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
     made = [(each.operation, result) for each in merges if (result := each.result) is not None]
     results = [result for _, result in made]
+    by_window: dict[Window, list[Rewrite]] = {}
+    for operation, result in made:
+        by_window.setdefault(operation.window, []).append(result)
     actions = [action for result in results for action in result.actions]
     actions += [skip for each in merges for skip in _skips(job, each)]
     if not actions:
         return
     carry_over = CarryOver(job.table.store, made, ids=job.table.log.ids)
-    report = job.commit(actions, operation=OPERATION, figures=Figures.of(results), rebase=carry_over)
+    report = job.commit(
+        actions,
+        operation=OPERATION,
+        figures=Figures.of(results),
+        by_window={window: Figures.of(each) for window, each in by_window.items()},
+        rebase=carry_over,
+    )
     windows = sorted({each.window for each in merges} - outcome.failed.keys(), key=by_start)
     outcome.commits.append(CommittedGroup(report.version, report.commit_id, tuple(windows)))
     outcome.results.extend(results)

@@ -102,7 +102,6 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult) -
     failures = result.get_step_failure_events()
     details = [event.step_failure_data.user_failure_data for event in failures]
     facts = [each.metadata for each in details if each]
-    written = [event.materialization.metadata for event in result.get_asset_materialization_events()]
     failed = [name for each in facts if FAILED_PARTITIONS in each for name in _names(each[FAILED_PARTITIONS])]
     error = "; ".join(_cause(each) for each in failures) or "the run failed; see its event log"
     return ChunkDone(
@@ -110,7 +109,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult) -
         number=number,
         of=len(parts),
         run_id=result.run_id,
-        rows=_rows(facts[-1] if facts else written[-1] if written else {}),
+        rows=_rows(facts[-1]) if facts else _rows_of_last_step(result),
         failed=tuple(failed),
         error=None if result.success else error,
         following=parts[number].first if number < len(parts) else None,
@@ -127,6 +126,11 @@ def _cause(event: DagsterEvent) -> str:
 
 def _names(value: MetadataValue[Any]) -> list[str]:
     return list(value.value) if isinstance(value.value, Mapping) else []
+
+
+def _rows_of_last_step(result: ExecuteInProcessResult) -> int:
+    made = [event.materialization for event in result.get_asset_materialization_events()]
+    return sum(_rows(each.metadata) for each in made if each.asset_key == made[-1].asset_key)
 
 
 def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:

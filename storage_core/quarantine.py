@@ -29,17 +29,26 @@ _logger = logging.getLogger(__name__)
 LATE = "late"
 
 
-def keep(store: ObjectStore, entry: Entry) -> str:
-    """Keep an entry and return its key; durable when this returns.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry in quarantine: its key, and whether it came there now or had been there before."""
+
+    key: str
+    is_new: bool
+
+
+def keep(store: ObjectStore, entry: Entry) -> Kept:
+    """Keep an entry and return where; durable when this returns.
 
     Idempotent: an equal entry is the same object. One PUT. Raises `CommitUnknown` when the store did not say whether it
     kept the object and it cannot be found.
     """
     data = quarantine_entry.encode(entry)
     key = quarantine_key(entry.source, quarantine_entry.id_of(data))
-    if create_derived(store, key, data, advice="write or ingest again"):
+    is_new = create_derived(store, key, data, advice="write or ingest again")
+    if is_new:
         _logger.info("quarantined %d of %s as %s", sum(entry.reasons.values()), entry.source, key)
-    return key
+    return Kept(key, is_new)
 
 
 def entry_keys(store: ObjectStore) -> list[str]:
@@ -142,4 +151,4 @@ class LateDoor:
                 arrived_ms=arrived_ms,
                 rows=part,
             )
-            self.keys.append(keep(self._store, entry))
+            self.keys.append(keep(self._store, entry).key)

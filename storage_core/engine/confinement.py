@@ -50,6 +50,7 @@ def answer(
     interrupted query. One call of a function over one batch of rows hears no interrupt.
     """
     done: Future[T] = Future()
+    given_up = threading.Event()
     ended = threading.Event()  # and no join: interrupted, it takes a thread that goes on for one that has ended
     running: list[duckdb.DuckDBPyConnection] = []
 
@@ -61,20 +62,25 @@ def answer(
                 raise Unavailable(f"this system keeps no thread from writing: {error}; see decision 0083") from error
             with opened() as connection:
                 running.append(connection)
+                if given_up.is_set():
+                    raise duckdb.InterruptException("interrupted before the query began")
                 done.set_result(ask(connection))
         except BaseException as error:  # noqa: BLE001  # raised again where the answer is waited for
             done.set_exception(error)
         finally:
             ended.set()
 
-    threading.Thread(target=run, name="tidemark-query").start()  # no daemon: a process waits for it as it ends
+    thread = threading.Thread(target=run, name="tidemark-query")  # no daemon: a process waits for it as it ends
     until = time.monotonic() + (math.inf if seconds is None else seconds)
     try:
+        thread.start()  # which may be interrupted itself, before the thread has begun
         # In slices: a signal that arrives just before the wait begins does not wake it, and is only heard after it.
         while (left := until - time.monotonic()) > 0 and not ended.wait(min(left, _SLICE_SECONDS)):
             pass
     finally:
-        while not ended.is_set():  # an interrupt before the query has begun says nothing to it
+        given_up.set()
+        # Again and again: an interrupt before the query has begun says nothing to it.
+        while thread.ident is not None and not ended.is_set():
             for connection in running:
                 with suppress(duckdb.ConnectionException):  # it has just ended and is closed
                     connection.interrupt()

@@ -121,7 +121,7 @@ def _read(run: _Run, store: ObjectStore, work: IngestWork, *, ids: Ids, block_by
         landed.path,
         result.rows_out,
         len(result.adds),
-        sum(result.rejected.values()),
+        sum(result.rejected.values()) + result.rejected_before,
     )
     return result
 
@@ -140,6 +140,7 @@ class _Run:
         self._adds: list[Add] = []
         self._windows: set[Window] = set()
         self._rejected: dict[str, int] = {}
+        self._rejected_before = 0
         self._keys: list[str] = []
         self._rows_in = 0
 
@@ -150,9 +151,13 @@ class _Run:
         wanted = self._door.admit(self._wanted(rows), self._now_ms if landed_ms is None else landed_ms)
         self._adds += sort_and_write(self._store, wanted, context=self.context, ids=ids, now_ms=self._now_ms)
         if rejected:
-            self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
             landed = self._work.landed
-            self._keys.append(write_quarantine(self._store, landed.path, landed.size, rejected))
+            kept = write_quarantine(self._store, landed.path, landed.size, rejected)
+            self._keys.append(kept.key)
+            if kept.is_new:
+                self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
+            else:
+                self._rejected_before += len(rejected)
 
     def result(self, content: int | None) -> IngestResult:
         """Return everything taken, with the records that make it exactly once."""
@@ -174,6 +179,7 @@ class _Run:
             bytes_in=work.landed.size,
             windows=tuple(sorted(self._windows, key=by_start)),
             rejected=self._rejected,
+            rejected_before=self._rejected_before,
             quarantine_keys=(*self._keys, *self._door.keys),
             late=self._door.figures,
         )
@@ -229,15 +235,16 @@ def _reject_replaced(store: ObjectStore, work: IngestWork) -> IngestResult:
 
 
 def _rejected(store: ObjectStore, landed: LandedFile, reason: str, apps: Iterable[str]) -> IngestResult:
-    key = write_quarantine(store, landed.path, landed.size, [RejectedLine(landed.path, None, reason, "")])
+    kept = write_quarantine(store, landed.path, landed.size, [RejectedLine(landed.path, None, reason, "")])
     _logger.info("rejected %s: %s", landed.path, reason)
     return IngestResult(
         file=landed.path,
         txns=tuple(Txn(appId=app, version=landed.size) for app in apps),
         rows_in=1,
         bytes_in=landed.size,
-        rejected=tally({reason: 1}),
-        quarantine_keys=(key,),
+        rejected=tally({reason: 1}) if kept.is_new else {},
+        rejected_before=0 if kept.is_new else 1,
+        quarantine_keys=(kept.key,),
     )
 
 

@@ -58,8 +58,9 @@ class IngestResult:
     """What one work item gives to the commit: `actions` are its adds and its records, to be committed together.
 
     `rows_in` counts the rows and rejected lines of the whole file, `rows_out` the rows written, `windows` all windows
-    in which the file has rows; `rejected` counts lines by reason (`tally`), `late` the late rows of the windows that
-    this item settles: those set aside are in `rows_in` only. Without actions there is nothing to commit.
+    in which the file has rows; `rejected` counts the lines that came into quarantine now, by reason (`tally`), and
+    `rejected_before` those that another run or attempt had put there; `late` the late rows of the windows that this
+    item settles: those set aside are in `rows_in` only. Without actions there is nothing to commit.
     """
 
     file: str
@@ -70,6 +71,7 @@ class IngestResult:
     bytes_in: int = 0
     windows: tuple[Window, ...] = ()
     rejected: Mapping[str, int] = field(default_factory=dict)
+    rejected_before: int = 0
     quarantine_keys: tuple[str, ...] = ()
     late: LateFigures = field(default_factory=LateFigures)
 
@@ -105,4 +107,4 @@ class IngestResult:
         )
 
 
-_PLAIN_FIELDS = ("file", "rows_in", "rows_out", "bytes_in", "windows", "quarantine_keys")
+_PLAIN_FIELDS = ("file", "rows_in", "rows_out", "bytes_in", "windows", "rejected_before", "quarantine_keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dagster import (
 )
 
 from assets.launcher import InProcessLauncher, PipesLauncher
-from assets.metadata import METADATA
+from assets.metadata import METADATA, PARTITION_METADATA
 from jobs.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
@@ -66,8 +67,14 @@ def run(
 
 
 def figures(result: ExecuteInProcessResult, asset: str) -> dict[str, object]:
-    event = result.asset_materializations_for_node(asset.replace("/", "__"))[0]
+    """Of all partitions of the run together."""
+    (event,) = result.asset_observations_for_node(asset.replace("/", "__"))
     return {name: value.value for name, value in event.metadata.items()}
+
+
+def figures_by_partition(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dict[str, object]]:
+    events = result.asset_materializations_for_node(asset.replace("/", "__"))
+    return {event.partition: {name: value.value for name, value in event.metadata.items()} for event in events}
 
 
 def failures(result: ExecuteInProcessResult) -> list[str]:
@@ -111,10 +118,51 @@ def test_a_ranged_run_ingests_and_compacts_with_all_figures(defs: Definitions, i
     checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     audited = dict.fromkeys(("tw_windows", "cs_scopes", "mc_merges", "ss_splits"), True)
     assert checks == {"no_rejected_lines": False, **audited}
-    observed = {each.partition for each in result.asset_observations_for_node("access_log__ingested")}
-    assert observed == {f"2015-05-17T{hour}:00" for hour in (10, 11, 12)}
     keys = instance.get_materialized_partitions(AssetKey(["access_log", "compacted"]))
     assert keys == {f"2015-05-17T{hour}:00" for hour in (10, 11, 12, 13)}
+
+
+@pytest.mark.usefixtures("landed")
+def test_a_partition_of_a_ranged_run_shows_its_own_figures(defs: Definitions, instance: DagsterInstance) -> None:
+    result = run(defs, instance, "access_log_backfill", tags=HOURS)
+
+    rows = dict(
+        Counter(Table.open("warehouse/access_log").scan().to_arrow()["timestamp"].cast("timestamp[us]").to_pylist())
+    )
+    by_hour = Counter(dict[str, int]())
+    for moment, count in rows.items():
+        by_hour[f"{moment:%Y-%m-%dT%H}:00"] += count
+    ingested, compacted = (figures_by_partition(result, f"access_log/{each}") for each in ("ingested", "compacted"))
+    hours = [f"2015-05-17T{hour}:00" for hour in (10, 11, 12, 13)]
+    assert list(ingested) == list(compacted) == hours
+    assert {frozenset(each) for each in [*ingested.values(), *compacted.values()]} == {PARTITION_METADATA}
+    assert {hour: ingested[hour]["rows_out"] for hour in hours} == {hour: by_hour[hour] for hour in hours}
+    assert sum(by_hour.values()) == figures(result, "access_log/ingested")["rows_out"] == LINES
+    assert (ingested[hours[-1]]["status"], ingested[hours[-1]]["commit_id"]) == ("nothing_to_do", "")
+    rewritten = [hour for hour in hours if compacted[hour]["status"] == "committed"]
+    assert [(compacted[hour]["splits_in"], compacted[hour]["rows_out"]) for hour in rewritten] == [
+        (2, by_hour[hour]) for hour in rewritten
+    ]
+    assert len(rewritten) == figures(result, "access_log/compacted")["splits_out"] == 1
+
+
+@pytest.mark.usefixtures("landed")
+def test_rejected_lines_count_once_and_keep_their_check_red_until_they_are_removed(
+    defs: Definitions, instance: DagsterInstance
+) -> None:
+    def ingest(hour: str) -> tuple[object, bool, object]:
+        result = defs.resolve_job_def("access_log_ingest").execute_in_process(instance=instance, partition_key=hour)
+        (check,) = result.get_asset_check_evaluations()
+        (event,) = result.asset_materializations_for_node("access_log__ingested")
+        details = event.metadata["details"].value
+        rejected = details["rejected"] if isinstance(details, dict) and "rejected" in details else 0
+        return rejected, check.passed, check.metadata["in_quarantine"].value
+
+    assert ingest("2015-05-17T10:00") == (1, False, 1)
+    for hour in ("11", "12", "12"):
+        assert ingest(f"2015-05-17T{hour}:00") == (0, False, 1)
+    shutil.rmtree("warehouse/access_log/quarantine")
+    assert ingest("2015-05-17T12:00") == (0, True, 0)
 
 
 def test_every_asset_can_be_materialized_from_nothing(defs: Definitions, instance: DagsterInstance) -> None:

@@ -299,7 +299,9 @@ def test_windows_of_a_file_that_spans_many_blocks_are_all_seen(bench: Bench) -> 
     assert (first.windows, first.rows_in) == (tuple(range(0, 18_000, HOUR)), 301)
     assert first.rejected == {"the line is not valid JSON": 1}
     bench.commit([first])
+    assert first.rejected_before == 0
     (rest,) = bench.execute(bench.plan(), block_bytes=4000)
+    assert (rest.rejected, rest.rejected_before) == ({}, 1)
     bench.commit([rest])
     assert bench.rows() == list(range(300))
     assert len(bench.log.snapshot().splits) > 5

@@ -197,7 +197,7 @@ EVERY_TYPE = pa.table(
 def test_rows_come_back_exactly_as_they_came_in() -> None:
     store = MemoryStore("late")
     entry = SetAsideRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
-    found = read_entry(store, keep(store, entry))
+    found = read_entry(store, keep(store, entry).key)
     assert isinstance(found, SetAsideRows)
     assert found.rows.equals(EVERY_TYPE)
     assert (found.source, found.size, found.by, found.arrived_ms) == ("writer", None, "me", 5)
@@ -229,7 +229,7 @@ def test_a_damaged_or_invented_entry_is_named(harm: dict[str, object]) -> None:
     store = MemoryStore("late")
     entry = SetAsideRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
     harmed = json.dumps({**json.loads(quarantine_entry.encode(entry)), **harm}).encode()
-    for key in (keep(store, entry), quarantine_key("writer", quarantine_entry.id_of(harmed))):
+    for key in (keep(store, entry).key, quarantine_key("writer", quarantine_entry.id_of(harmed))):
         store.put(key, harmed, Overwrite())
         with pytest.raises(Corrupt, match=key):
             read_entry(store, key)

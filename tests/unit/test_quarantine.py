@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import KeyKind, parse
+from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.ingest.parse import RejectedLine
-from storage_core.ingest.quarantine import read_quarantine, write_quarantine
+from storage_core.ingest.quarantine import Standing, read_quarantine, standing, write_quarantine
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.quarantine import Kept, keep
 
 LINES = [
     RejectedLine("a/b c.log", 3, "the line does not match the pattern", 'caf\xe9 "q"'),
@@ -17,7 +20,7 @@ LINES = [
 
 def test_rejections_are_kept_with_file_line_and_reason() -> None:
     store = MemoryStore("quarantine")
-    key = write_quarantine(store, "a/b c.log", 100, LINES)
+    key = write_quarantine(store, "a/b c.log", 100, LINES).key
     parsed = parse(key)
     assert parsed is not None
     assert parsed.kind is KeyKind.QUARANTINE
@@ -31,20 +34,21 @@ def test_rejections_are_kept_with_file_line_and_reason() -> None:
 def test_the_same_rejections_are_one_object_and_others_another() -> None:
     store = MemoryStore("quarantine")
     first = write_quarantine(store, "a.log", 100, LINES)
-    assert write_quarantine(store, "a.log", 100, LINES) == first
+    assert first.is_new
+    assert write_quarantine(store, "a.log", 100, LINES) == Kept(first.key, is_new=False)
     others = {
-        write_quarantine(store, "a.log", 101, LINES),
-        write_quarantine(store, "b.log", 100, LINES),
-        write_quarantine(store, "a.log", 100, LINES[:1]),
+        write_quarantine(store, "a.log", 101, LINES).key,
+        write_quarantine(store, "b.log", 100, LINES).key,
+        write_quarantine(store, "a.log", 100, LINES[:1]).key,
     }
-    assert first not in others
+    assert first.key not in others
     assert len(others) == 3
     assert len(list(store.list("quarantine/"))) == 4
 
 
 def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
     store = MemoryStore("quarantine")
-    key = write_quarantine(store, "a.log", 100, LINES)
+    key = write_quarantine(store, "a.log", 100, LINES).key
     store.put("quarantine/readme.txt", b"not ours", Overwrite())
     assert len(list(read_quarantine(store))) == 2
     store.put(key, b"{}", Overwrite())
@@ -54,8 +58,21 @@ def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
 
 def test_an_entry_of_a_newer_format_is_refused() -> None:
     store = MemoryStore("quarantine")
-    key = write_quarantine(store, "a.log", 100, LINES)
+    key = write_quarantine(store, "a.log", 100, LINES).key
     newer = store.get(key).data.replace(b'"formatVersion":1', b'"formatVersion":3').replace(b'": 1', b'": 3')
     store.put(key, newer, Overwrite())
     with pytest.raises(Unsupported, match="format 3"):
         list(read_quarantine(store))
+
+
+def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> None:
+    store = MemoryStore("quarantine")
+    assert standing(store) == Standing({}, unread=0)
+    rows = SetAsideRows(source="a.log", size=7, reason="late", by="x", arrived_ms=5, rows=pa.table({"n": [1]}))
+    keep(store, rows)
+    assert standing(store).lines == 0
+    keys = [write_quarantine(store, f"{name}.log", 100, LINES).key for name in "ab"]
+    assert standing(store) == Standing({LINES[0].reason: 2, LINES[1].reason: 2}, unread=0)
+    assert standing(store, most=1).unread == 2
+    store.delete(keys)
+    assert standing(store).lines == 0
