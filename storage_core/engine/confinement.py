@@ -62,8 +62,7 @@ def answer(
                 raise Unavailable(f"this system keeps no thread from writing: {error}; see decision 0083") from error
             with opened() as connection:
                 running.append(connection)
-                if given_up.is_set():
-                    raise duckdb.InterruptException("interrupted before the query began")
+                _require_wanted(given_up)
                 done.set_result(ask(connection))
         except BaseException as error:  # noqa: BLE001  # raised again where the answer is waited for
             done.set_exception(error)
@@ -91,6 +90,11 @@ def answer(
 def can_be_kept() -> bool:
     """Whether this system lets a thread give up its rights."""
     return _version() > 0
+
+
+def _require_wanted(given_up: threading.Event) -> None:
+    if given_up.is_set():
+        raise duckdb.InterruptException("interrupted before the query began")
 
 
 def _give_up_writing(writable: Path) -> None:
