@@ -19,7 +19,7 @@ import duckdb
 
 from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES
 from storage_core.engine.growth import check_copies, check_growth
-from storage_core.engine.session import Room, session
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 
 Node = Mapping[str, Any]
@@ -194,7 +194,7 @@ def _check_size(text: str, what: str) -> None:
 
 @functools.cache
 def _parser(process: int) -> duckdb.DuckDBPyConnection:  # noqa: ARG001  # what a fork leaves of another's is not used
-    return session(Room(threads=1, most_nested=MOST_NESTED))
+    return session(threads=1, most_nested=MOST_NESTED)
 
 
 def _too_deep(text: str, what: str) -> InvalidInput:

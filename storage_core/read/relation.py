@@ -47,6 +47,8 @@ _OPTIONS = "union_by_name = true, can_have_nan = true"
 _WITHOUT_GONE = (
     "AS split ANTI JOIN tidemark_gone AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 )
+# As the catalogue has them: asked of the view itself, they would be read from every file once more.
+_TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 _PLACES = frozenset({"file_index", "file_row_number"})
 _GONE = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
@@ -102,22 +104,21 @@ class Source:
         """The files that the session may open."""
         return [path for _, path in self.splits]
 
-    def bind(self, connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyRelation:
-        """Create the view `t` and return it: the columns of the table in its order, null where a split has none.
+    def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Create the view `t`: the columns of the table in its order, null where a split has none.
 
         Raises `InvalidInput` where a column of a split has another type than in the table.
         """
         template = connection.from_arrow(self.rows)
         if not self.splits:
             template.create_view(TABLE)
-            return connection.view(TABLE)
+            return
         template.create_view("tidemark_template")
         sources = " UNION ALL BY NAME ".join(["FROM tidemark_template", *self._parts(connection)])
         connection.execute(f"CREATE VIEW {TABLE} AS {sources}")
-        relation = connection.view(TABLE)
-        if relation.types[: len(template.types)] != template.types:
+        types = [each for (each,) in connection.execute(_TYPES, [TABLE]).fetchall()]
+        if types[: len(template.types)] != [str(each) for each in template.types]:
             _require_types(self.splits, self.rows.schema)
-        return relation
 
     def _parts(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
         """What to select from: the files without deleted rows, and the others."""

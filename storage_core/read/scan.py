@@ -19,7 +19,7 @@ from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import Source, Verified, query_errors, splits_source
+from storage_core.read.relation import TABLE, Source, Verified, query_errors, splits_source
 from storage_core.read.sql_predicate import from_sql
 from storage_core.rows import fold
 from storage_core.split.read import conform_split, read_split
@@ -112,7 +112,9 @@ class Scan:
             source = Source(merged_rows(self.store, self.snapshot, self.records))
         else:
             source = splits_source(self.store, splits, self.snapshot.schema, verified=self.verified)
-        return source.bind(session(files=source.files))
+        connection = session(files=source.files)
+        source.bind(connection)
+        return connection.view(TABLE)
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:

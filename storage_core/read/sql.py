@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, session
+from storage_core.engine.session import session
 from storage_core.engine.statement import Node, check, parse
 from storage_core.errors import Unavailable
 from storage_core.log.snapshot import Snapshot
@@ -58,9 +58,6 @@ def query(
 def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
     """Return the answer of a query that was checked, from a session that can write nowhere but to its own folder."""
     with scratch_folder("tidemark-spill-") as folder:
-        room = Room(
-            seconds=limits.seconds, memory_bytes=limits.memory_bytes, spill_bytes=limits.spill_bytes, folder=folder
-        )
 
         def of(connection: duckdb.DuckDBPyConnection) -> pa.Table:
             source.bind(connection)
@@ -68,7 +65,10 @@ def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
             return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
         return confinement.answer(
-            lambda: session(room, files=source.files), of, writable=folder, seconds=limits.seconds + _GRACE_SECONDS
+            lambda: session(limits, files=source.files, folder=folder),
+            of,
+            writable=folder,
+            seconds=limits.seconds + _GRACE_SECONDS,
         )
 
 

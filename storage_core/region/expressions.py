@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from storage_core.engine.functions import NESTED_TYPES, OF_ONE_ROW, TYPES
 from storage_core.engine.growth import check_copies, check_growth
-from storage_core.engine.session import Room, session
+from storage_core.engine.session import session
 from storage_core.engine.statement import Node, nodes_of, parse
 from storage_core.errors import InvalidInput
 from storage_core.region.transforms import widen, widened
+from storage_core.settings.query import QueryLimits
 
 LONGEST_EXPRESSION = 4096
 LARGEST_VALUE = 65_536
@@ -34,7 +35,7 @@ _ZONED = {"TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE", "TIMETZ", "TIME WITH TIME Z
 _BATCH_ROWS = 2048
 _CLAUSES = ("where_clause", "group_expressions", "having", "qualify", "sample", "modifiers")
 _UTC_FREE = pa.timestamp("us")
-_ROOM = Room(threads=1, seconds=60, memory_bytes=512 * 2**20)  # one thread, so that rows keep their order
+_LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
 
 
 def check_expression(text: str, columns: int) -> None:
@@ -60,7 +61,7 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     """Return the value of a checked expression for each row, widened. Raises `InvalidInput` when a row has none."""
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
     check_bounded(text)  # a table of an earlier release may have another
-    with session(_ROOM) as connection:
+    with session(_LIMITS, threads=1) as connection:
         connection.register("source_rows", rows)
         try:
             answer = _answer(connection, text)

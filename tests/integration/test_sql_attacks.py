@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, session
+from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
 from storage_core.os_errors import scratch_folder
@@ -330,7 +330,7 @@ def test_the_folder_that_duckdb_would_spill_to_is_out_of_reach(table: Table, nam
     for text in (f"select * from read_csv('.tmp/{name}')", f"from '.tmp/{name}'"):
         with pytest.raises(InvalidInput):
             table.sql(text)
-        for opened in (session(), session(Room(threads=1), files=[split_of(table)])):
+        for opened in (session(), session(threads=1, files=[split_of(table)])):
             with opened as connection, pytest.raises(duckdb.Error):
                 connection.sql(text).fetchall()
 
