@@ -29,6 +29,7 @@ from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
 
 TABLE = "t"
+GRACE_SECONDS = 1.0  # DuckDB's own limit of time speaks first where it counts
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_TIME = "exceeded maximum execution time"
 _INTERRUPTED = "INTERRUPT Error"
@@ -164,11 +165,14 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
 def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
     shown = _shown(query)
     if (_OUT_OF_TIME in text or text.startswith(_INTERRUPTED)) and limits is not None:
-        found = f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds`"
+        found = (
+            f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds` (--seconds)"
+        )
         return Unavailable(found, query=query, seconds=limits.seconds)
     if text.startswith(_OUT_OF_MEMORY) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
-        return Unavailable(f"{shown!r}: {found}: {text}; ask for less, or raise them, or try again later", query=query)
+        advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
+        return Unavailable(f"{shown!r}: {found}: {text}; {advice}", query=query)
     if _NO_FILES in text:
         return unavailable(repr(shown), OSError(errno.EMFILE, text))
     if text.startswith(_OUT_OF_REACH) or _DENIED in text:  # also of a split: its bytes were sound a moment ago

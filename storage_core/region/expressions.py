@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from storage_core.engine.functions import NESTED_TYPES, OF_ONE_ROW, TYPES
 from storage_core.engine.growth import check_copies, check_growth
 from storage_core.engine.session import session
-from storage_core.engine.statement import Node, nodes_of, parse
-from storage_core.errors import InvalidInput
+from storage_core.engine.statement import parse
+from storage_core.engine.tree import Node, nodes_of
+from storage_core.errors import InvalidInput, Unavailable
 from storage_core.region.transforms import widen, widened
 from storage_core.settings.query import QueryLimits
 
@@ -65,6 +66,13 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
         connection.register("source_rows", rows)
         try:
             answer = _answer(connection, text)
+        except (duckdb.OutOfMemoryException, duckdb.InterruptException) as error:
+            raise Unavailable(
+                f"the region expression {text!r} takes more than {_LIMITS.seconds:g} seconds or "
+                f"{_LIMITS.memory_bytes} bytes of memory for {rows.num_rows} rows: {error}; write fewer at a time, "
+                "or declare a simpler `expression`",
+                expression=text,
+            ) from error
         except duckdb.Error as error:
             raise InvalidInput(f"the region expression {text!r} fails: {error}", expression=text) from error
     if len(answer) != rows.num_rows:
