@@ -53,8 +53,7 @@ _LONGER: Mapping[str, int] = {
 def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOST_GROWN, strict: bool = False) -> None:
     """Return when what the functions in these nodes make of their arguments is bounded by `most`, all taken together.
 
-    What makes its argument a few times longer, and text that `replace` puts in, counts with `strict` only. Raises
-    `InvalidInput`.
+    What makes its argument a few times longer counts with `strict` only. Raises `InvalidInput`.
     """
     nodes = list(nodes)
     streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
@@ -99,9 +98,11 @@ def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
         return sum(_whole(each) for each in _WIDTH.findall(template)) + template.count("{") + template.count("%")
     if name in _BY_NUMBER:
         return _number(given[_BY_NUMBER[name]]) if len(given) > _BY_NUMBER[name] else 1
-    if strict and name in _PUT_IN:
+    if name in _PUT_IN and (strict or name != "overlay"):  # which puts it in once
         put_in = _text(given[_PUT_IN[name]]) if len(given) > _PUT_IN[name] else ""
-        return None if put_in is None else len(put_in) + 1
+        taken_out = _text(given[1]) if name == "replace" and len(given) > 1 else None
+        # An expression may match between any two characters; a text is at least as long as what is taken out.
+        return None if put_in is None else -(-len(put_in.encode()) // len(taken_out)) if taken_out else len(put_in) + 1
     return _LONGER.get(name, 1) if strict else 1
 
 

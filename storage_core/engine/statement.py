@@ -93,7 +93,7 @@ def parse(text: object, what: str = "query") -> Node:
 def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
     """Return when every part of the tree is known, and it reads `table` and its own common tables only."""
     nodes = list(nodes_of(tree))
-    parts = sum(node.get("type") in _PARTS for node in nodes)
+    parts = sum(str(node.get("type")) in _PARTS for node in nodes)
     if parts > MOST_PARTS:
         advice = "ask in parts, or for several values by one condition"
         raise refused(text, what, f"it has {parts} SELECTs and tables where {MOST_PARTS} are the most; {advice}")
