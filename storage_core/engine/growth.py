@@ -48,12 +48,13 @@ _LONGER: Mapping[str, int] = {
     "url_encode": 3,
 }
 """How many times longer than their argument the texts of these are."""
+_SPLITTING = frozenset({"split", "str_split", "string_split"})
 
 
 def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOST_GROWN, strict: bool = False) -> None:
     """Return when what the functions in these nodes make of their arguments is bounded by `most`, all taken together.
 
-    What makes its argument a few times longer counts with `strict` only. Raises `InvalidInput`.
+    Splitting, which makes many small texts of one, counts with `strict` only. Raises `InvalidInput`.
     """
     nodes = list(nodes)
     streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
@@ -103,7 +104,7 @@ def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
         taken_out = _text(given[1]) if name == "replace" and len(given) > 1 else None
         # An expression may match between any two characters; a text is at least as long as what is taken out.
         return None if put_in is None else -(-len(put_in.encode()) // len(taken_out)) if taken_out else len(put_in) + 1
-    return _LONGER.get(name, 1) if strict else 1
+    return _LONGER.get(name, 1) if strict or name not in _SPLITTING else 1
 
 
 def _whole(digits: str) -> int:

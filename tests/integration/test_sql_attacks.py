@@ -410,6 +410,7 @@ GROWN = (
     "replace(replace(replace(s, 'r', 'KILO'), 'r', 'KILO'), 'r', 'KILO')",
     "regexp_replace(regexp_replace(s, '', 'KILO', 'g'), '', 'KILO', 'g')",
     "regexp_replace(s, 'r', s, 'g')",
+    f"{'hex(' * 30}s{')' * 30}",
     "repeat(s, 1000 * 1000 * 1000)",
     "len(range(2000000000))::varchar",
     "len(generate_series(0, a))::varchar",
