@@ -1,20 +1,24 @@
-"""What one `sql` costs, by the number of splits: run it on two releases in turn to see what a change of one costs.
+"""What one `sql` costs, by the number of splits, also against another release: each question is asked of both in turn.
 
-    python -m benchmarks.sql_confinement [seconds]
+    python -m benchmarks.sql_confinement [seconds] [folder of another release]
 
-Each round asks three queries of a table of one split and of one of 200; printed are the medians.
+Two processes answer, one per release, so both meet the same other load; which of them begins changes each time. Printed
+are medians, of the time and of the processor time, and of the differences of the pairs.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, cast
 
 import pyarrow as pa
-
-from tidemark import Table
 
 QUERIES = {
     "count": "select count(*) from t where n between 10 and 20",
@@ -23,11 +27,14 @@ QUERIES = {
 }
 SPLITS = (1, 200)
 ROWS = 1_000
+Pair = tuple[float, float]
 
 
-def tables(folder: str) -> dict[int, Table]:
-    """Return a table of each number of splits, verified by a first query."""
-    made = {}
+def answer(folder: str) -> None:
+    """Answer the questions that come in by a line each with milliseconds taken, and those of the processor."""
+    from storage_core.table import Table  # of the release that is asked
+
+    tables = {}
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("s", pa.string())])
     for count in SPLITS:
         table = Table.create(f"{folder}/{count}", schema, time_column="at", window="1h")
@@ -36,24 +43,57 @@ def tables(folder: str) -> dict[int, Table]:
         at = pa.array([each // ROWS * hour for each in range(total)], pa.int64()).cast(schema.field("at").type)
         table.append(pa.table([at, list(range(total)), [f"host{each % 50}" for each in range(total)]], schema=schema))
         table.sql("select count(*) from t")
-        made[count] = table
-    return made
+        tables[count] = table
+    for line in sys.stdin:
+        number, name = line.split()
+        start, used = time.perf_counter(), time.process_time()
+        tables[int(number)].sql(QUERIES[name])
+        print(1000 * (time.perf_counter() - start), 1000 * (time.process_time() - used), flush=True)
 
 
-def main(seconds: float) -> None:
-    """Print one line per table and query: median milliseconds, and how often it was asked."""
+def main(seconds: float, other: str | None) -> None:
+    """Print a line per table and query."""
+    here = str(Path(__file__).resolve().parents[1])
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
-        taken: dict[tuple[int, str], list[float]] = {}
-        made, end = tables(folder), time.monotonic() + seconds
+        asked = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]
+        questions = [(count, name) for count in SPLITS for name in QUERIES]
+        taken: dict[tuple[int, str], list[list[Pair]]] = {each: [[] for _ in asked] for each in questions}
+        end, turn = time.monotonic() + seconds, 0
         while time.monotonic() < end:
-            for count, table in made.items():
-                for name, query in QUERIES.items():
-                    start = time.perf_counter()
-                    table.sql(query)
-                    taken.setdefault((count, name), []).append(1000 * (time.perf_counter() - start))
-        for (count, name), all_ms in taken.items():
-            print(f"{count} splits, {name}: {statistics.median(all_ms):.1f} ms ({len(all_ms)} times)")
+            for question, pairs in taken.items():
+                turn += 1
+                for at in range(len(asked))[:: 1 if turn % 2 else -1]:
+                    pairs[at].append(_ask(asked[at], question))
+        for each in asked:
+            each.communicate()
+    for (count, name), pairs in taken.items():
+        print(f"{count} splits, {name}: {_shown(pairs)} ({len(pairs[0])} times)")
+
+
+def _started(release: str, folder: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(Path(__file__).resolve()), "--answer", folder]
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": release}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _ask(process: subprocess.Popen[str], question: tuple[int, str]) -> Pair:
+    asked, answered = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+    asked.write(f"{question[0]} {question[1]}\n")
+    asked.flush()
+    taken, used = map(float, answered.readline().split())
+    return taken, used
+
+
+def _shown(pairs: Sequence[Sequence[Pair]]) -> str:
+    figures = [" / ".join(f"{statistics.median(each[at] for each in mine):.1f}" for at in (0, 1)) for mine in pairs]
+    if len(pairs) == 1:
+        return f"{figures[0]} ms"
+    more = [statistics.median(mine[at] - theirs[at] for mine, theirs in zip(*pairs, strict=True)) for at in (0, 1)]
+    return f"{figures[0]} ms, the other {figures[1]} ms, pairs differ by {more[0]:+.1f} / {more[1]:+.1f} ms"
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)
+    if sys.argv[1:2] == ["--answer"]:
+        answer(sys.argv[2])
+    else:
+        main(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0, sys.argv[2] if len(sys.argv) > 2 else None)

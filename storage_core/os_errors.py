@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import functools
+import glob
 import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +34,7 @@ REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EX
 
 _NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
 _FILES = 8
+_LOCKED = ".locked"
 _SIZE = 256 * 2**20
 QUERY_BYTES: Final = 512 * 2**20
 """The address space that a query takes beside what every use of native code takes: its threads, and their heaps."""
@@ -88,14 +92,54 @@ def scratch(what: str) -> Iterator[None]:
 def scratch_folder(prefix: str) -> Iterator[Path]:
     """Yield a new folder among the temporary files that only this user can enter; it is gone at the end.
 
-    Raises `Unavailable` where none can be made. What cannot be removed is left behind: its user is done.
+    A process that is killed leaves its folders behind. The next process of the user that makes one of the same prefix
+    removes them: each is locked as long as its process runs, which the kernel knows. Raises `Unavailable` where none
+    can be made. What cannot be removed is left behind: its user is done.
     """
+    _remove_abandoned(os.getpid(), tempfile.gettempdir(), prefix)
     with scratch("a folder"):
-        path = Path(tempfile.mkdtemp(prefix=prefix))  # 0700
+        path, lock = _locked_folder(prefix)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(prefix: str) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, suffix=_LOCKED))  # 0700
+        lock = _lock(path)
+        if lock is not None:
+            if path.exists():
+                return path, lock
+            os.close(lock)  # another took it for abandoned, just before it was locked
+
+
+@functools.lru_cache(maxsize=64)
+def _remove_abandoned(process: int, folder: str, prefix: str) -> None:  # noqa: ARG001  # once per process
+    with suppress(OSError):
+        for path in Path(folder).glob(f"{glob.escape(prefix)}????????{_LOCKED}"):
+            with suppress(OSError):
+                if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """The lock of the folder, kept until it is closed; None where another process has it, or the folder is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
 
 
 @contextmanager

@@ -263,16 +263,18 @@ class Table:
         *,
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
+        limits: QueryLimits | None = None,
     ) -> Scan:
         """Return a scan of the chosen columns and rows; nothing is read until it is converted.
 
         `filter` is an expression (`col("status") >= 500`) or a SQL condition as text. `at` reads an older version.
         `consistency` is `snapshot`, or for keyed tables `committed` (flushed generations too) or `latest` (every
-        acknowledged row). Raises `InvalidInput` for an unknown column, and for no column.
+        acknowledged row). Raises `InvalidInput` for an unknown column, and for no column. A filter that takes more time
+        or memory than `limits` allow, by default those of `QueryLimits`, is `Unavailable` when rows are read.
         """
         chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
         snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
-        return Scan(self._store, snapshot, chosen, wanted, records, self._verified)
+        return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits)
 
     def sql(
         self,

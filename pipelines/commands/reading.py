@@ -33,6 +33,12 @@ MemoryMib = Annotated[
         metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="The most memory it may take; 4096 MiB by default."
     ),
 ]
+SpillMib = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB", envvar="TIDEMARK_SQL_SPILL_MIB", help="The most it may spill to disk; 16384 MiB by default."
+    ),
+]
 
 
 def sql(
@@ -43,6 +49,7 @@ def sql(
     consistency: Consistency = None,
     seconds: Seconds = None,
     memory_mib: MemoryMib = None,
+    spill_mib: SpillMib = None,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
@@ -51,7 +58,9 @@ def sql(
     The dialect is DuckDB's. The query can read this table and nothing else.
     """
     table = open_table(uri)
-    answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib))
+    answer = table.sql(
+        query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib, spill_mib)
+    )
     output.rows(answer, as_json=as_json, everything=everything)
 
 
@@ -93,13 +102,14 @@ def _chosen(rows: pa.Table, columns: str | None) -> pa.Table:
     return rows.select(list(dict.fromkeys(names)))
 
 
-def _limits(seconds: float | None, memory_mib: int | None) -> QueryLimits:
+def _limits(seconds: float | None, memory_mib: int | None, spill_mib: int | None) -> QueryLimits:
     from storage_core.settings.query import QueryLimits  # the help needs no part of the core
 
     usual = QueryLimits()
     return QueryLimits(
         seconds=usual.seconds if seconds is None else seconds,
         memory_bytes=usual.memory_bytes if memory_mib is None else memory_mib * 2**20,
+        spill_bytes=usual.spill_bytes if spill_mib is None else spill_mib * 2**20,
     )
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,10 +37,10 @@ _SLICE_SECONDS = 0.25
 
 
 def answer(
-    opened: Callable[[], duckdb.DuckDBPyConnection],
+    opened: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]],
     ask: Callable[[duckdb.DuckDBPyConnection], T],
     *,
-    writable: Path,
+    writable: Path | None = None,
     seconds: float | None = None,
 ) -> T:
     """Return what `ask` returns of the session that `opened` opens, in a thread that writes beneath `writable` only.
@@ -97,7 +97,7 @@ def _require_wanted(given_up: threading.Event) -> None:
         raise duckdb.InterruptException("interrupted before the query began")
 
 
-def _give_up_writing(writable: Path) -> None:
+def _give_up_writing(writable: Path | None) -> None:
     version = _version()
     if version < 1:
         return
@@ -105,15 +105,22 @@ def _give_up_writing(writable: Path) -> None:
     # The records grew with the versions of the kernel, which takes the length of what it knows.
     handled = struct.pack("=QQ", rights, _TCP) if version >= 4 else struct.pack("=Q", rights)
     rules = _call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
-    folder = os.open(writable, os.O_PATH | os.O_CLOEXEC)
     try:
-        _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)
+        if writable is not None:
+            _keep(rules, rights, writable)
         if _libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
         _call(_RESTRICT_SELF, rules, 0)
     finally:
-        os.close(folder)
         os.close(rules)
+
+
+def _keep(rules: int, rights: int, writable: Path) -> None:
+    folder = os.open(writable, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)
+    finally:
+        os.close(folder)
 
 
 def _version() -> int:

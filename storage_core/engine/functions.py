@@ -10,17 +10,18 @@ process.
 from __future__ import annotations
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words as a set."""
     return frozenset(text.split())
 
 
-OPERATORS = _words("""
+OPERATORS = words("""
     != !__postfix !~~ !~~* % & && * ** + - ->> / // < <-> << <= <=> <@ = > >= >> @ @> ^ ^@ __between | || ~ ~~ ~~*
     ~~~
 """)
 """Scalar functions that are written as operators."""
 
-SCALARS = _words("""
+SCALARS = words("""
     abs acos acosh add age aggregate alias apply array_aggr array_aggregate array_apply array_cat array_concat
     array_contains array_cosine_distance array_cosine_similarity array_cross_product array_distance array_distinct
     array_dot_product array_extract array_filter array_grade_up array_has array_has_all array_has_any
@@ -67,7 +68,7 @@ SCALARS = _words("""
 """)
 """Scalar functions."""
 
-AGGREGATES = _words("""
+AGGREGATES = words("""
     any_value approx_count_distinct approx_quantile approx_top_k arbitrary arg_max arg_max_null arg_max_nulls_last
     arg_min arg_min_null arg_min_nulls_last argmax argmin array_agg avg bit_and bit_or bit_xor bitstring_agg
     bool_and bool_or corr count count_if count_star countif covar_pop covar_samp decimal_average entropy favg
@@ -78,13 +79,13 @@ AGGREGATES = _words("""
 """)
 """Aggregates."""
 
-WINDOWS = _words("""
+WINDOWS = words("""
     cume_dist dense_rank fill first_value lag last_value lead nth_value ntile percent_rank rank rank_dense
     row_number
 """)
 """Functions over a window."""
 
-MACROS = _words("""
+MACROS = words("""
     ago array_append array_pop_back array_pop_front array_prepend array_push_back array_push_front array_reverse
     array_to_string array_to_string_comma_default assert_true date_add days_in_month fdiv fmod generate_subscripts
     geomean geometric_mean if json json_group_array json_group_object json_group_structure list_any_value
@@ -96,13 +97,13 @@ MACROS = _words("""
 """)
 """Macros that are made of the others."""
 
-COPYING = _words("""
+COPYING = words("""
     array_pop_back array_to_string array_to_string_comma_default fmod json_group_array json_group_object
     map_contains_entry nullif split_part weighted_avg
 """)
 """Macros that name an argument more than once: each one around another doubles what DuckDB has to bind."""
 
-TABLE_FUNCTIONS = _words("""
+TABLE_FUNCTIONS = words("""
     generate_series json_each json_tree range repeat unnest
 """)
 """Functions that give rows."""
@@ -110,7 +111,7 @@ TABLE_FUNCTIONS = _words("""
 NAMED = OPERATORS | SCALARS | AGGREGATES | WINDOWS | MACROS | {"unnest"}
 """What an expression may call."""
 
-TYPES = _words("""
+TYPES = words("""
     ARRAY BIGINT BIGNUM BINARY BIT BITSTRING BLOB BOOL BOOLEAN BPCHAR BYTEA CHAR DATE DATETIME DEC DECIMAL DOUBLE
     ENUM FLOAT FLOAT4 FLOAT8 GUID HUGEINT INT INT1 INT128 INT16 INT2 INT32 INT4 INT64 INT8 INTEGER INTEGRAL
     INTERVAL JSON LIST LOGICAL LONG MAP NULL NUMERIC NVARCHAR OID REAL ROW SHORT SIGNED SMALLINT STRING STRUCT
@@ -120,12 +121,12 @@ TYPES = _words("""
 """) | {"TIME WITH TIME ZONE", "TIMESTAMP WITH TIME ZONE"}
 """What a value may be cast to."""
 
-NESTED_TYPES = _words("""
+NESTED_TYPES = words("""
     ARRAY ENUM JSON LIST MAP ROW STRUCT TUPLE UNION
 """)
 """Types that hold others. As text they are longer than what they hold, by as much as they quote."""
 
-OF_ONE_ROW = _words("""
+OF_ONE_ROW = words("""
     != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
     atan atan2 atanh base64 bin bit_count bit_length cbrt ceil ceiling century char_length character_length chr
     concat concat_ws contains cos cosh cot damerau_levenshtein date_add date_diff date_part date_sub date_trunc

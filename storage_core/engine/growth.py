@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from storage_core.engine.functions import COPYING
-from storage_core.errors import InvalidInput
-
-Node = Mapping[str, Any]
+from storage_core.engine.tree import Node, refused
 
 MOST_GROWN = 1_000_000
 MOST_COPIES = 4
@@ -50,13 +48,13 @@ _LONGER: Mapping[str, int] = {
     "url_encode": 3,
 }
 """How many times longer than their argument the texts of these are."""
+_SPLITTING = frozenset({"split", "str_split", "string_split"})
 
 
 def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOST_GROWN, strict: bool = False) -> None:
     """Return when what the functions in these nodes make of their arguments is bounded by `most`, all taken together.
 
-    What makes its argument a few times longer, and text that `replace` puts in, counts with `strict` only. Raises
-    `InvalidInput`.
+    Splitting, which makes many small texts of one, counts with `strict` only. Raises `InvalidInput`.
     """
     nodes = list(nodes)
     streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
@@ -68,10 +66,10 @@ def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOS
         factor = _factor(name, [each["expression"] for each in node["arguments"]], strict=strict)
         if factor is None:
             advice = "; call it after FROM" if name in _SERIES else ""
-            raise _refused(text, what, f"how much {name} makes must be written out in it{advice}")
+            raise refused(text, what, f"how much {name} makes must be written out in it{advice}")
         grown *= max(1, factor)
         if grown > most:
-            raise _refused(text, what, f"it makes {grown} of one value where {most} are the most")
+            raise refused(text, what, f"it makes {grown} of one value where {most} are the most")
 
 
 def check_copies(tree: Any, text: str, what: str) -> None:
@@ -83,7 +81,7 @@ def check_copies(tree: Any, text: str, what: str) -> None:
             around += str(node.get("function_name")).lower() in COPYING
             if around > MOST_COPIES:
                 names = ", ".join(sorted(COPYING))
-                raise _refused(text, what, f"at most {MOST_COPIES} of these stand within each other: {names}")
+                raise refused(text, what, f"at most {MOST_COPIES} of these stand within each other: {names}")
             waiting.extend((each, around) for each in node.values())
         elif isinstance(node, list):
             waiting.extend((each, around) for each in node)
@@ -101,14 +99,12 @@ def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
         return sum(_whole(each) for each in _WIDTH.findall(template)) + template.count("{") + template.count("%")
     if name in _BY_NUMBER:
         return _number(given[_BY_NUMBER[name]]) if len(given) > _BY_NUMBER[name] else 1
-    if strict and name in _PUT_IN:
+    if name in _PUT_IN and (strict or name != "overlay"):  # which puts it in once
         put_in = _text(given[_PUT_IN[name]]) if len(given) > _PUT_IN[name] else ""
-        return None if put_in is None else len(put_in) + 1
-    return _LONGER.get(name, 1) if strict else 1
-
-
-def _refused(text: str, what: str, why: str) -> InvalidInput:
-    return InvalidInput(f"the {what} {text[:500]!r} is refused: {why}", query=text)
+        taken_out = _text(given[1]) if name == "replace" and len(given) > 1 else None
+        # An expression may match between any two characters; a text is at least as long as what is taken out.
+        return None if put_in is None else -(-len(put_in.encode()) // len(taken_out)) if taken_out else len(put_in) + 1
+    return _LONGER.get(name, 1) if strict or name not in _SPLITTING else 1
 
 
 def _whole(digits: str) -> int:

@@ -11,63 +11,56 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
 from storage_core import os_errors
+from storage_core.settings.query import QueryLimits
 
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a session may use; None leaves time or memory to DuckDB, and without a folder nothing is spilled."""
+def session(
+    limits: QueryLimits | None = None,
+    *,
+    files: Sequence[Path] = (),
+    folder: Path | None = None,
+    threads: int = 2,
+    most_nested: int = 1000,
+) -> duckdb.DuckDBPyConnection:
+    """Return a confined in-memory DuckDB in UTC that may open `files`, and can be told no other.
 
-    seconds: float | None = None
-    memory_bytes: int | None = None
-    folder: Path | None = None
-    spill_bytes: int = 0
-    threads: int = 2
-    most_nested: int = 1000
-
-
-_ALL = Room()
-
-
-def session(room: Room = _ALL, *, files: Sequence[Path] = ()) -> duckdb.DuckDBPyConnection:
-    """Return a confined in-memory DuckDB in UTC that may open `files`, and can be told no other."""
+    Without `limits` time and memory are left to DuckDB; without `folder` nothing is spilled.
+    """
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "allow_community_extensions": False,
+        "allow_persistent_secrets": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "max_expression_depth": most_nested,
+        "python_enable_replacements": False,
+        "temp_directory": "" if folder is None else str(folder),
+        "threads": threads,
+    }
+    if limits is not None:
+        config["memory_limit"] = f"{limits.memory_bytes // _MIB}MiB"
+        config["max_execution_time"] = max(1, round(limits.seconds * 1000))
     with os_errors.room("a session of DuckDB"):
-        connection = duckdb.connect(config=_configuration(room))
+        connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
-    if room.folder is not None:  # among the settings of `connect` DuckDB takes this one and does not keep it
-        connection.execute(f"SET max_temp_directory_size = '{-(-room.spill_bytes // _MIB)}MiB'")
+    connection.execute("SET parquet_metadata_cache = true")  # a query is bound several times, with all of its files
+    if (
+        limits is not None and folder is not None
+    ):  # among the settings of `connect` DuckDB takes it and does not keep it
+        connection.execute(f"SET max_temp_directory_size = '{-(-limits.spill_bytes // _MIB)}MiB'")
     if files:  # each by its name, and by the pattern that matches nothing else
         names = [text for path in files for text in {str(path), literally(path)}]
         connection.execute("SET allowed_paths = ?", [names])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-def _configuration(room: Room) -> dict[str, str | bool | int | float | list[str]]:
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "allow_community_extensions": False,
-        "allow_persistent_secrets": False,
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "max_expression_depth": room.most_nested,
-        "python_enable_replacements": False,
-        "temp_directory": "" if room.folder is None else str(room.folder),
-        "threads": room.threads,
-    }
-    if room.memory_bytes is not None:
-        config["memory_limit"] = f"{room.memory_bytes // _MIB}MiB"
-    if room.seconds is not None:
-        config["max_execution_time"] = max(1, round(room.seconds * 1000))
-    return config
 
 
 def literally(path: Path) -> str:

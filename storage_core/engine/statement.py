@@ -12,41 +12,39 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import duckdb
 
-from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES
+from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES, words
 from storage_core.engine.growth import check_copies, check_growth
-from storage_core.engine.session import Room, session
+from storage_core.engine.session import session
+from storage_core.engine.tree import Node, nodes_of, refused, shown
 from storage_core.errors import InvalidInput
-
-Node = Mapping[str, Any]
 
 LONGEST_TEXT = 200_000
 MOST_WORDS = 20_000
 """Words, numbers and signs: a list of some 10,000 constants."""
 MOST_NESTED = 100
 """Brackets around brackets, and operators around operators. A list of conditions is one, however long."""
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+MOST_PARTS = 1_000
+"""SELECTs, and tables that they read, each as often as it is named. DuckDB's time to plan grows faster than these."""
 
 
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
 _TABLES = frozenset(
     {"BASE_TABLE", "EMPTY", "EXPRESSION_LIST", "JOIN", "PIVOT", "SHOW_REF", "SUBQUERY", "TABLE_FUNCTION"}
 )
+_PARTS = frozenset({"BASE_TABLE", "SELECT_NODE", "TABLE_FUNCTION"})
 _MODIFIERS = frozenset({"DISTINCT_MODIFIER", "LIMIT_MODIFIER", "ORDER_MODIFIER"})
 _ORDERS = frozenset({"ASCENDING", "DESCENDING", "ORDER_DEFAULT"})
 _KINDS = _QUERIES | _TABLES | _MODIFIERS | _ORDERS
-_CLASSES = _words("""
+_CLASSES = words("""
     BETWEEN CASE CAST COLLATE COLUMN_REF COMPARISON CONJUNCTION CONSTANT FUNCTION LAMBDA OPERATOR
     POSITIONAL_REFERENCE STAR SUBQUERY TYPE WINDOW
 """)
-_FIELDS = _words("""
+_FIELDS = words("""
     aggregate_handling aggregates alias aliases arg_orders arguments at_clause case_checks catalog catalog_name
     child children class collation column column_name_alias column_names columns comparison_type condition cte_map
     cte_name default_expr delim_flipped distinct distinct_on_targets duplicate_eliminated_columns else_expr end
@@ -63,7 +61,6 @@ _FIELDS = _words("""
     values when_expr where_clause with_ordinality
 """)
 _PARSER_TOO_DEEP = "Max expression depth"
-_NESTED = (dict, list)  # as JSON gives them
 _PLAIN_NAME = re.compile(r"[\w $-]+")
 _DUCKDBS_OWN = re.compile(r"duckdb|pragma|pg_|sqlite_|information_schema|tidemark", re.IGNORECASE)
 
@@ -84,10 +81,10 @@ def parse(text: object, what: str = "query") -> Node:
     if tree["error"]:
         if _PARSER_TOO_DEEP in tree["error_message"]:
             raise _too_deep(text, what)
-        raise InvalidInput(f"cannot read the {what} {_shown(text)}: {tree['error_message']}", query=text)
+        raise InvalidInput(f"cannot read the {what} {shown(text)}: {tree['error_message']}", query=text)
     statements = tree["statements"]
     if len(statements) != 1:
-        found = f"found {len(statements)} in {_shown(text)}"
+        found = f"found {len(statements)} in {shown(text)}"
         raise InvalidInput(f"a {what} is one SELECT statement, {found}", query=text)
     node: Node = statements[0]["node"]
     return node
@@ -96,32 +93,24 @@ def parse(text: object, what: str = "query") -> Node:
 def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
     """Return when every part of the tree is known, and it reads `table` and its own common tables only."""
     nodes = list(nodes_of(tree))
+    parts = sum(str(node.get("type")) in _PARTS for node in nodes)
+    if parts > MOST_PARTS:
+        advice = "ask in parts, or for several values by one condition"
+        raise refused(text, what, f"it has {parts} SELECTs and tables where {MOST_PARTS} are the most; {advice}")
     named = {str(node["key"]).lower() for node in nodes if _is_common_table(node.get("value"))}
     for name in named:
         if not _PLAIN_NAME.fullmatch(name) or _DUCKDBS_OWN.match(name):
-            raise _refused(text, what, f"{name} cannot be the name of a common table")
+            raise refused(text, what, f"{name} cannot be the name of a common table")
     for node in nodes:
         why = _objection(node, named | {table})
         if why is not None:
-            raise _refused(text, what, why)
+            raise refused(text, what, why)
     check_growth(nodes, text, what)
     check_copies(tree, text, what)
 
 
 def _is_common_table(value: object) -> bool:
     return isinstance(value, Mapping) and "query_node" in value
-
-
-def nodes_of(tree: Any) -> Iterator[Node]:
-    """Yield every record of the tree, however deep it is, parents first."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-            waiting.extend(each for each in node.values() if each.__class__ in _NESTED)
-        else:
-            waiting.extend(each for each in node if each.__class__ in _NESTED)
 
 
 def _objection(node: Node, tables: set[str]) -> str | None:
@@ -194,18 +183,8 @@ def _check_size(text: str, what: str) -> None:
 
 @functools.cache
 def _parser(process: int) -> duckdb.DuckDBPyConnection:  # noqa: ARG001  # what a fork leaves of another's is not used
-    return session(Room(threads=1, most_nested=MOST_NESTED))
+    return session(threads=1, most_nested=MOST_NESTED)
 
 
 def _too_deep(text: str, what: str) -> InvalidInput:
-    return InvalidInput(
-        f"the {what} {_shown(text)} is nested more than {MOST_NESTED} deep; make it flatter", query=text
-    )
-
-
-def _refused(text: str, what: str, why: str) -> InvalidInput:
-    return InvalidInput(f"the {what} {_shown(text)} is refused: {why}", query=text)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 500 else f"{text[:500]}…")
+    return InvalidInput(f"the {what} {shown(text)} is nested more than {MOST_NESTED} deep; make it flatter", query=text)

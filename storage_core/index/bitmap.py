@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput
-from storage_core.index.engine import REBUILD
+from storage_core.index.native_errors import REBUILD
 from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
 

@@ -29,7 +29,7 @@ class SegmentCache:
 
     def __init__(self, directory: Path) -> None:
         """Use `directory`, which is created when missing; several processes may use it at once."""
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = directory
 
     @property

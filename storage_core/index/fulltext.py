@@ -23,7 +23,7 @@ import tantivy
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
-from storage_core.index import engine, text_files, text_limits, text_syntax
+from storage_core.index import native_errors, text_files, text_limits, text_syntax
 from storage_core.index.text_files import META, ROW_FIELD
 from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
@@ -86,7 +86,7 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     """
     room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
     what = f"full-text segment of index {definition.name!r}"
-    with engine.writing(what, room_bytes=room_bytes), _scratch(None) as root:
+    with native_errors.writing(what, room_bytes=room_bytes), _scratch(None) as root:
         built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
         for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
             _build_chunk(directory, chunk, start, definition)
@@ -144,7 +144,7 @@ class TextQuery:
         statistics behind the scores, as in every composition of these directories. `scratch` is an existing directory,
         best on their file system; nothing is left in it.
         """
-        with engine.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
+        with native_errors.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
             composed = compose(directories, root / "composed", self.definition)
             return self._live(tantivy.Index.open(str(root / "composed")), composed, limit, is_live)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from storage_core.errors import Corrupt
-from storage_core.index.engine import REBUILD
+from storage_core.index.native_errors import REBUILD
 from storage_core.settings.index import IndexDefinition
 
 META = "meta.json"

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from storage_core.engine.session import Room, session
+from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import BEYOND
+from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 
-CONVERSION = Room(threads=1, memory_bytes=2**31)
+CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
 """What the conversion of a piece of a file may use, as DuckDB counts it: a line of 60 MB takes more than half of it."""
 
 _REASON = "_reason"
@@ -60,7 +61,7 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     unknown = sorted(set(raw.column_names) - set(target.schema.names))
     if unknown:
         raise InvalidInput(f"{', '.join(unknown)} is not a column of the table", columns=unknown)
-    with session(CONVERSION) as connection:
+    with session(CONVERSION, threads=1) as connection:
         connection.register("raw", raw)
         try:
             table = connection.sql(_statement(raw.schema, target)).to_arrow_table()

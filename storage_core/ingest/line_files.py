@@ -104,7 +104,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
     # JSON pointers, because a field name may hold the characters that a JSON path gives a meaning to.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
     chosen = ", ".join(f"found[{index + 1}] AS c{index}" for index in range(len(names)))
-    with session(CONVERSION) as connection:
+    with session(CONVERSION, threads=1) as connection:
         connection.register("lines", pa.table({"line": lines}))
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
         reasons = table.column(0).combine_chunks()

@@ -29,6 +29,7 @@ from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
 
 TABLE = "t"
+GRACE_SECONDS = 1.0  # DuckDB's own limit of time speaks first where it counts
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_TIME = "exceeded maximum execution time"
 _INTERRUPTED = "INTERRUPT Error"
@@ -47,6 +48,8 @@ _OPTIONS = "union_by_name = true, can_have_nan = true"
 _WITHOUT_GONE = (
     "AS split ANTI JOIN tidemark_gone AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 )
+# As the catalogue has them: asked of the view itself, they would be read from every file once more.
+_TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 _PLACES = frozenset({"file_index", "file_row_number"})
 _GONE = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
@@ -102,22 +105,21 @@ class Source:
         """The files that the session may open."""
         return [path for _, path in self.splits]
 
-    def bind(self, connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyRelation:
-        """Create the view `t` and return it: the columns of the table in its order, null where a split has none.
+    def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Create the view `t`: the columns of the table in its order, null where a split has none.
 
         Raises `InvalidInput` where a column of a split has another type than in the table.
         """
         template = connection.from_arrow(self.rows)
         if not self.splits:
             template.create_view(TABLE)
-            return connection.view(TABLE)
+            return
         template.create_view("tidemark_template")
         sources = " UNION ALL BY NAME ".join(["FROM tidemark_template", *self._parts(connection)])
         connection.execute(f"CREATE VIEW {TABLE} AS {sources}")
-        relation = connection.view(TABLE)
-        if relation.types[: len(template.types)] != template.types:
+        types = [each for (each,) in connection.execute(_TYPES, [TABLE]).fetchall()]
+        if types[: len(template.types)] != [str(each) for each in template.types]:
             _require_types(self.splits, self.rows.schema)
-        return relation
 
     def _parts(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
         """What to select from: the files without deleted rows, and the others."""
@@ -163,11 +165,14 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
 def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
     shown = _shown(query)
     if (_OUT_OF_TIME in text or text.startswith(_INTERRUPTED)) and limits is not None:
-        found = f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds`"
+        found = (
+            f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds` (--seconds)"
+        )
         return Unavailable(found, query=query, seconds=limits.seconds)
     if text.startswith(_OUT_OF_MEMORY) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
-        return Unavailable(f"{shown!r}: {found}: {text}; ask for less, or raise them, or try again later", query=query)
+        advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
+        return Unavailable(f"{shown!r}: {found}: {text}; {advice}", query=query)
     if _NO_FILES in text:
         return unavailable(repr(shown), OSError(errno.EMFILE, text))
     if text.startswith(_OUT_OF_REACH) or _DENIED in text:  # also of a split: its bytes were sound a moment ago

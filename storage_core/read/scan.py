@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
 
+from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
@@ -19,9 +21,10 @@ from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import Source, Verified, query_errors, splits_source
+from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, Verified, query_errors, splits_source
 from storage_core.read.sql_predicate import from_sql
 from storage_core.rows import fold
+from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 from storage_core.split.read import conform_split, read_split
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ class Scan:
 
     `filter` keeps the rows where it is true, by DuckDB's rules. With a consistency above `snapshot`, records that are
     not merged are folded over the base before the filter applies (newest wins; lesson 23), so nothing is pruned.
+    `limits` bound what the filter may use, by default those of `QueryLimits`; nothing is spilled. Without a filter
+    there are none unless given.
     """
 
     store: ObjectStore
@@ -53,6 +58,7 @@ class Scan:
     filter: Filter | None = None
     records: pa.Table | None = None
     verified: Verified = field(default_factory=Verified)
+    limits: QueryLimits | None = None
 
     def __repr__(self) -> str:
         """Say what is scanned, in a line; nothing is read."""
@@ -66,24 +72,39 @@ class Scan:
         return pruning.explain(self.snapshot, self._predicate)
 
     def to_duckdb(self) -> duckdb.DuckDBPyRelation:
-        """Return the rows as a DuckDB relation; it streams from the splits of a local store."""
-        return self._answer()[0]
+        """Return the rows, which are read now, as a DuckDB relation.
+
+        Its session can open no file: DuckDB's right to read a split would be one to write it, by any text it is given.
+        """
+        return session().from_arrow(self.to_arrow())
 
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
 
-        Errors of the rows are raised while they are read: see `query_errors`.
+        `seconds` of the limits is the time to the next batch. Errors of the rows are raised while they are read: see
+        `query_errors`.
         """
-        relation, splits = self._answer()
-        with query_errors("scan", splits):
-            reader = relation.to_arrow_reader(batch_rows)
-        return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, splits))
+        bounds = self._bounds
+        splits, source = self._source()
+        unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
+        with query_errors("scan", splits, bounds):
+            connection, reader = confinement.answer(
+                lambda: nullcontext(session(unhurried, files=source.files)),
+                lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
+                seconds=None if bounds is None else bounds.seconds,
+            )
+        return pa.RecordBatchReader.from_batches(reader.schema, _batches(connection, reader, splits, bounds))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
-        relation, splits = self._answer()
-        with query_errors("scan", splits):
-            rows = relation.to_arrow_table()
+        bounds = self._bounds
+        splits, source = self._source()
+        with query_errors("scan", splits, bounds):
+            rows = confinement.answer(
+                lambda: session(bounds, files=source.files),
+                lambda connection: self._relation(connection, source).to_arrow_table(),
+                seconds=None if bounds is None else bounds.seconds + GRACE_SECONDS,
+            )
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
@@ -95,24 +116,28 @@ class Scan:
     def _predicate(self) -> Predicate | None:
         return None if self.filter is None or self.records is not None else self.filter.predicate
 
-    @room("scan", size=QUERY_BYTES)
-    def _answer(self) -> tuple[duckdb.DuckDBPyRelation, Sequence[Add]]:
-        """The rows as a relation, and the splits they come from, which errors name."""
-        splits = () if self.records is not None else prune(self.snapshot, self._predicate)
-        with query_errors("scan", splits):
-            relation = self._source(splits)
-            if self.filter is not None:
-                relation = relation.filter(self.filter.expression)
-            if self.columns is not None:
-                relation = relation.select(*(duckdb.ColumnExpression(name) for name in self.columns))
-        return relation, splits
+    @property
+    def _bounds(self) -> QueryLimits | None:
+        """A filter is text of somebody, and may ask for much; the rows themselves are what was asked for."""
+        return QueryLimits() if self.limits is None and self.filter is not None else self.limits
 
-    def _source(self, splits: Sequence[Add]) -> duckdb.DuckDBPyRelation:
+    @room("scan", size=QUERY_BYTES)
+    def _source(self) -> tuple[Sequence[Add], Source]:
+        """The splits that rows come from, which errors name, and the rows."""
         if self.records is not None:
-            source = Source(merged_rows(self.store, self.snapshot, self.records))
-        else:
-            source = splits_source(self.store, splits, self.snapshot.schema, verified=self.verified)
-        return source.bind(session(files=source.files))
+            return (), Source(merged_rows(self.store, self.snapshot, self.records))
+        splits = prune(self.snapshot, self._predicate)
+        with query_errors("scan", splits):
+            return splits, splits_source(self.store, splits, self.snapshot.schema, verified=self.verified)
+
+    def _relation(self, connection: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
+        source.bind(connection)
+        relation = connection.view(TABLE)
+        if self.filter is not None:
+            relation = relation.filter(self.filter.expression)
+        if self.columns is not None:
+            relation = relation.select(*(duckdb.ColumnExpression(name) for name in self.columns))
+        return relation
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -139,9 +164,23 @@ def wanted_filter(given: object) -> Filter | None:
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
 
 
-def _batches(reader: pa.RecordBatchReader, splits: Sequence[Add]) -> Iterator[pa.RecordBatch]:
-    with query_errors("scan", splits):
-        yield from reader
+def _batches(
+    connection: duckdb.DuckDBPyConnection,
+    reader: pa.RecordBatchReader,
+    splits: Sequence[Add],
+    limits: QueryLimits | None,
+) -> Iterator[pa.RecordBatch]:
+    """Each batch is made in a thread of its own that cannot write."""
+    while True:
+        with query_errors("scan", splits, limits):
+            batch = confinement.answer(
+                lambda: nullcontext(connection),
+                lambda _: next(reader, None),
+                seconds=None if limits is None else limits.seconds,
+            )
+        if batch is None:
+            return
+        yield batch
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:

@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
 from storage_core.index.cache import SegmentCache
-from storage_core.index.engine import REBUILD
+from storage_core.index.native_errors import REBUILD
 from storage_core.index.segments import Coverage, build_rows, fingerprint_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

@@ -8,20 +8,20 @@ import duckdb
 import pyarrow as pa
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, session
-from storage_core.engine.statement import Node, check, parse
+from storage_core.engine.session import session
+from storage_core.engine.statement import check, parse
+from storage_core.engine.tree import Node
 from storage_core.errors import Unavailable
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.os_errors import QUERY_BYTES, room, scratch_folder
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import TABLE, Source, Verified, query_errors, splits_source
+from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, Verified, query_errors, splits_source
 from storage_core.read.scan import merged_rows
 from storage_core.read.sql_predicate import where_of
 from storage_core.settings.query import QueryLimits
 
-_GRACE_SECONDS = 1.0  # DuckDB's own limit speaks first where it counts
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
@@ -58,9 +58,6 @@ def query(
 def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
     """Return the answer of a query that was checked, from a session that can write nowhere but to its own folder."""
     with scratch_folder("tidemark-spill-") as folder:
-        room = Room(
-            seconds=limits.seconds, memory_bytes=limits.memory_bytes, spill_bytes=limits.spill_bytes, folder=folder
-        )
 
         def of(connection: duckdb.DuckDBPyConnection) -> pa.Table:
             source.bind(connection)
@@ -68,7 +65,10 @@ def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
             return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
         return confinement.answer(
-            lambda: session(room, files=source.files), of, writable=folder, seconds=limits.seconds + _GRACE_SECONDS
+            lambda: session(limits, files=source.files, folder=folder),
+            of,
+            writable=folder,
+            seconds=limits.seconds + GRACE_SECONDS,
         )
 
 
@@ -89,5 +89,5 @@ def _bounded(batches: Iterable[pa.RecordBatch], text: str, limits: QueryLimits) 
         held += batch.nbytes
         if held > limits.memory_bytes:
             found = f"its answer is larger than `memory_bytes` = {limits.memory_bytes}"
-            raise Unavailable(f"{text[:500]!r}: {found}; ask for less, or raise it", query=text)
+            raise Unavailable(f"{text[:500]!r}: {found}; ask for less, or raise it (--memory-mib)", query=text)
         yield batch

@@ -10,7 +10,8 @@ from decimal import Decimal
 
 import duckdb
 
-from storage_core.engine.statement import Node, check, nodes_of, parse
+from storage_core.engine.statement import check, parse
+from storage_core.engine.tree import Node, nodes_of
 from storage_core.errors import InvalidInput
 from storage_core.read.predicate import (
     MIRRORED,

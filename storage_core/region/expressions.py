@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 
 from storage_core.engine.functions import NESTED_TYPES, OF_ONE_ROW, TYPES
 from storage_core.engine.growth import check_copies, check_growth
-from storage_core.engine.session import Room, session
-from storage_core.engine.statement import Node, nodes_of, parse
-from storage_core.errors import InvalidInput
+from storage_core.engine.session import session
+from storage_core.engine.statement import parse
+from storage_core.engine.tree import Node, nodes_of
+from storage_core.errors import InvalidInput, Unavailable
 from storage_core.region.transforms import widen, widened
+from storage_core.settings.query import QueryLimits
 
 LONGEST_EXPRESSION = 4096
 LARGEST_VALUE = 65_536
@@ -34,7 +36,8 @@ _ZONED = {"TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE", "TIMETZ", "TIME WITH TIME Z
 _BATCH_ROWS = 2048
 _CLAUSES = ("where_clause", "group_expressions", "having", "qualify", "sample", "modifiers")
 _UTC_FREE = pa.timestamp("us")
-_ROOM = Room(threads=1, seconds=60, memory_bytes=512 * 2**20)  # one thread, so that rows keep their order
+_OF_LIMITS = ("INTERRUPT Error", "Out of Memory Error")
+LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
 
 
 def check_expression(text: str, columns: int) -> None:
@@ -57,14 +60,24 @@ def check_bounded(text: str) -> None:
 
 
 def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
-    """Return the value of a checked expression for each row, widened. Raises `InvalidInput` when a row has none."""
+    """Return the value of a checked expression for each row, widened.
+
+    Raises `InvalidInput` when a row has none, `Unavailable` when all together take more than `LIMITS`.
+    """
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
     check_bounded(text)  # a table of an earlier release may have another
-    with session(_ROOM) as connection:
+    with session(LIMITS, threads=1) as connection:
         connection.register("source_rows", rows)
         try:
             answer = _answer(connection, text)
-        except duckdb.Error as error:
+        except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
+            if str(error).startswith(_OF_LIMITS):
+                raise Unavailable(
+                    f"the region expression {text!r} takes more than {LIMITS.seconds:g} seconds or "
+                    f"{LIMITS.memory_bytes} bytes of memory for {rows.num_rows} rows: {error}; write fewer at a time, "
+                    "or declare a simpler `expression`",
+                    expression=text,
+                ) from error
             raise InvalidInput(f"the region expression {text!r} fails: {error}", expression=text) from error
     if len(answer) != rows.num_rows:
         raise _refused(text, f"it gives {len(answer)} values for {rows.num_rows} rows")

@@ -14,8 +14,14 @@ SMALLEST_MEMORY_BYTES = 16 * 2**20
 class QueryLimits:
     """The limits of one query; what passes one ends with `Unavailable`, which names it.
 
-    `seconds` is the time from the first row read to the last. `memory_bytes` bounds what DuckDB keeps for the query,
-    and the answer. What does not fit is spilled, up to `spill_bytes`, to a private folder that ends with the query.
+    `seconds` is the time from the first row read to the last; of a stream, from one batch to the next. `memory_bytes`
+    bounds what DuckDB keeps for the query, and the answer of `sql`. What does not fit is spilled, up to `spill_bytes`,
+    to a private folder that ends with the query; a scan spills nothing.
+
+    Both are looked at between batches of 2,048 rows: what one call makes of one batch is beside them. The numbers in a
+    text (`repeat(s, n)`, `replace` by a longer text) multiplied are at most 1,000,000, and a batch becomes that much
+    larger at most. Layers of concatenations or of quoting, and comparisons of long texts, have no such bound
+    (docs/threat-model.md).
     """
 
     seconds: float = 300.0

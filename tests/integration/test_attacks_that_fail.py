@@ -194,6 +194,7 @@ uri = str(here / "table")
 table = Table.create(uri, pa.schema([("text", pa.string())]), indexes=[IndexDefinition("words", "fulltext", ("text",))])
 table.append([{"text": "one two"}])
 assert table.search("one", index="words").num_rows == 1
+assert table.search("one", index="words", cache_dir=here / "scratch" / "own").num_rows == 1
 assert main(["search", uri, "one", "--index", "words"]) == 0
 (here / "rows.ndjson").write_text('{"text": "three"}')
 assert main(["append", uri, str(here / "rows.ndjson")]) == 0

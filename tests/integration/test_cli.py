@@ -210,6 +210,17 @@ def test_a_broken_declaration_is_named_with_file_and_line_and_stops_no_other_tab
     assert "tables/broken.yaml:4" in run("describe", "broken").err
 
 
+LONG = "select count(*) from range(100000000) a, range(1000000) b where a.range + b.range = 7"
+
+
+def test_what_passes_a_limit_says_which_option_raises_it(events: str, run: Run) -> None:
+    limited = ("--seconds", "60", "--memory-mib", "64", "--spill-mib", "0")
+    listed = "select list(range) from range(300000000)"
+    assert "raise them (--memory-mib, --spill-mib)" in run("sql", events, listed, *limited).err
+    assert "(--memory-mib)" in run("sql", events, "from range(100000000)", "--memory-mib", "64").err
+    assert "raise `seconds` (--seconds)" in run("sql", events, LONG, "--seconds", "0.1").err
+
+
 def test_every_command_finds_the_declared_tables_where_the_environment_says(
     events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -19,11 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.engine import confinement
-from storage_core.engine.session import Room, session
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.engine.session import session
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.os_errors import scratch_folder
+from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.relation import Verified, query_errors, splits_source
+from storage_core.read.scan import Scan
 from storage_core.read.sql import ask
 from tidemark import QueryLimits, Table, col
 
@@ -190,6 +194,7 @@ def test_the_controls_of_the_attacks_are_answered(table: Table) -> None:
         ("from t pivot (count(*) for a in (1, 2))", 10),
         ("select list_transform([a], lambda x: x + 1), a::decimal(9, 2), s collate nocase from t", 10),
         ("select 'canary.parquet', upper(s), lpad(s, 20, '.'), repeat('-', 10) from t", 10),
+        (r"select replace(s, 'row', 'a longer row'), regexp_replace(s, '(o)', '-\1-') from t", 10),
         ("values (1), (2)", 2),
     ):
         assert table.sql(text).num_rows == count, text
@@ -330,7 +335,7 @@ def test_the_folder_that_duckdb_would_spill_to_is_out_of_reach(table: Table, nam
     for text in (f"select * from read_csv('.tmp/{name}')", f"from '.tmp/{name}'"):
         with pytest.raises(InvalidInput):
             table.sql(text)
-        for opened in (session(), session(Room(threads=1), files=[split_of(table)])):
+        for opened in (session(), session(threads=1, files=[split_of(table)])):
             with opened as connection, pytest.raises(duckdb.Error):
                 connection.sql(text).fetchall()
 
@@ -401,6 +406,11 @@ GROWN = (
     "repeat(s, 2000000000)",
     "repeat(repeat(s, 50000), 50000)",
     "repeat(s, a)",
+    "replace(s, 'r', s)",
+    "replace(replace(replace(s, 'r', 'KILO'), 'r', 'KILO'), 'r', 'KILO')",
+    "regexp_replace(regexp_replace(s, '', 'KILO', 'g'), '', 'KILO', 'g')",
+    "regexp_replace(s, 'r', s, 'g')",
+    f"{'hex(' * 30}s{')' * 30}",
     "repeat(s, 1000 * 1000 * 1000)",
     "len(range(2000000000))::varchar",
     "len(generate_series(0, a))::varchar",
@@ -415,6 +425,7 @@ GROWN = (
 
 @pytest.mark.parametrize("text", GROWN)
 def test_no_function_makes_much_of_little(table: Table, text: str) -> None:
+    text = text.replace("KILO", "r" * 1_001)
     for attack in (
         lambda: table.sql(f"select {text} from t"),
         lambda: table.scan(filter=f"length({text}) > 5"),
@@ -422,6 +433,26 @@ def test_no_function_makes_much_of_little(table: Table, text: str) -> None:
     ):
         with pytest.raises(InvalidInput, match="refused"):
             attack()
+
+
+def test_a_statement_of_thousands_of_parts_is_refused_before_it_is_planned(table: Table) -> None:
+    assert table.sql(" union all ".join(["select 1 as one"] * 300)).num_rows == 300
+    for text in (" union all ".join(["select 1"] * 4_000), f"select {', '.join(['(select 1)'] * 1_100)}"):
+        with pytest.raises(InvalidInput, match="SELECTs and tables where 1000 are the most"):
+            table.sql(text)
+
+
+@pytest.mark.parametrize("name", ["current_user", "current_role", "session_user", "user"])
+def test_names_of_users_are_constants_of_the_engine(table: Table, name: str) -> None:
+    assert table.sql(f"select {name} as it").to_pylist() == [{"it": "duckdb"}]
+
+
+def test_names_of_places_are_constants_of_the_engine(table: Table) -> None:
+    found = table.sql("select current_catalog as c, current_schema as s").to_pylist()
+    assert found == [{"c": "memory", "s": "main"}]
+    for name in ("current_database()", "current_schemas(true)", "version()", "pg_backend_pid()", "current_query()"):
+        with pytest.raises(InvalidInput):
+            table.sql(f"select {name}")
 
 
 def nested(depth: int) -> Iterator[str]:
@@ -522,6 +553,99 @@ def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
                 confinement.answer(lambda: session(files=source.files), ask_long, writable=folder)
     finally:
         signal.signal(signal.SIGINT, ignored)
+
+
+READERS: tuple[Callable[[Scan], object], ...] = (
+    lambda scan: scan.to_arrow(),
+    lambda scan: scan.to_reader().read_all(),
+    lambda scan: scan.to_pandas(),
+    lambda scan: scan.to_duckdb(),
+)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_filter_that_takes_too_long_ends_with_the_name_of_the_setting(
+    tmp_path: Path, read: Callable[[Scan], object]
+) -> None:
+    made = Table.create(str(tmp_path / "many"), SCHEMA)
+    made.append(pa.table({"a": range(200_000), "s": [f"row {each}" for each in range(200_000)]}, schema=SCHEMA))
+    slow = made.scan(filter="sha256(repeat(s, 2000)) = 'x'", limits=QueryLimits(seconds=0.3))
+    with pytest.raises(Unavailable, match=r"longer than 0.3 seconds.*raise `seconds`"):
+        read(slow)
+
+
+@pytest.mark.parametrize("read", READERS[:2])
+def test_a_filter_that_takes_too_much_memory_ends_with_the_name_of_the_setting(
+    tmp_path: Path, read: Callable[[Scan], object]
+) -> None:
+    made = Table.create(str(tmp_path / "wide"), SCHEMA)
+    made.append(pa.table({"a": range(64), "s": [os.urandom(2**19).hex() for _ in range(64)]}, schema=SCHEMA))
+    assert made.scan(filter="s <> ''").to_arrow().num_rows == 64
+    with pytest.raises(Unavailable, match="memory_bytes"):
+        read(made.scan(filter="s <> ''", limits=QueryLimits(memory_bytes=16 * 2**20)))
+
+
+@pytest.mark.skipif(
+    not confinement.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
+)
+@pytest.mark.parametrize("read", READERS)
+def test_the_session_of_a_scan_cannot_write_even_what_was_not_checked(
+    table: Table, tmp_path: Path, read: Callable[[Scan], object]
+) -> None:
+    before = everything(tmp_path)
+    text = copied("format parquet, use_tmp_file false", split_of(table))
+    unchecked = duckdb.SQLExpression(f"a in (with x as ({text}) select 99 from x)")
+    scan = replace(table.scan(filter="a > 5"), filter=Filter(Opaque("unchecked"), unchecked))
+    with pytest.raises((TidemarkError, OSError, duckdb.Error)):
+        read(scan)
+    assert everything(tmp_path) == before
+
+
+def test_no_text_that_a_relation_of_a_scan_is_given_writes_a_split(table: Table, tmp_path: Path) -> None:
+    relation = table.scan(filter="a > 5").to_duckdb()
+    before = everything(tmp_path)
+    attacks: list[Callable[[], object]] = [
+        lambda: relation.write_parquet(str(split_of(table))),
+        lambda: relation.write_csv(str(tmp_path / "new.csv")),
+        lambda: relation.query("rows", copied("format parquet, use_tmp_file false", split_of(table))),
+        lambda: relation.query("rows", "from 'canary.parquet'"),
+    ]
+    for attack in attacks:
+        with pytest.raises(duckdb.Error):
+            attack()
+    assert everything(tmp_path) == before
+    assert relation.aggregate("count(*)").fetchall() == relation.aggregate("count(*)").fetchall() == [(4,)]
+
+
+HOLDS_A_FOLDER = """
+import sys
+from storage_core.os_errors import scratch_folder
+with scratch_folder("tidemark-spill-") as folder:
+    (folder / "block").write_text("spilled")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_spilled_is_removed_by_the_next_and_nothing_of_one_that_runs(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def started() -> tuple[subprocess.Popen[str], Path]:
+        command, pipe = [sys.executable, "-c", HOLDS_A_FOLDER], subprocess.PIPE
+        process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        return process, Path(cast("IO[str]", process.stdout).readline().strip())
+
+    (killed, left), (running, kept) = started(), started()
+    (tmp_path / "tidemark-spill-of-another").mkdir()
+    killed.kill()
+    killed.communicate()
+    assert left.exists()
+    following, own = started()
+    assert not left.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {kept.name, own.name, "tidemark-spill-of-another"}
+    for process in (running, following):
+        process.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == ["tidemark-spill-of-another"]
 
 
 def test_a_filter_is_held_to_the_same_parts_as_a_query(table: Table) -> None:

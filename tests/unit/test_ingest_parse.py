@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core import declaration
-from storage_core.engine.session import Room
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest import line_files
 from storage_core.ingest.convert import RowFormat
@@ -28,6 +27,7 @@ from storage_core.ingest.landing import LandedFile, LandingSpec, discover
 from storage_core.ingest.lines import read_lines
 from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.parse import Parsed, parse, parse_blocks
+from storage_core.settings.query import QueryLimits
 from tests.steps import steps_of
 
 ROOT = Path(__file__).parents[2]
@@ -376,8 +376,8 @@ def test_text_that_a_type_would_have_to_guess_at_is_rejected(tmp_path: Path, col
 def test_a_line_that_takes_more_than_the_memory_of_a_conversion_is_a_typed_error_that_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_files, "CONVERSION", Room(threads=1, memory_bytes=2**20))
-    line = json.dumps({"text": "x" * 4 * 2**20, "level": 1})
+    monkeypatch.setattr(line_files, "CONVERSION", QueryLimits(memory_bytes=16 * 2**20))
+    line = json.dumps({"text": "x" * 16 * 2**20, "level": 1})
     with pytest.raises(Unavailable, match=r"a\.ndjson: to read it takes more memory"):
         parsed(tmp_path, "a.ndjson", (line + "\n") * 6, SCHEMA.remove(0), format="ndjson", null_values=("-",))
 

@@ -6,11 +6,12 @@ import pyarrow as pa
 import pytest
 
 from storage_core.definition import check_definition
-from storage_core.errors import InvalidInput
+from storage_core.errors import InvalidInput, Unavailable
 from storage_core.region import expressions
 from storage_core.region.manifest import region_of
 from storage_core.region.spec import check_spec, declared_fields, first_specs, route
 from storage_core.region.transforms import Transform, TransformKind, parse_transform
+from storage_core.settings.query import QueryLimits
 from storage_core.settings.region_fields import RegionField, RegionSpec, specs_from_text, specs_to_text
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.region_rows import field_value, region_of_row
@@ -208,6 +209,12 @@ def test_an_expression_that_fails_on_a_row_refuses_that_row() -> None:
     assert region_of_row(TABLE, spec, {"name": "a-7"}, SCHEMA).values == (7,)
     with pytest.raises(InvalidInput, match="fails"):
         region_of_row(TABLE, spec, {"name": "a-b"}, SCHEMA)
+
+
+def test_an_expression_that_passes_its_limits_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "LIMITS", QueryLimits(seconds=0.001))
+    with pytest.raises(Unavailable, match=r"the region expression .* more than 0.001 seconds or .* bytes"):
+        expressions.evaluate("repeat(col0, 100)", [pa.array(["abc" * 30] * 100_000)])
 
 
 def test_there_are_values_of_every_key_type_to_try_an_expression_on() -> None:
