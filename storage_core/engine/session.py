@@ -13,10 +13,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from storage_core import os_errors
+
+if TYPE_CHECKING:
+    import duckdb
 
 _MIB = 2**20
 
@@ -38,6 +40,8 @@ _ALL = Room()
 
 def session(room: Room = _ALL, *, files: Sequence[Path] = ()) -> duckdb.DuckDBPyConnection:
     """Return a confined in-memory DuckDB in UTC that may open `files`, and can be told no other."""
+    import duckdb
+
     with os_errors.room("a session of DuckDB"):
         connection = duckdb.connect(config=_configuration(room))
     connection.execute("SET TimeZone = 'UTC'")

@@ -13,14 +13,15 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import duckdb
+from typing import TYPE_CHECKING, Any
 
 from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES
 from storage_core.engine.growth import check_copies, check_growth
 from storage_core.engine.session import Room, session
 from storage_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import duckdb
 
 Node = Mapping[str, Any]
 
@@ -179,6 +180,8 @@ def _check_size(text: str, what: str) -> None:
         coded = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a {what} is text of whole characters: {error}", query=text) from error
+    import duckdb
+
     words, depth = duckdb.tokenize(text), 0
     if len(words) > MOST_WORDS:
         advice = "give it in parts"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from storage_core.engine.session import session
@@ -19,24 +17,18 @@ from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import Source, Verified, query_errors, splits_source
+from storage_core.read.relation import Source, query_errors, splits_source
 from storage_core.read.sql_predicate import from_sql
+from storage_core.read.verified import Verified
 from storage_core.rows import fold
 from storage_core.split.read import conform_split, read_split
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
 
 BATCH_ROWS = 65_536
 _LONGEST_REPR = 200
-
-
-class Consistency(StrEnum):
-    """What a read sees: the base table; plus flushed generations; plus the durable WAL tail of every region."""
-
-    SNAPSHOT = "snapshot"
-    COMMITTED = "committed"
-    LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +90,8 @@ class Scan:
     @room("scan", size=QUERY_BYTES)
     def _answer(self) -> tuple[duckdb.DuckDBPyRelation, Sequence[Add]]:
         """The rows as a relation, and the splits they come from, which errors name."""
+        import duckdb
+
         splits = () if self.records is not None else prune(self.snapshot, self._predicate)
         with query_errors("scan", splits):
             relation = self._source(splits)

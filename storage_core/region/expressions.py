@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,6 +22,9 @@ from storage_core.engine.session import Room, session
 from storage_core.engine.statement import Node, nodes_of, parse
 from storage_core.errors import InvalidInput
 from storage_core.region.transforms import widen, widened
+
+if TYPE_CHECKING:
+    import duckdb
 
 LONGEST_EXPRESSION = 4096
 LARGEST_VALUE = 65_536
@@ -58,6 +61,8 @@ def check_bounded(text: str) -> None:
 
 def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     """Return the value of a checked expression for each row, widened. Raises `InvalidInput` when a row has none."""
+    import duckdb
+
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
     check_bounded(text)  # a table of an earlier release may have another
     with session(_ROOM) as connection:

@@ -23,8 +23,9 @@ from storage_core.engine.session import Room, session
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.log.actions import Add
 from storage_core.os_errors import scratch_folder
-from storage_core.read.relation import Verified, query_errors, splits_source
+from storage_core.read.relation import query_errors, splits_source
 from storage_core.read.sql import ask
+from storage_core.read.verified import Verified
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
