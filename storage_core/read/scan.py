@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
+from storage_core.extras import PIPELINE, needs
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -80,7 +81,10 @@ class Scan:
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all rows as a pandas data frame."""
+        """Return all rows as a pandas data frame. Raises `Unavailable` where pandas is not installed."""
+        with needs(PIPELINE, "to_pandas"):
+            import pandas as pd  # noqa: F401  # before the rows are read
+
         return self.to_arrow().to_pandas()
 
     @property
