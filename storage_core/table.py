@@ -27,8 +27,7 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.rows.incoming import Rows, table_of
-from storage_core.rows.schema import conform
+from storage_core.rows.incoming import Rows, read_whole
 from storage_core.settings.table import MapMode, TableConfig
 
 if TYPE_CHECKING:
@@ -214,26 +213,30 @@ class Table:
         That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Late rows are
         counted, and kept in quarantine or dropped where the table says so (decision 0051). No rows commit and claim
         nothing. Raises `InvalidInput` when a row does not fit; nothing is written then.
+
+        `rows` is a mapping, a list of them, Arrow data, or an object that gives a stream of Arrow data
+        (`__arrow_c_stream__`). A stream into an append table is read, sorted and written in pieces of 64 MiB, and
+        committed at its end: when it breaks off, or a row of it does not fit, nothing is committed and the collector
+        takes what was written. Into a keyed table it is read whole.
         """
-        from storage_core.append import Appended, append
-        from storage_core.rows.calendar import within_calendar
+        from storage_core.append import Appended, append, fitting
 
         self._require_writable()
-        table = within_calendar(conform(table_of(rows, self.schema), self.schema))
+        if self.snapshot.config.kind == "append":
+            appended, self._view.snapshot = append(self._log, self.snapshot, fitting(rows, self.schema))
+            return appended
+        from storage_core.region.records import require_keys
+        from storage_core.rows.key_limit import require_short_keys
+
+        (table,) = fitting(read_whole(rows), self.schema)
         if table.num_rows == 0:
             return Appended(self.version, "", 0, 0)
-        if self.snapshot.config.kind == "keyed":
-            from storage_core.region.records import require_keys
-            from storage_core.rows.key_limit import require_short_keys
-
-            require_keys(table, self.config.primary_key)  # before a claim fences a live writer
-            require_short_keys(table, self.config.primary_key)
-            with self.writer() as writer:
-                writer.put(table)
-                writer.flush()
-            return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
-        appended, self._view.snapshot = append(self._log, self.snapshot, table)
-        return appended
+        require_keys(table, self.config.primary_key)  # before a claim fences a live writer
+        require_short_keys(table, self.config.primary_key)
+        with self.writer() as writer:
+            writer.put(table)
+            writer.flush()
+        return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
 
     def writer(
         self, *, region: Mapping[str, object] | None = None, options: WriterOptions | None = None

@@ -87,6 +87,10 @@ class Scan:
 
         return self.to_arrow().to_pandas()
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the rows as a stream for any library that takes Arrow data: see `to_reader`."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
     @property
     def _predicate(self) -> Predicate | None:
         return None if self.filter is None or self.records is not None else self.filter.predicate
