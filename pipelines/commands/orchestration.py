@@ -68,7 +68,7 @@ def backfill(
 
 def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, as_json: bool) -> Generator[ChunkDone]:
     """Run and show one chunk after the other."""
-    with needs(PIPELINE, "tidemark backfill"):
+    with needs(PIPELINE, "a backfill"):
         from pipelines import backfill as runs
         from pipelines.instance import open_instance
 
@@ -179,7 +179,7 @@ def ui(
 
     It shows every run of the demo, of backfills and of schedules.
     """
-    with needs(PIPELINE, "tidemark ui"):
+    with needs(PIPELINE, "the UI of Dagster"):
         from pipelines.instance import WORKSPACE, home
     from pipelines.tables import TABLES, tables_folder
 
