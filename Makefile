@@ -82,8 +82,9 @@ ui: setup ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the 
 lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgrade takes newer versions)
 	@UV="$$($(PYTHON) -m scripts.installer)" && compile() { "$$UV" pip compile --quiet --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras $(UPGRADE) "$$@"; } && \
-	compile pyproject.toml --extra demo -o requirements/demo.lock && \
-	compile pyproject.toml --extra connect --extra demo --extra dev -o requirements/dev.lock && \
+	compile pyproject.toml -o requirements/core.lock && \
+	compile pyproject.toml --extra pipeline --extra demo -o requirements/demo.lock && \
+	compile pyproject.toml --all-extras -o requirements/dev.lock && \
 	for name in build ducklake installer java; do compile requirements/$$name.in -o requirements/$$name.lock || exit 1; done
 
 clean: ## Remove caches and build leftovers; keeps .venv, tables, landed files and Dagster's history

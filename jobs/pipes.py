@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, open_dagster_pipes
+STARTED_BY_DAGSTER = "DAGSTER_PIPES_CONTEXT"
+"""The variable by which Dagster says to a process that it runs under Pipes."""
 
 
 def report_to_dagster(report: Mapping[str, object]) -> None:
     """Send the report, or the failure, to the Dagster run that launched this process; do nothing without one."""
-    if DAGSTER_PIPES_CONTEXT_ENV_VAR not in os.environ:
+    if STARTED_BY_DAGSTER not in os.environ:
         return
+    from dagster_pipes import open_dagster_pipes
+
     with open_dagster_pipes() as pipes:
         pipes.report_custom_message(dict(report))

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs.spark_errors import cause
 from storage_core.errors import InvalidInput, Unavailable
+from storage_core.extras import CONNECT, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +31,8 @@ def connect(server: str, settings: Mapping[str, str], wait_seconds: float = WAIT
     Raises `Unavailable` where no server answers in that time, or refuses its first call for some 5 s more, and without
     the packages that a client needs; `InvalidInput` for what is no such address. Later calls are as patient as PySpark.
     """
-    try:
+    with needs(CONNECT, "Spark Connect"):
         _require_server(server, wait_seconds)
-    except ImportError as error:
-        raise Unavailable(f"Spark Connect needs packages: pip install 'tidemark[connect]' ({cause(error)})") from error
     return _session(server, settings)
 
 

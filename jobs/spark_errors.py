@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 from storage_core.errors import TidemarkError, Unavailable
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
-    """Return the classes of what Spark raises. Imports Spark, which a job with nothing to do does without."""
+    """Return the classes of what Spark raises; of a Spark that was never imported there is nothing to raise."""
+    if "pyspark" not in sys.modules:
+        return (ConnectionError,)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types; imported once something failed
     from pyspark.errors import PySparkException
 

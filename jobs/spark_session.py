@@ -19,6 +19,7 @@ from jobs.master import CONNECT
 from jobs.reach import connect, require_master
 from jobs.stop_signals import handlers_kept
 from storage_core.errors import Unavailable
+from storage_core.extras import PIPELINE, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +49,8 @@ def start(master: str) -> SparkSession:
     With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
     settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
     server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
-    `storage_core` as a zip. Raises as `reach.connect` and `reach.require_master` do, and `Unavailable` without Java.
+    `storage_core` as a zip. Raises as `reach.connect` and `reach.require_master` do, and `Unavailable` without Java or
+    PySpark.
     """
     local = master.startswith("local")
     session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
@@ -58,9 +60,11 @@ def start(master: str) -> SparkSession:
 
 
 def _start_driver(master: str, *, local: bool) -> SparkSession:
+    with needs(PIPELINE, "Spark"):
+        from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
+
     require_master(master)
     _settle_environment(local=local)
-    from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}

@@ -35,6 +35,7 @@ from pipelines.commands import (
     versions,
     writing,
 )
+from pipelines.commands.without_pandas import without_pandas
 from storage_core.errors import Interrupted, InvalidInput, TidemarkError, typed
 
 _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` shows it), run it again for the rest"
@@ -80,6 +81,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
 }
 
+_WITHOUT_PANDAS = ("Tables", "Versions", "Questions")
+
 
 def build() -> typer.Typer:
     """Return the command with all of its subcommands."""
@@ -100,6 +103,8 @@ def _start(
     """Searchable tables on plain object storage: make them, fill them, ask them, keep them up."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if any(context.invoked_subcommand in _PANELS[panel] for panel in _WITHOUT_PANDAS):
+        context.with_resource(without_pandas())
     if version:
         output.line(f"tidemark {_version()}")
         raise typer.Exit

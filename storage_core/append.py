@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from storage_core.errors import InvalidInput
+from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.quarantine import LateDoor, Origin
+from storage_core.rows.calendar import within_calendar
+from storage_core.rows.incoming import Rows, is_stream, pieces_of, table_of
 from storage_core.rows.late import LateFigures, LateRule
+from storage_core.rows.schema import conform
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 
@@ -28,23 +34,45 @@ class Appended:
     late: LateFigures = field(default_factory=LateFigures)
 
 
-def append(log: TransactionLog, snapshot: Snapshot, rows: pa.Table) -> tuple[Appended, Snapshot]:
+def fitting(rows: Rows, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows with exactly this schema, those of a stream piece by piece. Raises `InvalidInput` for one that
+    does not fit, by its number in its piece.
+    """
+    first = 0
+    for piece in pieces_of(rows) if is_stream(rows) else (table_of(rows, schema),):
+        try:
+            fits = within_calendar(conform(piece, schema))
+        except InvalidInput as error:
+            if not first:
+                raise
+            raise error.reworded(f"{error.found} (rows are counted from row {first} of the stream)") from error
+        yield fits
+        first += piece.num_rows
+
+
+def append(log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table]) -> tuple[Appended, Snapshot]:
     """Add rows to an append table in one commit; durable when this returns, with the version that they are in.
 
-    `rows` has the schema of the table. Late rows are counted, and kept in quarantine or dropped where the table says so
-    (decision 0051); without a row left nothing is committed. One PUT per split, and those of the commit.
+    `pieces` have the schema of the table; each is sorted and written before the next one is taken, as splits of its
+    own. Late rows are counted, and kept in quarantine or dropped where the table says so (decision 0051); without a row
+    left nothing is committed. One PUT per split, and those of the commit. What `pieces` raises ends it without a
+    commit; the splits written until then are the collector's.
     """
     door = LateDoor(log.store, LateRule.of(snapshot.config), Origin(source="append", by=log.ids.uuid()))
-    admitted = door.admit(rows, log.clock.now_ms())
-    if admitted.num_rows == 0:
-        return Appended(snapshot.version, "", 0, 0, door.figures), snapshot
     context = context_of(snapshot)
-    adds = sort_and_write(log.store, admitted, context=context, ids=log.ids, now_ms=log.clock.now_ms())
+    adds: list[Add] = []
+    rows_in = rows_out = 0
+    for rows in pieces:
+        admitted = door.admit(rows, log.clock.now_ms())
+        rows_in, rows_out = rows_in + rows.num_rows, rows_out + admitted.num_rows
+        adds += sort_and_write(log.store, admitted, context=context, ids=log.ids, now_ms=log.clock.now_ms())
+    if not adds:
+        return Appended(snapshot.version, "", 0, 0, door.figures), snapshot
     metrics = {
-        "rows_in": rows.num_rows,
-        "rows_out": admitted.num_rows,
+        "rows_in": rows_in,
+        "rows_out": rows_out,
         "splits_out": len(adds),
         **door.figures.as_mapping(),
     }
     result = log.commit(snapshot, adds, operation="APPEND", metrics=metrics)
-    return Appended(result.version, result.commit_id, admitted.num_rows, len(adds), door.figures), result.snapshot
+    return Appended(result.version, result.commit_id, rows_out, len(adds), door.figures), result.snapshot

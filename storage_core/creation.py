@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.declaration import TableDeclaration
 from storage_core.definition import check_definition, check_unchanged, keeping_order
 from storage_core.errors import CommitConflict, InvalidInput, Unavailable
 from storage_core.formats.keys import LOG_PREFIX, parse, probe_key, version_key
@@ -26,6 +26,9 @@ from storage_core.objectstore.resolve import locations_above, open_store
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import TableConfig
+
+if TYPE_CHECKING:
+    from storage_core.declaration import TableDeclaration
 
 LANDING = "tidemark.landing"
 """The setting that says where files of the table land."""

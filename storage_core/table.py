@@ -1,4 +1,8 @@
-"""The table: one façade over the log, the regions, the indexes and the readers (docs/architecture/README.md)."""
+"""The table: one façade over the log, the regions, the indexes and the readers (docs/architecture/README.md).
+
+An operation imports what only it needs when it is first asked for, so that a program pays for what it uses
+(decision 0097).
+"""
 
 from __future__ import annotations
 
@@ -8,66 +12,42 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core import creation
-from storage_core.append import Appended
-from storage_core.append import append as append_rows
 from storage_core.clock import SystemClock
-from storage_core.compaction.debt import Debt
-from storage_core.compaction.debt import debt as debt_of
 from storage_core.compaction.policy import Mode
-from storage_core.declaration import TableDeclaration
-from storage_core.definition import (
-    check_definition,
-    column_names,
-    index_definitions,
-    key_columns,
-    late_setting,
-)
 from storage_core.errors import InvalidInput
-from storage_core.formats.tags import Tag
-from storage_core.history.restore import Restored
-from storage_core.history.restore import restore as restore_version
-from storage_core.history.tagging import set_tag
 from storage_core.ids import SystemIds
-from storage_core.ingest.landing import LandingSpec
-from storage_core.log.history import HistoryEntry
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.read import describe, lookup
-from storage_core.read import sql as querying
 from storage_core.read.as_of import At, snapshot_at
-from storage_core.read.changes import changes as changes_between
-from storage_core.read.history_pages import PAGE_BYTES, HistoryPage, read_pages
-from storage_core.read.predicate import Filter
-from storage_core.read.pruning import Pruned
-from storage_core.read.regions import holding_regions, matching_regions
-from storage_core.read.relation import Verified
-from storage_core.read.scan import Consistency, Scan, chosen_columns, wanted_filter
-from storage_core.read.search import explain_search as plan_search
-from storage_core.read.search import search as run_search
-from storage_core.read.view import View
-from storage_core.region.options import WriterOptions
-from storage_core.region.records import require_keys
-from storage_core.region.reshape import change_regions
-from storage_core.region.router import RoutingWriter, TableWriter
-from storage_core.region.spec import DeclaredField, declared_fields, first_specs, region_of_values
-from storage_core.region.writer import RegionWriter
-from storage_core.rows.calendar import within_calendar
-from storage_core.rows.incoming import Rows, table_of
-from storage_core.rows.key_limit import require_short_keys
-from storage_core.rows.schema import conform
-from storage_core.rows.sort_schema import parse as parse_sort_schema
-from storage_core.rows.windows import parse_duration, parse_milliseconds
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.late_data import LateData
-from storage_core.settings.query import QueryLimits
+from storage_core.read.verified import Verified
+from storage_core.read.view import PAGE_BYTES, Consistency, View
+from storage_core.rows.incoming import Rows, read_whole
 from storage_core.settings.table import MapMode, TableConfig
+
+if TYPE_CHECKING:
+    from storage_core.append import Appended
+    from storage_core.compaction.debt import Debt
+    from storage_core.declaration import TableDeclaration
+    from storage_core.formats.tags import Tag
+    from storage_core.history.restore import Restored
+    from storage_core.ingest.landing import LandingSpec
+    from storage_core.log.history import HistoryEntry
+    from storage_core.read.history_pages import HistoryPage
+    from storage_core.read.predicate import Filter
+    from storage_core.read.pruning import Pruned
+    from storage_core.read.scan import Scan
+    from storage_core.region.options import WriterOptions
+    from storage_core.region.router import TableWriter
+    from storage_core.region.spec import DeclaredField
+    from storage_core.settings.index import IndexDefinition
+    from storage_core.settings.late_data import LateData
+    from storage_core.settings.query import QueryLimits
 
 WINDOW = "15m"
 """How long a window of a table with a time column is, unless it is said."""
@@ -118,6 +98,12 @@ class Table:
         `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
+        from storage_core import creation
+        from storage_core.definition import check_definition, column_names, index_definitions, key_columns, late_setting
+        from storage_core.region.spec import first_specs
+        from storage_core.rows.sort_schema import parse as parse_sort_schema
+        from storage_core.rows.windows import parse_duration, parse_milliseconds
+
         if time_column is None and window not in (None, WINDOW):
             raise InvalidInput(f"window={window!r} needs a time_column: windows are of the time of an event")
         config = TableConfig(
@@ -147,6 +133,8 @@ class Table:
         table; splits that exist keep the order they were written in.
         Raises `InvalidInput` naming what else differs from the table, which keeps what it was created with.
         """
+        from storage_core import creation
+
         store, log = _log_at(declaration.uri if uri is None else uri)
         return Table(store, log, creation.declare(log, declaration))
 
@@ -177,6 +165,9 @@ class Table:
 
     def landing(self) -> LandingSpec | None:
         """Return where files of this table land, as declared when it was created, or None."""
+        from storage_core import creation
+        from storage_core.ingest.landing import LandingSpec
+
         text = self.snapshot.metadata.configuration.get(creation.LANDING)
         return None if text is None else LandingSpec.from_json(text)
 
@@ -205,6 +196,8 @@ class Table:
 
         Raises `Unsupported` naming what the store lacks. Requests: see `objectstore.probe`.
         """
+        from storage_core import creation
+
         creation.require_capable(self._log)
 
     def refresh(self) -> Table:
@@ -220,20 +213,30 @@ class Table:
         That claims the region and fences a live `writer()`, whose next write raises `WriterFenced`. Late rows are
         counted, and kept in quarantine or dropped where the table says so (decision 0051). No rows commit and claim
         nothing. Raises `InvalidInput` when a row does not fit; nothing is written then.
+
+        `rows` is a mapping, a list of them, Arrow data, or an object that gives a stream of Arrow data
+        (`__arrow_c_stream__`). A stream into an append table is read, sorted and written in pieces of 64 MiB, and
+        committed at its end: when it breaks off, or a row of it does not fit, nothing is committed and the collector
+        takes what was written. Into a keyed table it is read whole.
         """
+        from storage_core.append import Appended, append, fitting
+
         self._require_writable()
-        table = within_calendar(conform(table_of(rows, self.schema), self.schema))
+        if self.snapshot.config.kind == "append":
+            appended, self._view.snapshot = append(self._log, self.snapshot, fitting(rows, self.schema))
+            return appended
+        from storage_core.region.records import require_keys
+        from storage_core.rows.key_limit import require_short_keys
+
+        (table,) = fitting(read_whole(rows), self.schema)
         if table.num_rows == 0:
             return Appended(self.version, "", 0, 0)
-        if self.snapshot.config.kind == "keyed":
-            require_keys(table, self.config.primary_key)  # before a claim fences a live writer
-            require_short_keys(table, self.config.primary_key)
-            with self.writer() as writer:
-                writer.put(table)
-                writer.flush()
-            return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
-        appended, self._view.snapshot = append_rows(self._log, self.snapshot, table)
-        return appended
+        require_keys(table, self.config.primary_key)  # before a claim fences a live writer
+        require_short_keys(table, self.config.primary_key)
+        with self.writer() as writer:
+            writer.put(table)
+            writer.flush()
+        return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
 
     def writer(
         self, *, region: Mapping[str, object] | None = None, options: WriterOptions | None = None
@@ -245,6 +248,10 @@ class Table:
         only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
         append table, `RegionSealed` while the region spec is being changed.
         """
+        from storage_core.region.router import RoutingWriter
+        from storage_core.region.spec import region_of_values
+        from storage_core.region.writer import RegionWriter
+
         self._require_writable()
         if self.snapshot.config.kind != "keyed":
             raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
@@ -272,6 +279,9 @@ class Table:
         acknowledged row). Raises `InvalidInput` for an unknown column, and for no column. A filter that takes more time
         or memory than `limits` allow, by default those of `QueryLimits`, is `Unavailable` when rows are read.
         """
+        from storage_core.read.regions import matching_regions
+        from storage_core.read.scan import Scan, chosen_columns, wanted_filter
+
         chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
         snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits)
@@ -288,8 +298,10 @@ class Table:
 
         Raises `Unavailable` when it takes more time or memory than `limits` allow, by default those of `QueryLimits`.
         """
+        from storage_core.read import sql
+
         snapshot, records = self._view.records(at, consistency)
-        return querying.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
+        return sql.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
 
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
@@ -298,6 +310,9 @@ class Table:
         Requests besides those of the view: per unmerged generation its manifest, where its bounds admit the key its
         bloom filter, where that does its entries; per split whose bounds admit the key those of `lookup.get`.
         """
+        from storage_core.read import lookup
+        from storage_core.read.regions import holding_regions
+
         wanted = lookup.key_row(self.snapshot, key)
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
@@ -310,6 +325,9 @@ class Table:
 
         Requests: those of `get`, once per region that holds one of the keys, not once per key.
         """
+        from storage_core.read import lookup
+        from storage_core.read.regions import holding_regions
+
         wanted = lookup.key_rows(self.snapshot, keys)
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         if not wanted.num_rows:
@@ -337,9 +355,11 @@ class Table:
         folder that nobody else may write to; None keeps them for this call only. Raises `NotFound` for an unknown
         index, `InvalidInput` for a query it cannot read.
         """
+        from storage_core.read.search import search
+
         snapshot, captured = self._view.captured(at, consistency)
         unmerged = () if captured is None else captured.parts(snapshot)
-        return run_search(
+        return search(
             self._store,
             snapshot,
             query,
@@ -352,11 +372,15 @@ class Table:
 
     def explain(self, query: str) -> Pruned:
         """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
-        return querying.explain(self.snapshot, query)
+        from storage_core.read import sql
+
+        return sql.explain(self.snapshot, query)
 
     def explain_search(self, *, index: str) -> dict[str, object]:
         """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request."""
-        return plan_search(self.snapshot, index=index)
+        from storage_core.read.search import explain_search
+
+        return explain_search(self.snapshot, index=index)
 
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
         """Return the commits up to this version, newest first. One GET per version file."""
@@ -367,8 +391,10 @@ class Table:
 
         See `read.changes`: the columns of the table, `_change_type`, `_commit_version` and `_commit_timestamp`.
         """
+        from storage_core.read.changes import changes
+
         last = self.snapshot if end is None else snapshot_at(self._log, end)
-        return changes_between(self._store, snapshot_at(self._log, start), last)
+        return changes(self._store, snapshot_at(self._log, start), last)
 
     def read_history(
         self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
@@ -389,6 +415,8 @@ class Table:
 
         A table opened with `at` has a history of its version only, with the consistency `snapshot`.
         """
+        from storage_core.read.history_pages import read_pages
+
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
     def set_regions(self, regions: Sequence[DeclaredField], *, set_aside: bool = False) -> Table:
@@ -402,6 +430,9 @@ class Table:
         quarantine, and the base keeps what it has of that key. Raises `InvalidInput` when the fields cannot
         divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
         """
+        from storage_core.region.reshape import change_regions
+        from storage_core.region.spec import declared_fields
+
         self._require_writable()
         self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), set_aside=set_aside)
         return self
@@ -412,9 +443,11 @@ class Table:
         Rows of a keyed table that are acknowledged and not merged stay, and the next merge applies them. Nothing that
         was ingested or merged since is ingested or merged again.
         """
+        from storage_core.history.restore import restore
+
         self._require_writable()
         target = snapshot_at(self._log, to)
-        done = restore_version(self._log, target, commit_id=commit_id)
+        done = restore(self._log, target, commit_id=commit_id)
         self._view.snapshot = done.snapshot
         return done
 
@@ -423,6 +456,8 @@ class Table:
 
         A tag of this name is moved. Raises `SnapshotExpired` when the version is no longer whole; see `log.tags`.
         """
+        from storage_core.history.tagging import set_tag
+
         self.require_capable()
         target = self.snapshot if version is None else snapshot_at(self._log, version)
         ends = None if expires is None else self._log.clock.now_ms() + expires // dt.timedelta(milliseconds=1)
@@ -430,19 +465,27 @@ class Table:
 
     def untag(self, name: str) -> Tag:
         """Remove a tag and return it; its version is retained no longer than others. Raises `NotFound`."""
+        from storage_core.log.tags import remove_tag
+
         self.require_capable()
         return remove_tag(self._log, name)
 
     def tags(self) -> list[Tag]:
         """Return the tags that have not expired, by name. One GET."""
+        from storage_core.log.tags import read_tags
+
         return read_tags(self._store).live(self._log.clock.now_ms())
 
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
+        from storage_core.read import describe
+
         return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
 
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
+        from storage_core.read import describe
+
         return list(describe.files(self.snapshot))
 
     def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
@@ -450,7 +493,9 @@ class Table:
 
         With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request.
         """
-        return debt_of(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
+        from storage_core.compaction.debt import debt
+
+        return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
 
     def _require_writable(self) -> None:
         if self._view.pinned:

@@ -28,6 +28,7 @@ LONG = frozenset(
     {
         "tests/e2e/test_benchmarks_run.py",
         "tests/e2e/test_concurrent_appends.py",
+        "tests/e2e/test_installed_wheel.py",
         "tests/e2e/test_killed_compaction.py",
         "tests/integration/test_consistency.py",
         "tests/integration/test_corruption_matrix.py",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from storage_core.raw_log.stores import RawStore
     from storage_core.read.history_pages import HistoryPage
     from storage_core.read.predicate import Filter, col
-    from storage_core.read.scan import Consistency, Scan
+    from storage_core.read.scan import Scan
+    from storage_core.read.view import Consistency
     from storage_core.region.options import WriterOptions
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Appended": "storage_core.append",
-    "Consistency": "storage_core.read.scan",
+    "Consistency": "storage_core.read.view",
     "Filter": "storage_core.read.predicate",
     "HistoryEntry": "storage_core.log.history",
     "HistoryPage": "storage_core.read.history_pages",

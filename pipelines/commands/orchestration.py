@@ -19,6 +19,7 @@ from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared
 from pipelines.interruption import noticed
 from storage_core.errors import Interrupted, InvalidInput, NotFound, TidemarkError
+from storage_core.extras import PIPELINE, needs
 
 _LONGEST_CHUNK_SECONDS = 3600.0  # chunks that take longer say nothing about the time that is left
 
@@ -67,8 +68,9 @@ def backfill(
 
 def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, as_json: bool) -> Generator[ChunkDone]:
     """Run and show one chunk after the other."""
-    from pipelines import backfill as runs
-    from pipelines.instance import open_instance
+    with needs(PIPELINE, "a backfill"):
+        from pipelines import backfill as runs
+        from pipelines.instance import open_instance
 
     known = _declared(table)
     with _progress(f"{table} {start} to {end}") as advance, open_instance() as instance, _own_stdout() as ours:
@@ -177,7 +179,8 @@ def ui(
 
     It shows every run of the demo, of backfills and of schedules.
     """
-    from pipelines.instance import WORKSPACE, home
+    with needs(PIPELINE, "the UI of Dagster"):
+        from pipelines.instance import WORKSPACE, home
     from pipelines.tables import TABLES, tables_folder
 
     folder = tables_folder()

@@ -19,11 +19,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TypeVar
-
-import duckdb
+from typing import TYPE_CHECKING, TypeVar
 
 from storage_core.errors import Unavailable
+
+if TYPE_CHECKING:
+    import duckdb
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ def answer(
     does the end of its time, which DuckDB's own limit does not count while it plans: then the error is DuckDB's of an
     interrupted query. One call of a function over one batch of rows hears no interrupt.
     """
+    import duckdb
+
     done: Future[T] = Future()
     given_up = threading.Event()
     ended = threading.Event()  # and no join: interrupted, it takes a thread that goes on for one that has ended
@@ -93,6 +96,8 @@ def can_be_kept() -> bool:
 
 
 def _require_wanted(given_up: threading.Event) -> None:
+    import duckdb
+
     if given_up.is_set():
         raise duckdb.InterruptException("interrupted before the query began")
 

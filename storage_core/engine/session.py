@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from storage_core import os_errors
 from storage_core.settings.query import QueryLimits
+
+if TYPE_CHECKING:
+    import duckdb
 
 _MIB = 2**20
 
@@ -33,6 +35,8 @@ def session(
 
     Without `limits` time and memory are left to DuckDB; without `folder` nothing is spilled.
     """
+    import duckdb
+
     config: dict[str, str | bool | int | float | list[str]] = {
         "allow_community_extensions": False,
         "allow_persistent_secrets": False,
@@ -51,9 +55,8 @@ def session(
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output
     connection.execute("SET parquet_metadata_cache = true")  # a query is bound several times, with all of its files
-    if (
-        limits is not None and folder is not None
-    ):  # among the settings of `connect` DuckDB takes it and does not keep it
+    if limits is not None and folder is not None:
+        # Among the settings of `connect` DuckDB takes this one and does not keep it.
         connection.execute(f"SET max_temp_directory_size = '{-(-limits.spill_bytes // _MIB)}MiB'")
     if files:  # each by its name, and by the pattern that matches nothing else
         names = [text for path in files for text in {str(path), literally(path)}]

@@ -13,15 +13,16 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
-
-import duckdb
+from typing import TYPE_CHECKING, Any
 
 from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES, words
 from storage_core.engine.growth import check_copies, check_growth
 from storage_core.engine.session import session
 from storage_core.engine.tree import Node, nodes_of, refused, shown
 from storage_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import duckdb
 
 LONGEST_TEXT = 200_000
 MOST_WORDS = 20_000
@@ -168,6 +169,8 @@ def _check_size(text: str, what: str) -> None:
         coded = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a {what} is text of whole characters: {error}", query=text) from error
+    import duckdb
+
     words, depth = duckdb.tokenize(text), 0
     if len(words) > MOST_WORDS:
         advice = "give it in parts"

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import cramjam
-import fastavro
 import pyarrow as pa
 import xxhash
-from fastavro.schema import SchemaParseException, UnknownType
 
 from storage_core.errors import Corrupt, Unavailable, Unsupported
 from storage_core.formats.avro_schema import least_bytes
@@ -52,8 +50,6 @@ _DAMAGE = (
     AttributeError,
     ArithmeticError,
     RecursionError,
-    SchemaParseException,
-    UnknownType,
     ZstdError,
     cramjam.DecompressionError,
     zlib.error,
@@ -107,9 +103,12 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
     """
     if inspected is None:
         inspect(data, where)
+    import fastavro
+    from fastavro.schema import SchemaParseException, UnknownType
+
     try:
         return [cast("dict[str, Any]", record) for record in fastavro.reader(io.BytesIO(data))]
-    except _DAMAGE as error:
+    except (*_DAMAGE, SchemaParseException, UnknownType) as error:
         raise Corrupt(f"{where}: damaged Avro file: {type(error).__name__}: {error}", key=where) from error
 
 

@@ -13,14 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import fastavro
 import pyarrow as pa
-from fastavro.types import Schema
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, inspect, read_columns, read_records, seal
+
+if TYPE_CHECKING:
+    from fastavro.types import Schema
 
 FORMAT_VERSION = 1
 STATE_PROTOCOL_VERSION = 4
@@ -303,6 +304,8 @@ def _write(
     compression: Compression,
     header: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
+    import fastavro
+
     codec, level = _CODECS[compression]
     target = io.BytesIO()
     fastavro.writer(

@@ -19,20 +19,20 @@ bytes; one chunk has the same bytes in every store.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
-
-import fastavro
-from fastavro.schema import to_parsing_canonical_form
-from fastavro.types import Schema
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, Container, inspect, read_records, seal
 from storage_core.formats.raw_keys import ChunkKey
+
+if TYPE_CHECKING:
+    from fastavro.types import Schema
 
 Operation = Literal["put", "patch", "delete", "reset"]
 
@@ -42,22 +42,19 @@ MAX_EXPANDED_BYTES = 128 * 2**20
 MAX_RECORDS = 1_000_000
 
 _FORMAT = "1"
-_SCHEMA: Schema = fastavro.parse_schema(
-    {
-        "type": "record",
-        "name": "LogRecord",
-        "namespace": "tidemark",
-        "fields": [
-            {"name": "id", "type": "string"},
-            {"name": "timestamp_ms", "type": "long"},
-            {"name": "table", "type": "string"},
-            {"name": "key", "type": ["null", "string"]},
-            {"name": "operation", "type": {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}},
-            {"name": "fields", "type": "string"},
-        ],
-    }
-)
-_CANONICAL = to_parsing_canonical_form(_SCHEMA)
+_DECLARED: Schema = {
+    "type": "record",
+    "name": "LogRecord",
+    "namespace": "tidemark",
+    "fields": [
+        {"name": "id", "type": "string"},
+        {"name": "timestamp_ms", "type": "long"},
+        {"name": "table", "type": "string"},
+        {"name": "key", "type": ["null", "string"]},
+        {"name": "operation", "type": {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}},
+        {"name": "fields", "type": "string"},
+    ],
+}
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _NOT_OURS = "it is not what was written"
 
@@ -95,6 +92,13 @@ class RawChunk:
         return [record_id(self.key.writer, self.first + index) for index in range(len(self.records))]
 
 
+@functools.cache
+def _schema() -> Schema:
+    import fastavro
+
+    return fastavro.parse_schema(_DECLARED)
+
+
 def record_id(writer: str, sequence: int) -> str:
     """Return the id of a writer's n-th record, n from 1."""
     return f"{writer}:{sequence}"
@@ -102,12 +106,14 @@ def record_id(writer: str, sequence: int) -> str:
 
 def encode(chunk: RawChunk) -> bytes:
     """Return the bytes of the chunk; equal chunks give equal bytes. Raises `InvalidInput` beyond readers' bounds."""
+    import fastavro
+
     if not 1 <= len(chunk.records) <= MAX_RECORDS:
         raise InvalidInput(f"a chunk holds 1 to {MAX_RECORDS} records, found {len(chunk.records)}")
     target = io.BytesIO()
     fastavro.writer(
         target,
-        _SCHEMA,
+        _schema(),
         (_avro(record, each) for record, each in zip(chunk.records, chunk.ids, strict=True)),
         codec="zstandard",
         sync_marker=hashlib.blake2b(f"{chunk.key.writer} {chunk.key.number}".encode(), digest_size=16).digest(),
@@ -188,6 +194,9 @@ def _record(found: Mapping[str, Any]) -> LogRecord:
 
 def _header(data: bytes, where: str) -> Mapping[str, str]:
     """Return the metadata of a container that is whole; its schema must be ours, so that no file chooses another."""
+    import fastavro
+    from fastavro.schema import to_parsing_canonical_form
+
     try:
         reader = fastavro.reader(io.BytesIO(data))
         schema = to_parsing_canonical_form(reader.writer_schema)
@@ -199,7 +208,7 @@ def _header(data: bytes, where: str) -> Mapping[str, str]:
         raise Corrupt(f"{where}: an Avro file without the seal of a chunk; {_NOT_OURS}", key=where)
     if found != _FORMAT:
         raise Unsupported(f"{where}: a chunk of format {found!r}, this release reads {_FORMAT}; upgrade", key=where)
-    if schema != _CANONICAL:
+    if schema != to_parsing_canonical_form(_schema()):
         raise Corrupt(f"{where}: the records have another schema than `LogRecord`; {_NOT_OURS}", key=where)
     return metadata
 

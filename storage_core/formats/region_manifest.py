@@ -23,17 +23,20 @@ the checksum.
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import xxhash
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError, Message
 
 from storage_core.errors import Corrupt
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
+if TYPE_CHECKING:
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import Message
+
 _PACKAGE = "tidemark.region"
 
 
@@ -77,58 +80,61 @@ class RegionManifest:
 
 
 def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
     message = file.message_type.add(name=name)
     for field_name, number, kind, type_name in fields:
         repeated = field_name in ("flushed_generations", "dealt")
         message.field.add(
             name=field_name,
             number=number,
-            type=_FIELD.Type.ValueType(kind),
-            label=_FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL,
+            type=FieldDescriptorProto.Type.ValueType(kind),
+            label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
             type_name=f".{_PACKAGE}.{type_name}" if type_name else None,
         )
 
 
+@functools.cache
 def _manifest_class() -> type[Message]:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
-    _message(file, "UUID", ("uuid", 1, _FIELD.TYPE_BYTES, ""))
+    _message(file, "UUID", ("uuid", 1, kinds.TYPE_BYTES, ""))
     _message(
         file,
         "FlushedGeneration",
-        ("generation", 1, _FIELD.TYPE_UINT64, ""),
-        ("path", 2, _FIELD.TYPE_STRING, ""),
-        ("sorted_from", 100, _FIELD.TYPE_UINT64, ""),
+        ("generation", 1, kinds.TYPE_UINT64, ""),
+        ("path", 2, kinds.TYPE_STRING, ""),
+        ("sorted_from", 100, kinds.TYPE_UINT64, ""),
     )
-    _message(file, "Dealt", ("writer", 1, _FIELD.TYPE_STRING, ""), ("chunk", 2, _FIELD.TYPE_UINT64, ""))
+    _message(file, "Dealt", ("writer", 1, kinds.TYPE_STRING, ""), ("chunk", 2, kinds.TYPE_UINT64, ""))
     _message(
         file,
         "RegionManifest",
-        ("version", 1, _FIELD.TYPE_UINT64, ""),
-        ("writer_epoch", 2, _FIELD.TYPE_UINT64, ""),
-        ("replay_after_wal_id", 3, _FIELD.TYPE_UINT64, ""),
-        ("wal_id_last_seen", 4, _FIELD.TYPE_UINT64, ""),
-        ("current_generation", 6, _FIELD.TYPE_UINT64, ""),
-        ("flushed_generations", 8, _FIELD.TYPE_MESSAGE, "FlushedGeneration"),
-        ("region_spec_id", 10, _FIELD.TYPE_UINT32, ""),
-        ("region_id", 11, _FIELD.TYPE_MESSAGE, "UUID"),
-        ("writer_id", 100, _FIELD.TYPE_STRING, ""),
-        ("checksum", 101, _FIELD.TYPE_FIXED64, ""),
-        ("sealed_by", 102, _FIELD.TYPE_UINT32, ""),
-        ("dealt", 103, _FIELD.TYPE_MESSAGE, "Dealt"),
-        ("collected_generation", 104, _FIELD.TYPE_UINT64, ""),
+        ("version", 1, kinds.TYPE_UINT64, ""),
+        ("writer_epoch", 2, kinds.TYPE_UINT64, ""),
+        ("replay_after_wal_id", 3, kinds.TYPE_UINT64, ""),
+        ("wal_id_last_seen", 4, kinds.TYPE_UINT64, ""),
+        ("current_generation", 6, kinds.TYPE_UINT64, ""),
+        ("flushed_generations", 8, kinds.TYPE_MESSAGE, "FlushedGeneration"),
+        ("region_spec_id", 10, kinds.TYPE_UINT32, ""),
+        ("region_id", 11, kinds.TYPE_MESSAGE, "UUID"),
+        ("writer_id", 100, kinds.TYPE_STRING, ""),
+        ("checksum", 101, kinds.TYPE_FIXED64, ""),
+        ("sealed_by", 102, kinds.TYPE_UINT32, ""),
+        ("dealt", 103, kinds.TYPE_MESSAGE, "Dealt"),
+        ("collected_generation", 104, kinds.TYPE_UINT64, ""),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.RegionManifest"))
 
 
-_MANIFEST = _manifest_class()
-
-
 def encode(manifest: RegionManifest) -> bytes:
     """Return the protobuf bytes, the checksum last; equal manifests give equal bytes."""
     body = _body(manifest)
-    return body + _MANIFEST(checksum=xxhash.xxh3_64_intdigest(body)).SerializeToString(deterministic=True)
+    return body + _manifest_class()(checksum=xxhash.xxh3_64_intdigest(body)).SerializeToString(deterministic=True)
 
 
 def _body(manifest: RegionManifest) -> bytes:
@@ -136,7 +142,7 @@ def _body(manifest: RegionManifest) -> bytes:
         {"generation": each.generation, "path": each.path, "sorted_from": each.sorted_from}
         for each in manifest.flushed_generations
     ]
-    message = _MANIFEST(
+    message = _manifest_class()(
         version=manifest.version,
         writer_epoch=manifest.writer_epoch,
         replay_after_wal_id=manifest.replay_after_wal_id,
@@ -159,7 +165,9 @@ def decode(data: bytes, where: str) -> RegionManifest:
     Raises `Corrupt` when the bytes are no manifest, lack what each has (region id, version, epoch, generation), or
     are not those that their checksum was made of.
     """
-    message = _MANIFEST()
+    from google.protobuf.message import DecodeError
+
+    message = _manifest_class()()
     try:
         message.ParseFromString(data)
     except DecodeError as error:

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import tantivy
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
@@ -27,6 +26,9 @@ from storage_core.index import native_errors, text_files, text_limits, text_synt
 from storage_core.index.text_files import META, ROW_FIELD
 from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
+
+if TYPE_CHECKING:
+    import tantivy
 
 TOKENIZERS = ("default", "raw", "whitespace", "en_stem")
 
@@ -43,7 +45,7 @@ _ROOM_PER_TEXT = 4  # bytes of memory per byte of text while it is indexed
 _SPARE_HITS = 64  # beyond the limit, to see at once that no other scores as much as the last
 _PAGE_HITS = 250_000
 
-Found: TypeAlias = tuple[Any, tantivy.DocAddress]
+Found: TypeAlias = "tuple[Any, tantivy.DocAddress]"
 
 
 IsLive = Callable[[int, int], bool]
@@ -144,6 +146,8 @@ class TextQuery:
         statistics behind the scores, as in every composition of these directories. `scratch` is an existing directory,
         best on their file system; nothing is left in it.
         """
+        import tantivy
+
         with native_errors.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
             composed = compose(directories, root / "composed", self.definition)
             return self._live(tantivy.Index.open(str(root / "composed")), composed, limit, is_live)
@@ -194,6 +198,8 @@ def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -
     (`request:*`), or for a prefix by `*`: tantivy drops the star after a word, and follows at most 50 endings of a
     phrase, so neither would return every matching row. The limits of `text_limits` hold in both.
     """
+    import tantivy
+
     if syntax not in SYNTAXES:
         raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
     query = TextQuery(text=text, definition=definition, completed=text)
@@ -286,6 +292,8 @@ def _scratch(parent: Path | None) -> Iterator[Path]:
 
 
 def _schema(definition: IndexDefinition) -> tantivy.Schema:
+    import tantivy
+
     builder = tantivy.SchemaBuilder()
     for column in definition.columns:
         builder.add_text_field(column, tokenizer_name=definition.options.get("tokenizer", "default"))
@@ -306,6 +314,8 @@ def _text_bytes(rows: pa.Table, definition: IndexDefinition) -> int:
 
 
 def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: IndexDefinition) -> None:
+    import tantivy
+
     directory.mkdir()
     schema = _schema(definition)
     index = tantivy.Index(schema, path=str(directory), reuse=False)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TypeAlias, cast
 
-import tantivy
-
 from storage_core.index.text_limits import Node, walk
 
 Clause: TypeAlias = tuple[str | None, Node]
@@ -23,6 +21,8 @@ _SIGNS: dict[str | None, str] = {"must": "+", "must_not": "-", "should": "", Non
 
 def read(text: str) -> Node:
     """Return tantivy's tree of a query that `check_text` let through. Raises `ValueError` for a text that is none."""
+    import tantivy
+
     return cast("Node", tantivy.parse_query(text))
 
 

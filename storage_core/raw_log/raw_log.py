@@ -27,7 +27,7 @@ from storage_core.raw_log.optional_store import OptionalStore, StoreReport
 from storage_core.raw_log.records import RawRecord, all_prepared, prepared_columns, record_of, rows_of
 from storage_core.raw_log.stores import Place, RawStore, opened
 from storage_core.raw_log.writer import Appended, RawWriter
-from storage_core.rows.incoming import Rows, require_each_once
+from storage_core.rows.incoming import Rows, read_whole, require_each_once
 
 _logger = logging.getLogger(__name__)
 
@@ -78,19 +78,21 @@ class RawLog:
     def append(self, table: str, rows: Rows, *, operation: Operation = "put", key: str | None = None) -> Appended:
         """Append one operation per row for one table; durable in every mandatory store when this returns.
 
-        `rows` is a mapping, a sequence of mappings, or Arrow data; of a delete the key columns suffice. `key` names the
-        field that `records.record_of` makes the records' key of. One PUT per store, shared with concurrent
-        calls; none for no rows. Raises `InvalidInput` naming the row when one has no form in the log, and naming
+        `rows` is a mapping, a sequence of mappings, Arrow data, or a stream of them, which is read whole; of a delete
+        the key columns suffice. `key` names the field that `records.record_of` makes the records' key of. One PUT per
+        store, shared with concurrent calls; none for no rows. Raises `InvalidInput` naming the row when one has no form
+        in the log, for a stream that breaks off, and naming
         a column that Arrow data have twice (nothing is written then), and what `append_many` raises.
         """
-        if isinstance(rows, pa.Table | pa.RecordBatch):
+        held = read_whole(rows)
+        if isinstance(held, pa.Table | pa.RecordBatch):
             given = RawRecord(table=table, fields={}, operation=operation)
-            require_each_once(rows.schema.names)
-            columns = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+            require_each_once(held.schema.names)
+            columns = held if isinstance(held, pa.Table) else pa.Table.from_batches([held])
             records = prepared_columns(columns, given, key=key, now_ms=self._clock.now_ms())
             if records is not None:
                 return self._writer.append(records)
-        return self.append_many(record_of(table, row, operation=operation, key=key) for row in rows_of(rows))
+        return self.append_many(record_of(table, row, operation=operation, key=key) for row in rows_of(held))
 
     def append_many(self, records: Iterable[RawRecord]) -> Appended:
         """Append records for any tables in order; durable in every mandatory store when this returns.

@@ -15,7 +15,7 @@ from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, Operation
 from storage_core.formats.raw_field_columns import NOT_IN_PYTHON, encode_rows
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.limits import MAX_RECORD_BYTES
-from storage_core.rows.incoming import Rows
+from storage_core.rows.incoming import InMemory
 from storage_core.rows.key_limit import MAX_KEY_BYTES, size_of_key
 
 
@@ -122,7 +122,7 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def rows_of(rows: Rows) -> Sequence[Mapping[str, object]]:
+def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
     """Return the rows one by one.
 
     Raises `InvalidInput` for anything but mappings and Arrow data, and naming the row of Arrow data, counted from 0,

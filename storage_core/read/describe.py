@@ -10,7 +10,6 @@ from storage_core.index.segments import coverage
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region.progress import list_regions
 from storage_core.rows.windows import by_start
 from storage_core.settings.index import IndexDefinition
 
@@ -89,6 +88,10 @@ def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
 
 
 def _regions(store: ObjectStore, snapshot: Snapshot) -> list[Row]:
+    if snapshot.config.kind != "keyed":
+        return []
+    from storage_core.region.progress import list_regions  # and protobuf, which tables without regions do not need
+
     return [
         {
             "region_id": state.region_id,

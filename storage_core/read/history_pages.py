@@ -22,13 +22,10 @@ import pyarrow as pa
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
 from storage_core.formats.history_token import HistoryToken, Place, RegionMark, decode, encode
 from storage_core.read.history_sources import Moment, Piece
-from storage_core.read.scan import Consistency
-from storage_core.read.view import View
+from storage_core.read.view import PAGE_BYTES, Consistency, View
 from storage_core.region.moment import mark_regions, was_collected
 from storage_core.rows.fold import record_schema
 from storage_core.rows.record_bytes import row_bytes
-
-PAGE_BYTES = 5_000_000
 
 _RESTARTS = 1
 

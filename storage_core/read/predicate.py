@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import NoReturn
-
-import duckdb
+from typing import TYPE_CHECKING, NoReturn
 
 from storage_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import duckdb
 
 Scalar = bool | int | float | Decimal | str | bytes | dt.date | dt.datetime
 
@@ -136,7 +137,7 @@ class Column:
         raise _no_truth_value()
 
     def _compare(self, comparison: Comparison, value: Scalar) -> Filter:
-        column, constant = duckdb.ColumnExpression(self._name), _constant(value)
+        column, constant = _column(self._name), _constant(value)
         expression = {
             Comparison.EQ: lambda: column == constant,
             Comparison.NE: lambda: column != constant,
@@ -175,20 +176,22 @@ class Column:
         """Rows whose value is one of `values`; an empty list matches nothing."""
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InvalidInput(f"isin takes a list of values, found {values!r}")
+        import duckdb
+
         chosen = tuple(values)
         if not chosen:
             return Filter(Or(()), duckdb.SQLExpression("false"))
-        column = duckdb.ColumnExpression(self._name)
+        column = _column(self._name)
         members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
         return Filter(Or(members), column.isin(*map(_constant, chosen)))
 
     def is_null(self) -> Filter:
         """Rows where the column is null."""
-        return Filter(IsNull(self._name), duckdb.ColumnExpression(self._name).isnull())
+        return Filter(IsNull(self._name), _column(self._name).isnull())
 
     def is_not_null(self) -> Filter:
         """Rows where the column is not null."""
-        return Filter(IsNull(self._name, negated=True), duckdb.ColumnExpression(self._name).isnotnull())
+        return Filter(IsNull(self._name, negated=True), _column(self._name).isnotnull())
 
 
 def _no_truth_value() -> InvalidInput:
@@ -198,7 +201,15 @@ def _no_truth_value() -> InvalidInput:
     )
 
 
+def _column(name: str) -> duckdb.Expression:
+    import duckdb  # here and below: a filter is the first thing that needs it
+
+    return duckdb.ColumnExpression(name)
+
+
 def _constant(value: Scalar) -> duckdb.Expression:
+    import duckdb
+
     try:
         return duckdb.ConstantExpression(value)
     except (TypeError, duckdb.Error) as error:

@@ -20,11 +20,6 @@ from storage_core.rows.exact import exact_array
 from storage_core.settings.region_fields import Region, RegionField, Value
 
 
-def every_region(_snapshot: Snapshot) -> Sequence[Region] | None:
-    """Return None: nothing is known about the rows that are wanted."""
-    return None
-
-
 def holding_regions(snapshot: Snapshot, *, keys: pa.Table) -> Sequence[Region]:
     """Return the regions of these keys, rows with the key columns. No request: a region is named by its values."""
     return route(snapshot.table_id, snapshot.config.region_spec, keys).regions

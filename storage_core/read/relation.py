@@ -7,26 +7,28 @@ stores are read first. A session may read the given splits and nothing else: no 
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from storage_core.engine.session import literally
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.os_errors import typed, unavailable
+from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
+
+if TYPE_CHECKING:
+    import duckdb
 
 TABLE = "t"
 GRACE_SECONDS = 1.0  # DuckDB's own limit of time speaks first where it counts
@@ -40,7 +42,6 @@ _DENIED = "Permission denied"
 # What DuckDB says about the question, whatever names are in it.
 _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
 _SHOWN = 500
-_HASH_BLOCK_BYTES = 4 * 2**20
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 _OPTIONS = "union_by_name = true, can_have_nan = true"
@@ -52,44 +53,6 @@ _WITHOUT_GONE = (
 _TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 _PLACES = frozenset({"file_index", "file_row_number"})
 _GONE = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
-
-
-class Verified:
-    """Remembers which splits were read whole and found to be what was written; splits are immutable, so once is enough.
-
-    DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
-    (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
-    was written to: device, inode, size and the times of the last change are remembered, and looked at each time.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[str, tuple[int, ...]] = {}
-
-    def path(self, store: ObjectStore, add: Add) -> Path | None:
-        """Return the local file of a split that is sound, or None when the store has no file of it."""
-        path = store.local_path(add.path)
-        if path is None:
-            return path
-        try:
-            found = _identity(path)
-            if self._files.get(add.path) != found:
-                _require_sound(path, add)
-        except FileNotFoundError:  # it went just now; reading it says so like for every other store
-            return None
-        except OSError as error:
-            raise Unavailable(f"{add.path}: {error.strerror}; try again later", key=add.path) from error
-        self._files[add.path] = found
-        return path
-
-    def look_again(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
-        """Return when the files that were just read are what was written, still. Raises `Corrupt` otherwise."""
-        for add, path in splits:
-            try:
-                unchanged = self._files.get(add.path) == _identity(path)
-            except FileNotFoundError:  # collected meanwhile
-                continue
-            if not unchanged:
-                self.path(store, add)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +118,8 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
     `Unavailable` where a limit, memory or a file is out of reach, `Corrupt` where a split is named, else
     `InvalidInput`.
     """
+    import duckdb
+
     with typed(_shown(query)):
         try:
             yield
@@ -217,25 +182,6 @@ def _gone(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
     rows = [positions(rows_gone(store, add)) for add in marked]
     files = np.repeat(np.arange(len(rows), dtype=np.uint64), [len(each) for each in rows])
     return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_GONE)
-
-
-def _require_sound(path: Path, add: Add) -> None:
-    size = path.stat().st_size
-    if size != add.size:
-        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}", key=add.path)
-    if add.xxh3 is None:  # written by somebody else, who recorded none
-        return
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != add.xxh3:
-        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}", key=add.path)
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    found = os.stat(path)  # noqa: PTH116  # half the time of its like in pathlib, for each split of each query
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _parquet(paths: Sequence[Path]) -> str:

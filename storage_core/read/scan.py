@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
+from storage_core.extras import PIPELINE, needs
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -21,25 +20,19 @@ from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, Verified, query_errors, splits_source
+from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors, splits_source
 from storage_core.read.sql_predicate import from_sql
+from storage_core.read.verified import Verified
 from storage_core.rows import fold
 from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 from storage_core.split.read import conform_split, read_split
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
 
 BATCH_ROWS = 65_536
 _LONGEST_REPR = 200
-
-
-class Consistency(StrEnum):
-    """What a read sees: the base table; plus flushed generations; plus the durable WAL tail of every region."""
-
-    SNAPSHOT = "snapshot"
-    COMMITTED = "committed"
-    LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +102,15 @@ class Scan:
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all rows as a pandas data frame."""
+        """Return all rows as a pandas data frame. Raises `Unavailable` where pandas is not installed."""
+        with needs(PIPELINE, "to_pandas"):
+            import pandas as pd  # noqa: F401  # before the rows are read
+
         return self.to_arrow().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the rows as a stream for any library that takes Arrow data: see `to_reader`."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
 
     @property
     def _predicate(self) -> Predicate | None:
@@ -136,6 +136,8 @@ class Scan:
         if self.filter is not None:
             relation = relation.filter(self.filter.expression)
         if self.columns is not None:
+            import duckdb
+
             relation = relation.select(*(duckdb.ColumnExpression(name) for name in self.columns))
         return relation
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from storage_core.engine import confinement
@@ -17,10 +17,14 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.os_errors import QUERY_BYTES, room, scratch_folder
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, Verified, query_errors, splits_source
+from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors, splits_source
 from storage_core.read.scan import merged_rows
 from storage_core.read.sql_predicate import where_of
+from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
+
+if TYPE_CHECKING:
+    import duckdb
 
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-import duckdb
-
 from storage_core.engine.statement import check, parse
 from storage_core.engine.tree import Node, nodes_of
 from storage_core.errors import InvalidInput
@@ -46,6 +44,8 @@ def from_sql(text: str) -> Filter:
 
     Raises `InvalidInput` when the text is not one condition over plain columns.
     """
+    import duckdb
+
     query = f"SELECT * FROM t WHERE {text}"  # noqa: S608  # parsed only, to be checked below
     node = parse(query, "filter")
     check(node, query, table="t", what="filter")

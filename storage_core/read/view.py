@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -12,15 +13,31 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.as_of import At, snapshot_at
-from storage_core.read.regions import every_region
-from storage_core.read.scan import Consistency
-from storage_core.region import unmerged
 from storage_core.settings.region_fields import Region
+
+if TYPE_CHECKING:
+    from storage_core.region.unmerged import Captured
+
+PAGE_BYTES = 5_000_000
+"""How large a page of the history is, unless it is said."""
 
 _Captured = TypeVar("_Captured")
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
 """Which regions a read has to look at, at a snapshot; None for all of them (`read.regions`)."""
+
+
+def every_region(_snapshot: Snapshot) -> Sequence[Region] | None:
+    """Return None: nothing is known about the rows that are wanted."""
+    return None
+
+
+class Consistency(StrEnum):
+    """What a read sees: the base table; plus flushed generations; plus the durable WAL tail of every region."""
+
+    SNAPSHOT = "snapshot"
+    COMMITTED = "committed"
+    LATEST = "latest"
 
 
 class View:
@@ -78,7 +95,7 @@ class View:
 
     def captured(
         self, at: At | None, consistency: str, regions: Regions = every_region
-    ) -> tuple[Snapshot, unmerged.Captured | None]:
+    ) -> tuple[Snapshot, Captured | None]:
         """Return the snapshot to read, and what was captured of these regions before it; None for the base alone.
 
         Above `snapshot` the view moves to the newest version. Errors: those of `level`. Requests: those of
@@ -91,6 +108,8 @@ class View:
             return self.snapshot, None
         if self.snapshot.config.kind == "append":
             return self.refresh(), None
+        from storage_core.region import unmerged  # which reads of the base alone do not need
+
         include_wal = consistency == Consistency.LATEST
         return self.after(
             lambda before: unmerged.capture(self.store, before, include_wal=include_wal, regions=regions(before))

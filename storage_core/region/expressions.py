@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +24,9 @@ from storage_core.engine.tree import Node, nodes_of
 from storage_core.errors import InvalidInput, Unavailable
 from storage_core.region.transforms import widen, widened
 from storage_core.settings.query import QueryLimits
+
+if TYPE_CHECKING:
+    import duckdb
 
 LONGEST_EXPRESSION = 4096
 LARGEST_VALUE = 65_536
@@ -64,6 +67,8 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
 
     Raises `InvalidInput` when a row has none, `Unavailable` when all together take more than `LIMITS`.
     """
+    import duckdb
+
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
     check_bounded(text)  # a table of an earlier release may have another
     with session(LIMITS, threads=1) as connection:

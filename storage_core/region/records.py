@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.fold import FIELDS, Operation, merging, record_schema
-from storage_core.rows.incoming import Rows, table_of
+from storage_core.rows.incoming import InMemory, Rows, is_stream, read_whole, table_of
 from storage_core.rows.key_limit import require_short_keys
 from storage_core.rows.schema import conform
 
@@ -57,8 +57,9 @@ class RecordBuilder:
         Entries of a merged map are laid over those that are there; given as null it becomes null like any field. A
         patch may be the first record of its key and then makes the row, so it has to give every required column.
         """
-        rows = rows if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) else [*rows]  # read twice below
-        table = table_of(rows, self.schema)
+        held = read_whole(rows)
+        held = held if isinstance(held, Mapping | pa.Table | pa.RecordBatch) else [*held]  # read twice below
+        table = table_of(held, self.schema)
         self._require_key(table, "patch")
         missing = [each.name for each in self.schema if not each.nullable and each.name not in table.column_names]
         if missing:
@@ -68,7 +69,7 @@ class RecordBuilder:
                 columns=missing,
             )
         given = conform(table, pa.schema([each for each in self.schema if each.name in table.column_names]))
-        return self._records(self._widened(given), Operation.PATCH, self._given_fields(rows, given))
+        return self._records(self._widened(given), Operation.PATCH, self._given_fields(held, given))
 
     def deletes(self, keys: Keys) -> pa.Table:
         """Return one delete per key: a value, a tuple of values in key order, a mapping, or a row of a table.
@@ -117,7 +118,7 @@ class RecordBuilder:
     def _no_fields(self, table: pa.Table) -> pa.Array:
         return pa.nulls(table.num_rows, self._fields_type)
 
-    def _given_fields(self, rows: Rows, table: pa.Table) -> pa.Array:
+    def _given_fields(self, rows: InMemory, table: pa.Table) -> pa.Array:
         kind = self._fields_type
         if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
             return self._same_fields(table).cast(kind)
@@ -141,7 +142,7 @@ class RecordBuilder:
         return merging(name) if name in self.merged_maps and value is not None else name
 
     def _key_rows(self, keys: Keys) -> Rows:
-        if isinstance(keys, Mapping | pa.Table | pa.RecordBatch):
+        if isinstance(keys, Mapping | pa.Table | pa.RecordBatch) or is_stream(keys):
             return keys
         listed = keys if isinstance(keys, list) else [keys]
         return [each if isinstance(each, Mapping) else self._key_row(each) for each in listed]

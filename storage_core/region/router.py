@@ -23,7 +23,7 @@ from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.spec import Routed, route
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
-from storage_core.rows.incoming import Rows
+from storage_core.rows.incoming import InMemory, Rows, read_whole
 from storage_core.rows.late import LateFigures
 from storage_core.settings.region_fields import Region
 
@@ -89,7 +89,8 @@ class RoutingWriter:
 
     def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write some fields of rows, the others keep their value; durable when this returns. One PUT per region."""
-        given: Rows = rows if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) else [*rows]
+        held = read_whole(rows)
+        given = held if isinstance(held, Mapping | pa.Table | pa.RecordBatch) else [*held]
         records = self._builder.patches(given)
         self._each(records, lambda writer, chosen: writer.patch(_taken(given, chosen), durable=durable))
 
@@ -221,7 +222,7 @@ def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:
         yield region, pa.array(chosen)
 
 
-def _taken(rows: Rows, chosen: pa.Array) -> Rows:
+def _taken(rows: InMemory, chosen: pa.Array) -> InMemory:
     if isinstance(rows, Mapping):
         return rows
     if isinstance(rows, pa.Table | pa.RecordBatch):

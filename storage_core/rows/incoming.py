@@ -1,30 +1,45 @@
-"""Rows as callers hand them over: objects of Python, or Arrow data."""
+"""Rows as callers hand them over: objects of Python, Arrow data, or any object that gives a stream of Arrow data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias, TypeGuard, cast
 
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.exact import exact_array
 
-Rows: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
+PIECE_BYTES = 64 * 2**20
+"""How much of a stream is in memory at a time: batches up to so many bytes, or one that is larger."""
+
+
+class ArrowStream(Protocol):
+    """What speaks Arrow's PyCapsule interface: a reader of record batches, a relation of DuckDB, a Polars frame."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a capsule with a stream of record batches."""
+        ...
+
+
+InMemory: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
+Rows: TypeAlias = InMemory | ArrowStream
 
 
 def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
     """Return the rows as an Arrow table; one mapping is one row.
 
     Mappings become columns of the table's types, in its order; columns that no row gives are left out, and a row that
-    does not give a column has null. Arrow data stays as it is: `rows.schema.conform` checks it. Raises `InvalidInput`
-    naming a column that the table does not have, or whose values would not be kept exactly (`rows.exact`).
+    does not give a column has null. Arrow data stays as it is: `rows.schema.conform` checks it. A stream is read to its
+    end. Raises `InvalidInput` naming a column that the table does not have, or whose values would not be kept exactly
+    (`rows.exact`), and for a stream that breaks off.
     """
-    if isinstance(rows, pa.Table):
-        return rows
-    if isinstance(rows, pa.RecordBatch):
-        return pa.Table.from_batches([rows])
-    listed = [rows] if isinstance(rows, Mapping) else _listed(rows)
+    given = read_whole(rows)
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    listed = [given] if isinstance(given, Mapping) else _listed(given)
     if not listed:
         return schema.empty_table()
     names: set[str] = set().union(*listed)
@@ -33,6 +48,57 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
         raise InvalidInput(f"unknown columns {unknown}; the table has {schema.names}", columns=unknown)
     fields = [each for each in schema if each.name in names]
     return pa.Table.from_arrays([_column(listed, each) for each in fields], names=[each.name for each in fields])
+
+
+def is_stream(rows: object) -> TypeGuard[ArrowStream]:
+    """Return whether the rows come as a stream of batches. One of pandas has an index, which its owner must settle."""
+    if isinstance(rows, Mapping | pa.Table | pa.RecordBatch) or type(rows).__module__.partition(".")[0] == "pandas":
+        return False
+    return hasattr(rows, "__arrow_c_stream__")
+
+
+def read_whole(rows: Rows) -> InMemory:
+    """Return a stream as a table, everything else as it is. Raises `InvalidInput` for a stream that breaks off."""
+    if not is_stream(rows):
+        return cast("InMemory", rows)  # or what is no rows at all, which whoever looks at them says
+    reader = _reader(rows)
+    return pa.Table.from_batches(_batches(reader), reader.schema)
+
+
+def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
+    """Yield the stream as tables of about `PIECE_BYTES`, at least one. Raises `InvalidInput` where it breaks off."""
+    reader = _reader(rows)
+    piece: list[pa.RecordBatch] = []
+    size = 0
+    for batch in _batches(reader):
+        piece.append(batch)
+        size += batch.nbytes
+        if size >= PIECE_BYTES:
+            yield pa.Table.from_batches(piece, reader.schema)
+            piece, size = [], 0
+    yield pa.Table.from_batches(piece, reader.schema)
+
+
+def _reader(rows: ArrowStream) -> pa.RecordBatchReader:
+    try:
+        return pa.RecordBatchReader.from_stream(rows)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the other library raises
+        raise _broken(rows, error) from error
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _broken(reader, error) from error
+
+
+def _broken(rows: object, error: Exception) -> InvalidInput:
+    return InvalidInput(f"the stream of Arrow data of a {type(rows).__name__} cannot be read: {error}")
 
 
 def require_each_once(names: Sequence[str]) -> None:

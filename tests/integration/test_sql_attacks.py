@@ -26,9 +26,10 @@ from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailabl
 from storage_core.log.actions import Add
 from storage_core.os_errors import scratch_folder
 from storage_core.read.predicate import Filter, Opaque
-from storage_core.read.relation import Verified, query_errors, splits_source
+from storage_core.read.relation import query_errors, splits_source
 from storage_core.read.scan import Scan
 from storage_core.read.sql import ask
+from storage_core.read.verified import Verified
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])

@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.formats",),
     ("storage_core.objectstore", "storage_core.engine"),
     ("storage_core.settings",),
-    ("storage_core.clock", "storage_core.ids", "storage_core.process", "storage_core.os_errors"),
+    ("storage_core.clock", "storage_core.ids", "storage_core.process", "storage_core.os_errors", "storage_core.extras"),
     ("storage_core.errors",),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}

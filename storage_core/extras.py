@@ -1,0 +1,22 @@
+"""What `pip install tidemark` alone does not bring, and the extra that does (decision 0097)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from storage_core.errors import Unavailable
+
+PIPELINE = "pipeline"
+"""Dagster, PySpark and pandas."""
+CONNECT = "connect"
+"""PySpark as a client of a Spark Connect server."""
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Raise `Unavailable` that names the extra where a package is imported that is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise Unavailable(f"{what} needs packages: pip install 'tidemark[{extra}]' ({error})", extra=extra) from error

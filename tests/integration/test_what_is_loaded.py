@@ -1,0 +1,72 @@
+"""What an import and a command load: each library when it is needed, in a process of its own. No test on seconds."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import tidemark as tm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PIPELINE = frozenset({"dagster", "dagster_pipes", "dagster_webserver", "delta", "pandas", "py4j", "pyspark"})
+HEAVY = PIPELINE | {
+    *("boto3", "botocore", "datafusion", "duckdb", "fastavro", "google.protobuf", "polars", "tantivy", "yaml"),
+    *("pydantic", "rich", "typer"),
+}
+PRINTING = frozenset({"pydantic", "rich", "typer"})
+CHECKPOINTS = frozenset({"datafusion", "fastavro"})  # its manifests, its state
+SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two tables: `logs`, with a checkpoint and a full-text index, and `people` with a key."""
+    folder = tmp_path_factory.mktemp("tables")
+    words = {"name": "words", "kind": "fulltext", "columns": ["path"]}
+    logs = tm.Table.create(str(folder / "logs"), SCHEMA, time_column="at", indexes=[words])
+    while logs.snapshot.checkpoint_version is None:
+        logs.append({"at": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "path": "hello world", "status": 200})
+        logs = tm.Table.open(logs.uri)
+    people = tm.Table.create(str(folder / "people"), pa.schema([("id", pa.int64())]), primary_key="id")
+    people.append({"id": 1})
+    (folder / "rows.json").write_text('{"id": 2}\n')
+    return folder
+
+
+def _loaded(program: str, *arguments: str, folder: Path = ROOT) -> set[str]:
+    """Which of the heavy libraries a program has loaded when it ends."""
+    shown = f"print(*[name for name in {sorted(HEAVY)!r} if name in sys.modules])"
+    command = [sys.executable, "-c", f"import sys\n{program}\n{shown}", *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("name", tm.__all__)
+def test_a_public_name_loads_no_library_but_arrow(name: str) -> None:
+    assert _loaded(f"import tidemark as tm; tm.{name}") == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (("describe", "./logs"), CHECKPOINTS),
+        (("files", "./logs"), CHECKPOINTS),
+        (("history", "./logs"), CHECKPOINTS),
+        (("sql", "./logs", "select count(*) from t"), CHECKPOINTS | {"duckdb"}),
+        (("search", "./logs", "hello", "--index", "words"), CHECKPOINTS | {"tantivy"}),
+        (("describe", "./people"), {"google.protobuf"}),
+        (("get", "./people", "1"), {"google.protobuf"}),
+        (("append", "./people", "rows.json", "--format", "ndjson"), {"duckdb", "google.protobuf", "pandas"}),
+    ],
+    ids=lambda part: " ".join(part[:2]) if isinstance(part, tuple) else "",
+)
+def test_a_command_loads_what_it_needs(place: Path, arguments: tuple[str, ...], needed: frozenset[str]) -> None:
+    program = "from pipelines.cli import main; assert main(sys.argv[1:]) == 0"
+    assert _loaded(program, *arguments, folder=place) <= PRINTING | needed
