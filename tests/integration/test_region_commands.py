@@ -90,7 +90,7 @@ def test_a_merge_that_one_record_blocks_goes_on_with_set_aside(
         writer.patch({"tailnum": "b", "model": "X"})
         writer.flush()
     request = JobRequest(table_uri=table.uri)
-    with pytest.raises(InvalidInput, match="region .*, generations 1 to 1: generation 1, record 1, key tailnum='b'"):
+    with pytest.raises(InvalidInput, match=r"region .*, generations 1 to 1: generation 1, record 1, key tailnum='b'"):
         run(request, spark)
     aside = parse(parser("merge", "").parse_args([*to_argv(request), "--set-aside"]))
     assert parse(parser("merge", "").parse_args(to_argv(aside))) == aside
