@@ -23,7 +23,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 from storage_core.errors import Corrupt, Unavailable
 from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
-from storage_core.os_errors import scratch, scratch_folder, unavailable
+from storage_core.os_errors import out_of_memory, scratch, scratch_folder, unavailable
 
 MAGIC = b"Obj\x01"
 SEAL_KEY = "tidemark.xxh3"
@@ -135,9 +135,9 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
             frame = context.read_avro(path)
             batches = [_right_sized(batch.to_pyarrow()) for batch in islice(frame.execute_stream(), 2)]
             table = pa.Table.from_batches(batches, frame.schema())
-        except MemoryError as error:
-            raise unavailable(where, error) from error
         except Exception as error:  # DataFusion raises plain exceptions, one class for everything
+            if out_of_memory(error):
+                raise unavailable(where, error) from error
             if _OF_THE_SYSTEM.search(str(error)):  # the file was whole when it was inspected
                 raise Unavailable(
                     f"{where}: a copy of it cannot be read: {error}; try again later", key=where

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, RegionSealed
+from storage_core.errors import Corrupt, InvalidInput, RegionSealed, Unavailable
 from storage_core.formats import generation_manifest, keys, wal_entry
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.fsck.check import fsck
@@ -19,6 +19,7 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed
 from storage_core.region import generation, merge, records, reshape, wal
 from storage_core.region.manifest import read_latest, region_of
+from storage_core.region.refused import refused
 from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.key_limit import MAX_KEY_BYTES
@@ -164,6 +165,22 @@ def test_an_error_of_a_merge_names_region_and_generation() -> None:
     with pytest.raises(InvalidInput, match=f"merging region {work.region}, generations 1 to 1: ") as raised:
         merge.execute(table.store, replace(work, context=narrow), ids=SeededIds(1), now_ms=0)
     assert raised.value.context["generations"] == [1]
+
+
+def test_a_merge_that_lacks_memory_is_unavailable_and_blames_no_record() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        writer.put([_row("a"), _row("b")])
+        writer.flush()
+    (work,) = merge.plan(table.store, table.snapshot)
+    rows = pa.table({"a": [1, 2]})
+
+    def attempt(part: pa.Table) -> None:
+        pa.allocate_buffer(2**60 * part.num_rows)
+
+    named = f"merging region {work.region}, generations 1 to 1: Cannot allocate memory"
+    with pytest.raises(Unavailable, match=named), merge._naming(work):
+        list(refused(rows, attempt))
 
 
 REQUIRED = pa.schema([PLANES.field("tailnum"), pa.field("seats", pa.int64(), nullable=False), PLANES.field("model")])
