@@ -85,10 +85,11 @@ def ingest(item: Item) -> Answer:
 
 
 def merge(item: Item) -> Answer:
-    """Merge the waiting generations of one region."""
+    """Merge the waiting generations of one region; `set_aside` says whether what cannot be applied is quarantined."""
     store = MeteredStore(open_store(item["table_uri"]))
     work = MergeWork.from_json(item["work"])
-    result = region_merge.execute(store, work, ids=SystemIds(), now_ms=SystemClock().now_ms())
+    now_ms = SystemClock().now_ms()
+    result = region_merge.execute(store, work, ids=SystemIds(), now_ms=now_ms, set_aside=item["set_aside"])
     return {"result": result.to_json(), "requests": store.requests}
 
 

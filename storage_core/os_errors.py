@@ -8,6 +8,7 @@ import functools
 import glob
 import mmap
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ _ADVICE: Final = {
 REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
 """Errors that say that a call changed nothing. After any other the call may have taken effect, as over a network."""
 
+# Errors of DuckDB, of DataFusion and Rust's allocator, and of Python's threads: they have no class that says it.
+_LACKS_MEMORY = re.compile(
+    r"^(Out of Memory Error|Resources exhausted|can't start new thread)|\(os error 12\)|memory allocation of \d+ bytes"
+)
 _NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
 _FILES = 8
 _LOCKED = ".locked"
@@ -61,9 +66,18 @@ def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
 
 def of_the_system(error: BaseException) -> bool:
     """Whether the system refused something, and not the bytes: of those Arrow's errors have no number."""
-    if isinstance(error, OSError):
-        return error.errno is not None
-    return isinstance(error, MemoryError) or _of_a_thread(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return True
+    return (
+        out_of_memory(error) or type(error).__name__ == "ArrowException"
+    )  # Arrow's class for a thread, of all its own
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was lacking, whoever says so: Python, Arrow, DuckDB, the system, Rust, a thread for its stack."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or _LACKS_MEMORY.search(str(error)) is not None
 
 
 @contextmanager
@@ -168,11 +182,6 @@ def _require(*, files: int, size: int) -> None:
     finally:
         for each in held:
             os.close(each)
-
-
-def _of_a_thread(error: BaseException) -> bool:
-    """A thread that did not start: Python has no class for it, and Arrow the one of all its classes."""
-    return "can't start new thread" in str(error) or type(error).__name__ == "ArrowException"
 
 
 def _named(error: Exception) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import faulthandler
 import random
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
+
+from tests.limits import confine
 
 SEED = 13
 _SECONDS = 600  # a case that never ends is an error; how long a sound one takes is not judged
@@ -35,7 +36,7 @@ def survives(module: str, count: int) -> None:
 def work(case: Case) -> None:
     """Judge the cases that the command line asks for: `SEED COUNT`, or `SEED FIRST COUNT` to begin at one of them."""
     faulthandler.enable()
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    confine(_MEMORY_BYTES)
     seed, *first, count = map(int, sys.argv[1:])
     numbers = range(sum(first), sum(first) + count)
     wrong = []

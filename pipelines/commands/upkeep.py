@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,6 +80,9 @@ def merge(
     uri: Uri,
     *,
     _all: All = False,
+    set_aside: Annotated[
+        bool, typer.Option("--set-aside", help="Put what cannot be applied into quarantine, and merge the rest.")
+    ] = False,
     dry_run: DryRun = False,
     wait: Wait = None,
     master: Master = LOCAL_SPARK,
@@ -87,7 +91,8 @@ def merge(
     """Apply flushed generations to a keyed table's base."""
     from jobs.merge import run
 
-    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=master), as_json=as_json)
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), set_aside=set_aside)
+    run_job(run, request, as_json=as_json)
 
 
 def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:

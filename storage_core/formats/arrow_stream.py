@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from storage_core.errors import Corrupt
+from storage_core.os_errors import out_of_memory, unavailable
 
 # A stream of ours has the first kind only; Arrow raises each of the others for some bytes it has never seen.
 _REFUSALS = (
@@ -29,7 +30,8 @@ def read_stream(data: bytes | memoryview, what: str, where: str) -> tuple[pa.Tab
 
     `what` and `where`, the key, are for the error. Raises `Corrupt` for bytes that are no such stream: claims of
     lengths that do not hold, or that no LZ4 holds, before anything is allocated for them; offsets outside of their
-    values, text that is no UTF-8. Memory: what the rows take, at most 255 times the stream.
+    values, text that is no UTF-8. Raises `Unavailable` where memory is lacking. Memory: what the rows take, at most
+    255 times the stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
@@ -38,6 +40,8 @@ def read_stream(data: bytes | memoryview, what: str, where: str) -> tuple[pa.Tab
             records = reader.read_all()
         records.validate(full=True)
     except _REFUSALS as error:
+        if out_of_memory(error):  # whatever the bytes claim is compared with what they are, before
+            raise unavailable(where, error) from error
         raise Corrupt(f"{where}: {what} is no Arrow stream: {str(error)[:500]}", key=where) from error
     return records, records.schema.metadata or {}
 

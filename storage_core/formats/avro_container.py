@@ -10,58 +10,49 @@ from __future__ import annotations
 
 import io
 import re
-import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
-import cramjam
 import pyarrow as pa
 import xxhash
 
-from storage_core.errors import Corrupt, Unavailable, Unsupported
+from storage_core.errors import Corrupt, Unavailable
+from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
-from storage_core.os_errors import scratch, scratch_folder, unavailable
-
-if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdDecompressor, ZstdError
-else:
-    from backports.zstd import ZstdDecompressor, ZstdError
+from storage_core.os_errors import out_of_memory, scratch, scratch_folder, unavailable
 
 MAGIC = b"Obj\x01"
 SEAL_KEY = "tidemark.xxh3"
 OPEN_SEAL = "-" * 16
 SYNC_BYTES = 16
 MAX_HEADER_BYTES = 2**20
-MAX_EXPANDED_BYTES = 2**29
 MAX_RECORDS = 20_000_000
-_STEP = 2**20
-_BATCH_ROWS = 65_536
+_SCHEMA_KEY = b"avro.schema"
+_MARK = bytes(SYNC_BYTES)
 _OF_THE_SYSTEM = re.compile(r"os error \d+|code: \d+, kind")
 _LONGEST_LONG = 10
 
 # A damaged file fails in whichever decoder meets the damage first.
 _DAMAGE = (
-    ValueError,
+    *CODEC_DAMAGE,
     LookupError,
-    EOFError,
     TypeError,
     AttributeError,
     ArithmeticError,
     RecursionError,
-    ZstdError,
-    cramjam.DecompressionError,
-    zlib.error,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What the walk found: the codec of the blocks, their records, and their bytes when expanded."""
+    """What the walk found: schema and codec as the header says them, records, blocks, and their bytes when expanded."""
 
+    schema: bytes
     codec: str
     records: int
+    blocks: tuple[slice, ...]
     expanded_bytes: int
 
 
@@ -74,26 +65,31 @@ def inspect(data: bytes, where: str) -> Container:
     if not data.startswith(MAGIC):
         raise Corrupt(f"{where}: expected an Avro file, found {data[:4].hex(' ') or 'no bytes'}", key=where)
     cursor = _Cursor(data, len(MAGIC), where)
-    codec, least = _header(cursor)
+    schema, codec = _header(cursor)
+    least = least_bytes(schema, where)
     sync = cursor.take(SYNC_BYTES)
-    measure = _measure(codec, where)
+    measure = measure_of(codec, where)
     records = expanded = 0
+    blocks: list[slice] = []
     while not cursor.at_end:
         count, length = cursor.long(), cursor.long()
         if count < 0 or length < 0:
             raise Corrupt(f"{where}: a block claims {count} records in {length} bytes", key=where)
         records += count
+        blocks.append(slice(cursor.position, cursor.position + length))
         block = cursor.take(length)
         if records > MAX_RECORDS:
             raise Corrupt(f"{where}: claims more than {MAX_RECORDS} records", key=where)
-        expanded += _expanded(measure, block, MAX_EXPANDED_BYTES - expanded, where)
+        expanded += expanded_bytes(measure, block, MAX_EXPANDED_BYTES - expanded, where)
         if cursor.take(SYNC_BYTES) != sync:
             raise Corrupt(
                 f"{where}: the block before byte {cursor.position} does not end with the file's mark", key=where
             )
-    if records and not 0 < records * least <= expanded:  # of records without a byte a decoder reads on for ever
+    if (
+        records or expanded
+    ) and not 0 < records * least <= expanded:  # of records without a byte a decoder reads on for ever
         raise Corrupt(f"{where}: claims {records} records in {expanded} bytes", key=where)
-    return Container(codec=codec, records=records, expanded_bytes=expanded)
+    return Container(schema=schema, codec=codec, records=records, blocks=tuple(blocks), expanded_bytes=expanded)
 
 
 def read_records(data: bytes, where: str, inspected: Container | None = None) -> list[dict[str, Any]]:
@@ -106,10 +102,15 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
     import fastavro
     from fastavro.schema import SchemaParseException, UnknownType
 
+    found: list[dict[str, Any]] = []
     try:
-        return [cast("dict[str, Any]", record) for record in fastavro.reader(io.BytesIO(data))]
+        for block in fastavro.block_reader(io.BytesIO(data)):
+            found.extend(cast("dict[str, Any]", record) for record in block)
+            if block.bytes_.read(1):  # type: ignore[attr-defined]  # its stub lacks it
+                raise Corrupt(f"{where}: a block of {block.num_records} records holds more than them", key=where)
     except (*_DAMAGE, SchemaParseException, UnknownType) as error:
         raise Corrupt(f"{where}: damaged Avro file: {type(error).__name__}: {error}", key=where) from error
+    return found
 
 
 def read_columns(data: bytes, where: str, inspected: Container | None = None) -> pa.Table:
@@ -124,16 +125,18 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     with scratch_folder("tidemark-") as folder:
         # DataFusion reads files only. The folder is private to this call, and gone when it ends.
         path = folder / "block.avro"
-        with scratch(f"a copy of {where}"):
-            path.write_bytes(data)
-        context = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(_BATCH_ROWS))
+        plain = _plain_copy(data, found, where)
+        with scratch(f"a copy of {where}"), path.open("wb") as file:
+            file.writelines(plain)
+        # A batch for all records, and a next one for what there may be beside them: see `_plain_copy`.
+        context = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(max(1, found.records)))
         try:
             frame = context.read_avro(path)
-            batches = [_right_sized(batch.to_pyarrow()) for batch in frame.execute_stream()]
+            batches = [_right_sized(batch.to_pyarrow()) for batch in islice(frame.execute_stream(), 2)]
             table = pa.Table.from_batches(batches, frame.schema())
-        except MemoryError as error:
-            raise unavailable(where, error) from error
         except Exception as error:  # DataFusion raises plain exceptions, one class for everything
+            if out_of_memory(error):
+                raise unavailable(where, error) from error
             if _OF_THE_SYSTEM.search(str(error)):  # the file was whole when it was inspected
                 raise Unavailable(
                     f"{where}: a copy of it cannot be read: {error}; try again later", key=where
@@ -142,6 +145,29 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     if table.num_rows != found.records:
         raise Corrupt(f"{where}: expected {found.records} records, found {table.num_rows}", key=where)
     return table
+
+
+def _plain_copy(data: bytes, found: Container, where: str) -> list[bytes]:
+    """The file with one block that is not compressed, and claims a record per byte.
+
+    DataFusion reads on for ever where it has read the records that a block claims and bytes are left. A record takes a
+    byte at least, so of this block it never has: it ends where the bytes do, or fails within a record.
+    """
+    header = [MAGIC, _long(1), _long(len(_SCHEMA_KEY)), _SCHEMA_KEY, _long(len(found.schema)), found.schema, _long(0)]
+    blocks = [expand(found.codec, data[each], where) for each in found.blocks]
+    size = sum(map(len, blocks))
+    body = [_long(size), _long(size), *blocks, _MARK] if size else []
+    return [*header, _MARK, *body]
+
+
+def _long(number: int) -> bytes:
+    """A number that is not negative as Avro writes it: zig-zag, seven bits a byte, the least first."""
+    number <<= 1
+    written = bytearray()
+    while number >= 0x80:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])
 
 
 def _right_sized(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -216,11 +242,8 @@ class _Cursor:
         return self.take(size)
 
 
-def _header(cursor: _Cursor) -> tuple[str, int]:
-    """Read the header's map; return the codec and the least bytes of a record.
-
-    Raises `Corrupt` when it holds a seal that the file does not fit, or a schema that no decoder may follow.
-    """
+def _header(cursor: _Cursor) -> tuple[bytes, str]:
+    """Return schema and codec, which the header's map names. Raises `Corrupt` when the file does not fit its seal."""
     found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
         if key in found:
@@ -228,9 +251,7 @@ def _header(cursor: _Cursor) -> tuple[str, int]:
         found[key] = value
         if key == SEAL_KEY.encode():
             cursor.require_seal(value)
-    return found.get(b"avro.codec", b"null").decode("ascii", "replace"), least_bytes(
-        found.get(b"avro.schema", b""), cursor.where
-    )
+    return found.get(_SCHEMA_KEY, b""), found.get(b"avro.codec", b"null").decode("ascii", "replace")
 
 
 def _pairs(cursor: _Cursor) -> Iterator[tuple[bytes, bytes]]:
@@ -239,69 +260,3 @@ def _pairs(cursor: _Cursor) -> Iterator[tuple[bytes, bytes]]:
             cursor.long()
         for _ in range(abs(count)):
             yield cursor.sized(), cursor.sized()
-
-
-Measure = Callable[[bytes, int], int]
-"""The bytes that a block expands to, or more than `room` as soon as it is known to be more."""
-
-
-def _expanded(measure: Measure, block: bytes, room: int, where: str) -> int:
-    try:
-        size = measure(block, room)
-    except (ZstdError, cramjam.DecompressionError, zlib.error, ValueError, EOFError) as error:
-        raise Corrupt(f"{where}: damaged block: {error}", key=where) from error
-    if size > room:
-        raise Corrupt(f"{where}: expands beyond {MAX_EXPANDED_BYTES} bytes; no manifest of ours does", key=where)
-    return size
-
-
-def _measure(codec: str, where: str) -> Measure:
-    found = _MEASURES.get(codec)
-    if found is None:
-        raise Unsupported(
-            f"{where}: Avro codec {codec!r}; this release reads {', '.join(sorted(_MEASURES))}", key=where
-        )
-    return found
-
-
-def _plain(block: bytes, _room: int) -> int:
-    return len(block)
-
-
-def _deflated(block: bytes, room: int) -> int:
-    return _streamed(zlib.decompressobj(-zlib.MAX_WBITS), block, room)
-
-
-def _zstandard(block: bytes, room: int) -> int:
-    total = 0
-    while block and total <= room:
-        stream = ZstdDecompressor()
-        total += _streamed(stream, block, room - total)
-        block = stream.unused_data
-    return total
-
-
-def _streamed(stream: Any, block: bytes, room: int) -> int:
-    """Expand piece by piece, keeping nothing. zlib hands back what it has not consumed, zstd keeps it inside."""
-    total = len(stream.decompress(block, _STEP))
-    while not stream.eof and total <= room:
-        rest = getattr(stream, "unconsumed_tail", b"")
-        piece = stream.decompress(rest, _STEP)
-        if not piece and not rest:
-            raise EOFError(f"the block ends early after {len(block)} bytes")
-        total += len(piece)
-    return total
-
-
-def _snappy(block: bytes, room: int) -> int:
-    # The length in front is what the decoder allocates and enforces; four bytes of checksum follow the block.
-    claimed = int(cramjam.snappy.decompress_raw_len(block[:-4]))
-    return claimed if claimed <= room else room + 1
-
-
-_MEASURES: Mapping[str, Measure] = {
-    "null": _plain,
-    "deflate": _deflated,
-    "zstandard": _zstandard,
-    "snappy": _snappy,
-}

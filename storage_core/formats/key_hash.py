@@ -6,14 +6,14 @@ a type promotion keeps every filter usable. Different keys may collide, which a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 Hashes = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
 
 _PIECE_BYTES = 2**20
@@ -63,27 +63,32 @@ def _column_hashes(column: pa.ChunkedArray) -> Hashes:
 
 
 def _text_hashes(column: pa.ChunkedArray) -> Hashes:
-    parts = [_byte_hashes(piece.cast(pa.large_binary())) for chunk in column.chunks for piece in _pieces(chunk)]
+    parts = [_byte_hashes(chunk.cast(pa.large_binary())) for chunk in column.chunks]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
-
-
-def _pieces(texts: pa.Array) -> Iterator[pa.Array]:
-    """The texts in pieces of about a mebibyte: hashing needs some forty times the memory of the piece."""
-    count = texts.nbytes // _PIECE_BYTES + 1
-    bounds = [len(texts) * number // count for number in range(count + 1)]
-    yield from (texts.slice(start, end - start) for start, end in pairwise(bounds) if end > start)
 
 
 def _byte_hashes(texts: pa.Array) -> Hashes:
     """Multilinear hashing: the sum of every byte times a constant of its position, then mixed with the length."""
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    data = (
-        np.frombuffer(data_buffer, dtype=np.uint8)[offsets[0] : offsets[-1]] if data_buffer else np.zeros(0, np.uint8)
-    )
-    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
-    position = np.arange(len(data), dtype=np.uint64) - np.repeat(starts, lengths).astype(np.uint64)
-    weighted = (data.astype(np.uint64) + np.uint64(1)) * _mix((position + np.uint64(1)) * _GOLDEN)
-    # A prefix sum that wraps around: the difference of two of its elements is the exact sum in between, empty included.
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weighted, dtype=np.uint64)])
-    return _mix(sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64) * _GOLDEN)
+    data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer else np.zeros(0, np.uint8)
+    # Prefix sums wrap around: the difference of two of them is the exact sum in between, empty included.
+    sums = _prefix_sums(data, offsets)
+    return _mix(np.diff(sums) + np.diff(offsets).astype(np.uint64) * _GOLDEN)
+
+
+def _prefix_sums(data: Bytes, offsets: Places) -> Hashes:
+    """The sums up to each offset, a mebibyte at a time, of one text as of many: it takes some forty times as much."""
+    sums = np.zeros(len(offsets), np.uint64)
+    total = np.uint64(0)
+    for low in range(int(offsets[0]), int(offsets[-1]), _PIECE_BYTES):
+        high = min(low + _PIECE_BYTES, int(offsets[-1]))
+        first, last = np.searchsorted(offsets, low, side="right"), np.searchsorted(offsets, high, side="left")
+        starts, bounds = offsets[first - 1 : last], np.clip(offsets[first - 1 : last + 1], low, high)
+        position = np.arange(low, high, dtype=np.uint64) - np.repeat(starts, np.diff(bounds)).astype(np.uint64)
+        weighted = (data[low:high].astype(np.uint64) + np.uint64(1)) * _mix((position + np.uint64(1)) * _GOLDEN)
+        running = total + np.cumsum(weighted, dtype=np.uint64)
+        ended = slice(first, np.searchsorted(offsets, high, side="right"))
+        sums[ended] = running[offsets[ended] - low - 1]
+        total = running[-1]
+    return sums

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats.arrow_stream import read_stream
 
 LINES_FORMAT = 1
 ROWS_FORMAT = 2
@@ -98,8 +99,8 @@ def decode(data: bytes, key: str, entry_id: str | None) -> Entry:
             raise Unsupported(f"{key}: a quarantine entry of format {version}; upgrade", key=key)
         if entry_id != id_of(data):
             raise Corrupt(f"{key}: the content of the quarantine entry is not what was written", key=key)
-        return _rows_entry(body) if version == ROWS_FORMAT else _lines_entry(body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException) as error:
+        return _rows_entry(body, key) if version == ROWS_FORMAT else _lines_entry(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{key}: not a quarantine entry: {error!r}", key=key) from error
 
 
@@ -115,9 +116,8 @@ def _lines_entry(body: Mapping[str, Any]) -> RejectedLines:
     return RejectedLines(source=str(body["source"]), size=int(body["size"]), rejected=tuple(rejected))
 
 
-def _rows_entry(body: Mapping[str, Any]) -> SetAsideRows:
-    with pa.ipc.open_stream(base64.b64decode(body["rows"], validate=True)) as reader:
-        rows = reader.read_all()
+def _rows_entry(body: Mapping[str, Any], key: str) -> SetAsideRows:
+    rows, _ = read_stream(base64.b64decode(body["rows"], validate=True), "the quarantine entry", key)
     if rows.num_rows != body["count"]:
         raise ValueError(f"expected {body['count']} rows, found {rows.num_rows}")
     return SetAsideRows(

@@ -24,6 +24,7 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.index.native_errors import REBUILD
 from storage_core.index.text_limits import shortened
+from storage_core.os_errors import of_the_system
 from storage_core.settings.index import IndexDefinition
 
 _MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
@@ -192,8 +193,7 @@ def _damage(where: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error) as error:
         # Memory, threads and the disk are the machine's; Arrow raises an OSError without a number for damaged bytes.
-        of_the_system = isinstance(error, OSError) and error.errno is not None
-        if of_the_system or isinstance(error, MemoryError) or type(error) is pa.ArrowException:
+        if of_the_system(error):
             raise
         raise _damaged(where, f"{type(error).__name__}: {error}") from error
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
+from storage_core.os_errors import out_of_memory
 from storage_core.rows.calendar import BEYOND
 from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 
@@ -65,9 +66,9 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
         connection.register("raw", raw)
         try:
             table = connection.sql(_statement(raw.schema, target)).to_arrow_table()
-        except duckdb.OutOfMemoryException:  # which says nothing of the format
-            raise
         except duckdb.Error as error:
+            if out_of_memory(error):  # which says nothing of the format
+                raise
             problem = str(error).splitlines()[0]
             raise InvalidInput(f"time_format {target.time_format!r} cannot be used: {problem}") from error
     reasons = table.column(_REASON).combine_chunks()

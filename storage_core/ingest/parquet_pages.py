@@ -23,7 +23,15 @@ MOST_VALUES = 2**27
 """Values of one nested column in one row group: one row may hold all of them, and is read as a whole."""
 
 DELTA_BYTE_ARRAY: Final = 7
-_PLACES = {5: 2, 7: 2, 8: 4}  # the struct of a data page, of a dictionary, of a data page of version 2: its encoding
+
+# Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its three kinds of pages.
+_EXPANDED_SIZE, _STORED_SIZE = 2, 3
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 5, 7, 8
+_NUM_VALUES = 1
+_ENCODINGS = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
+
+# Kinds of fields in Thrift's compact protocol.
+_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 3, 4, 5, 6, 8, 12
 _MOST_FIELDS = 64
 _DEEPEST = 8
 
@@ -107,7 +115,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
             header, position = _struct(data, position, 0)
         except (IndexError, ValueError) as error:
             raise Corrupt(f"column {chunk.column}: the header of a page cannot be read") from error
-        expanded, length = header.get(2), header.get(3)
+        expanded, length = header.get(_EXPANDED_SIZE), header.get(_STORED_SIZE)
         if not isinstance(expanded, int) or not isinstance(length, int) or not 0 <= length <= end - position:
             raise Corrupt(f"column {chunk.column}: a page is not whole")
         most = max(LARGEST_PAGE, PAGE_RATIO * length)
@@ -115,10 +123,11 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
             raise Corrupt(
                 f"column {chunk.column}: a page expands from {length} to {expanded} bytes, {most} are the most"
             )
-        for place, encoding in _PLACES.items():
+        for place, encoding in _ENCODINGS.items():
             about = header.get(place)
             if isinstance(about, dict):
-                values += 0 if place == 7 else int(about.get(1, 0))  # a dictionary's are no rows'
+                if place != _DICTIONARY_PAGE:  # whose values are no rows'
+                    values += int(about.get(_NUM_VALUES, 0))
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
                     raise Corrupt(f"column {chunk.column}: its pages are encoded otherwise than the footer says")
         if values > MOST_VALUES and chunk.is_nested:
@@ -135,23 +144,23 @@ def _struct(data: bytes, position: int, depth: int) -> tuple[dict[int, Any], int
     for _ in range(_MOST_FIELDS):
         head = data[position]
         position += 1
-        if head == 0:
+        if head == _STOP:
             return found, position
         if head >> 4:
             field += head >> 4
         else:
             field, position = _signed(data, position)
         kind = head & 15
-        if kind in (1, 2):
-            found[field] = kind == 1
-        elif kind == 3:  # the protocol's number of a byte
+        if kind in (_TRUE, _FALSE):
+            found[field] = kind == _TRUE
+        elif kind == _BYTE:
             position += 1
-        elif kind in (4, 5, 6):
+        elif kind in (_I16, _I32, _I64):
             found[field], position = _signed(data, position)
-        elif kind == 8:  # of text
+        elif kind == _BINARY:
             length, position = _unsigned(data, position)
             position += length
-        elif kind == 12 and depth < _DEEPEST:  # of a struct
+        elif kind == _STRUCT and depth < _DEEPEST:
             found[field], position = _struct(data, position, depth + 1)
         else:
             raise ValueError(f"no page has a field of kind {kind}")

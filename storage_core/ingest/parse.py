@@ -24,6 +24,7 @@ from storage_core.ingest.line_files import ndjson_blocks, pattern_blocks
 from storage_core.ingest.lines import BLOCK_BYTES
 from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.rejection import Parsed, RejectedLine
+from storage_core.os_errors import out_of_memory
 
 __all__ = ["Parsed", "RejectedLine", "parse", "parse_blocks"]
 
@@ -60,14 +61,16 @@ def parse_blocks(
         found = error.found if isinstance(error, Corrupt) else error
         reason = f"the file cannot be used: {found}; land it again, whole, under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
-    except (duckdb.OutOfMemoryException, MemoryError) as error:
-        problem = (str(error).splitlines() or ["MemoryError"])[0]
-        raise Unavailable(
-            f"{landed.uri}/{landed.path}: to read it takes more memory than there is ({problem}); give the task more, "
-            "or land it in pieces",
-            file=landed.path,
-        ) from error
-    except OSError as error:
+    except (OSError, MemoryError, duckdb.Error) as error:
+        if out_of_memory(error):
+            problem = (str(error).splitlines() or ["MemoryError"])[0]
+            raise Unavailable(
+                f"{landed.uri}/{landed.path}: to read it takes more memory than there is ({problem}); give the task "
+                "more, or land it in pieces",
+                file=landed.path,
+            ) from error
+        if not isinstance(error, OSError):
+            raise
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
 
 

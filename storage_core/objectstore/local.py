@@ -36,7 +36,6 @@ from storage_core.objectstore.key_safety import (
 from storage_core.objectstore.local_files import (
     exclusive,
     list_folder,
-    open_durable_folder,
     open_folder,
     open_object,
     remove_abandoned,
@@ -116,8 +115,8 @@ class LocalStore:
         attempt = _Attempt()
         try:
             self._tidy()
-            with open_durable_folder(
-                self._root, folder_segments, key=key, create=True, known=self._durable_folders
+            with open_folder(
+                self._root, folder_segments, key=key, create=True, durable=self._durable_folders
             ) as folder:
                 match mode:
                     case IfAbsent():
@@ -147,9 +146,7 @@ class LocalStore:
         with (
             suppress(NotFound),
             typed(key),
-            open_durable_folder(
-                self._root, folder_segments, key=key, create=False, known=self._durable_folders
-            ) as folder,
+            open_folder(self._root, folder_segments, key=key, create=False, durable=self._durable_folders) as folder,
         ):
             os.fsync(folder)
 

@@ -33,45 +33,29 @@ DurableFolders = MutableSet[tuple[str, ...]]
 
 
 @contextmanager
-def open_folder(root: Path, segments: Sequence[str], *, key: str, create: bool) -> Iterator[int]:
+def open_folder(
+    root: Path, segments: Sequence[str], *, key: str, create: bool, durable: DurableFolders | None = None
+) -> Iterator[int]:
     """Yield a descriptor of the folder `segments` below `root`; with `create`, missing ones are made.
 
+    With `durable` the names of the folder and of all above it are durable then, also where they were there before:
+    whoever made them may have failed to make them durable. It remembers it, so that a folder costs one fsync of its
+    parent more, once, and the root one of each folder above it.
     Raises `NotFound` that names `key` when a folder is missing (or a file is in its place), `InvalidInput` when one is
-    a symlink, `Unavailable` when the system refuses.
+    a symlink, `Unavailable` when the system refuses, `OSError` when an fsync fails.
     """
     descriptor = _open_root(root, key, create=create)
     try:
-        for segment in segments:
-            child, _ = _open_child(descriptor, segment, key, create=create)
-            close(descriptor)
-            descriptor = child
-        yield descriptor
-    finally:
-        close(descriptor)
-
-
-@contextmanager
-def open_durable_folder(
-    root: Path, segments: Sequence[str], *, key: str, create: bool, known: DurableFolders
-) -> Iterator[int]:
-    """Yield what `open_folder` does; the names of the folder and of all above it are durable then.
-
-    Also where they were there before: whoever made them may have failed to make them durable. `known` remembers it, so
-    that a folder costs one fsync of its parent more, once, and the root one of each folder above it. Raises as
-    `open_folder`, and `OSError` when an fsync fails.
-    """
-    descriptor = _open_root(root, key, create=create)
-    try:
-        if () not in known:
+        if durable is not None and () not in durable:
             _fsync_above(root, descriptor)
-            known.add(())
+            durable.add(())
         for depth, segment in enumerate(segments, 1):
             child, made = _open_child(descriptor, segment, key, create=create)
             parent, descriptor = descriptor, child
             try:
-                if made or tuple(segments[:depth]) not in known:
+                if durable is not None and (made or tuple(segments[:depth]) not in durable):
                     os.fsync(parent)
-                    known.add(tuple(segments[:depth]))
+                    durable.add(tuple(segments[:depth]))
             finally:
                 close(parent)
         yield descriptor

@@ -15,6 +15,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.os_errors import of_the_system
 from storage_core.quarantine import keep
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
@@ -71,6 +72,8 @@ def _refused(rows: pa.Table, attempt: Attempt, start: int) -> Iterator[tuple[int
     try:
         attempt(rows)
     except REFUSALS as error:
+        if of_the_system(error):  # no row is to blame that memory is lacking
+            raise
         if rows.num_rows == 1:
             yield start, error
             return

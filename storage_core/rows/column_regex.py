@@ -140,7 +140,7 @@ def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
 
 def _of_many(least: str, greatest: str) -> str:
     """What all texts from `least` to `greatest` agree in is what these two agree in."""
-    prefix = _shared(least, greatest)[:MOST_PER_EDGE]
+    prefix = _shared(least[:MOST_PER_EDGE], greatest[:MOST_PER_EDGE])
     tail = f"(|{_ANYTHING})" if least == prefix else _ANYTHING
     return f"^{_escaped(prefix)}{tail}$"
 
@@ -180,9 +180,11 @@ def _edges(values: Sequence[str], node: _Edge, transitions: int) -> list[_Edge] 
 
 def _edge(values: Sequence[str], within: tuple[int, int], depth: int, most: int) -> _Edge:
     low, high = within
-    shared = _shared(values[low], values[high - 1])
-    label = shared[depth : depth + min(most, MOST_PER_EDGE)]
-    return _Edge(label, low, high, depth + len(label), cut=depth + len(label) < len(shared))
+    most = min(most, MOST_PER_EDGE)
+    ahead = slice(depth, depth + most + 1)  # one more than is kept, which tells whether it is cut
+    shared = _shared(values[low][ahead], values[high - 1][ahead])
+    label = shared[:most]
+    return _Edge(label, low, high, depth + len(label), cut=len(label) < len(shared))
 
 
 def _shared(a: str, b: str) -> str:

@@ -37,13 +37,17 @@ _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
 _M5 = np.uint32(0xE6546B64)
 _WORD_BYTES = 4
+_FEW = 32
+"""So few values are hashed each by itself: a step over columns costs about as much as so many words in Python."""
+_PIECE_WORDS = 2**16
 
 
 def murmur3(columns: Sequence[Column]) -> npt.NDArray[np.int32]:
     """Return one signed hash per row over the columns in order; the hash of each is the seed of the next.
 
     Nulls change nothing, so the hash of a row of nulls is 0. Columns are of one length. Raises `InvalidInput`
-    for a type that has no hash: lists, structs, maps. No Python loop over rows; text is hashed word by word.
+    for a type that has no hash: lists, structs, maps. No Python loop over rows; text is hashed word by word. Its memory
+    does not grow with the length of one text.
     """
     rows = len(columns[0]) if columns else 0
     hashes = np.zeros(rows, np.uint32)
@@ -143,12 +147,12 @@ def _sign_bytes(data: Bytes) -> Positions:
 
 
 def _hash_bytes(data: Bytes, starts: Positions, lengths: Positions, seeds: Hashes) -> Hashes:
-    """Hash the stretches of `data`: one step per word position, over the rows that reach so far."""
+    """Hash the stretches of `data`: one step per word position, over the rows that reach so far while they are many."""
     hashes = seeds.copy()
     words = lengths // _WORD_BYTES
     active = np.flatnonzero(words)
     position = 0
-    while len(active):
+    while len(active) > _FEW:
         at = starts[active] + position * _WORD_BYTES
         word = np.zeros(len(active), dtype=np.uint32)
         for byte in range(_WORD_BYTES):
@@ -156,6 +160,9 @@ def _hash_bytes(data: Bytes, starts: Positions, lengths: Positions, seeds: Hashe
         hashes[active] = _mix(hashes[active], word)
         position += 1
         active = active[words[active] > position]
+    for row in active:
+        start = starts[row] + position * _WORD_BYTES
+        hashes[row] = _hash_words(data[start : starts[row] + words[row] * _WORD_BYTES], int(hashes[row]))
     for byte in range(_WORD_BYTES - 1):
         active = np.flatnonzero(lengths % _WORD_BYTES > byte)
         at = starts[active] + words[active] * _WORD_BYTES + byte
@@ -163,12 +170,26 @@ def _hash_bytes(data: Bytes, starts: Positions, lengths: Positions, seeds: Hashe
     return _finish(hashes, lengths.astype(np.uint32))
 
 
+def _hash_words(data: Bytes, seed: int) -> int:
+    """Mix whole words into one hash: what does not depend on the word before for many at once, the rest in Python."""
+    found = seed
+    for piece in np.split(data, range(_PIECE_WORDS * _WORD_BYTES, len(data), _PIECE_WORDS * _WORD_BYTES)):
+        for word in _scrambled(piece.view("<u4")).tolist():
+            found ^= word
+            found = (((found << 13) | (found >> 19)) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    return found
+
+
+def _scrambled(words: Hashes) -> Hashes:
+    return _rotated(words * _C1, 15) * _C2
+
+
 def _rotated(values: Hashes, bits: int) -> Hashes:
     return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
 
 
 def _mix(hashes: Hashes, words: Hashes) -> Hashes:
-    mixed = hashes ^ (_rotated(words * _C1, 15) * _C2)
+    mixed = hashes ^ _scrambled(words)
     return _rotated(mixed, 13) * np.uint32(5) + _M5
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ from storage_core.table import Table
 from tests.chaos import upkeep
 from tests.chaos.board import now_ms
 from tests.chaos.model import COLUMNS, WHOLE, AppendModel, KeyedModel, Record, Row, bag, frozen
-from tests.scale import scaled
 
 SCHEMA = pa.schema(
     [
@@ -73,14 +71,6 @@ UNCACHED = 0.1
 BLOCK = 4
 
 Act = Callable[[], object]
-
-
-def seed_blocks(default: int) -> pytest.MarkDecorator:
-    """Parametrise a test by `seeds`, a few at a time: so many in all, or the one of `TIDEMARK_SEED`."""
-    one, count = os.environ.get("TIDEMARK_SEED"), scaled(default)
-    blocks = [range(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
-    chosen = blocks if one is None else [range(int(one), int(one) + 1)]
-    return pytest.mark.parametrize("seeds", chosen, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 
 
 def run(seeds: range, folder: Path, *, keyed: bool) -> None:

@@ -10,7 +10,6 @@ import io
 import json
 import pickle
 import re
-import resource
 import struct
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from storage_core.errors import TidemarkError
 from storage_core.ingest import expansion, parquet_pages
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from storage_core.ingest.parse import parse_blocks
+from tests.limits import confine
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 6 * 2**30  # most of which is mapped and never touched
@@ -189,7 +189,7 @@ def measure(folder: str) -> None:
     """Read each case in this process; print what came of it, and by how much memory grew at most."""
     # A thirty-second of what files may expand to and hold, so that this takes seconds: a block of lines still fits.
     expansion.ANY_RATIO_BYTES, parquet_pages.MOST_VALUES = 2**25, 2**22
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    confine(ADDRESS_SPACE)
     found, grown = {}, {}
     for number, (name, case) in enumerate(CASES.items()):
         landed = LandedFile(str(number), (Path(folder) / str(number)).stat().st_size, folder)

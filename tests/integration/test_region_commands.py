@@ -15,12 +15,17 @@ import pyarrow as pa
 import pytest
 
 from jobs.code_archive import ROOT
+from jobs.merge import run
+from jobs.request import JobRequest, parse, parser, to_argv
+from jobs.spark import Spark
 from pipelines.cli import main
 from pipelines.commands.unmerged import _print
+from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.read.tail import CollectedEntries
-from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from tests.unit.lenient_writer import lenient
 from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("n", pa.int64())])
@@ -73,6 +78,25 @@ def test_a_merged_table_has_nothing_that_waits(table: Table, capsys: pytest.Capt
     assert answers(capsys, "tail", table.uri) == []
     assert main(["tail", table.uri]) == 0
     assert capsys.readouterr().out == "nothing waits: every acknowledged record is merged\n"
+
+
+def test_a_merge_that_one_record_blocks_goes_on_with_set_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Spark
+) -> None:
+    required = PLANES.set(1, pa.field("seats", pa.int64(), nullable=False))
+    table = Table.create(str(tmp_path / "planes"), required, primary_key="tailnum")
+    with lenient(table.store, table.snapshot, clock=SystemClock(), ids=SystemIds()) as writer:
+        writer.put({"tailnum": "a", "seats": 1})
+        writer.patch({"tailnum": "b", "model": "X"})
+        writer.flush()
+    request = JobRequest(table_uri=table.uri)
+    with pytest.raises(InvalidInput, match=r"region .*, generations 1 to 1: generation 1, record 1, key tailnum='b'"):
+        run(request, spark)
+    aside = parse(parser("merge", "").parse_args([*to_argv(request), "--set-aside"]))
+    assert parse(parser("merge", "").parse_args(to_argv(aside))) == aside
+    assert run(aside, spark).status == "committed"
+    assert [kept["source"] for kept in answers(capsys, "quarantine", table.uri)] == ["merge"]
+    assert Table.open(table.uri).scan().to_arrow().num_rows == 1
 
 
 def test_each_region_is_listed_with_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from storage_core.errors import TidemarkError
 from storage_core.formats import raw_chunk
-from storage_core.formats.avro_container import MAGIC, OPEN_SEAL, SEAL_KEY, read_records, seal
+from storage_core.formats.avro_container import MAGIC, OPEN_SEAL, SEAL_KEY, read_columns, read_records, seal
 from storage_core.formats.avro_state import (
     Compression,
     ManifestInfo,
@@ -54,8 +54,7 @@ CHUNK = RawChunk(
     first=1,
     records=tuple(LogRecord(timestamp_ms=1, table="t", operation="put", fields="{}") for _ in range(5)),
 )
-# Not `read_columns`: DataFusion reads on for ever where a block holds more than the records that it claims.
-READERS: tuple[Callable[[bytes, str], object], ...] = (decode_state, raw_chunk.decode, read_records)
+READERS: tuple[Callable[[bytes, str], object], ...] = (decode_state, raw_chunk.decode, read_records, read_columns)
 
 
 def _long(number: int) -> bytes:

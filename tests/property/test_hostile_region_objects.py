@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from storage_core.formats.region_manifest import FlushedGeneration, RegionManife
 from storage_core.formats.region_registry import Registry
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.settings.region_fields import Region
+from tests.limits import address_space, confine
 from tests.scale import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,8 +220,7 @@ def read_all(count: int, seed: int) -> None:
     """Read every object; print what none of our errors describes, and how many were refused."""
     faults, refused, name = [], 0, ""
     pa.array([1]).to_pylist()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, used + ROOM_BYTES))
+    confine(address_space(ROOM_BYTES)[1])
     for name, (data, read) in made(count, seed):
         sys.stderr.write(f"{name}\n")
         try:

@@ -13,11 +13,11 @@ from tests.scale import scaled
 BLOCK = 100
 
 
-def seed_blocks(default: int) -> pytest.MarkDecorator:
+def seed_blocks(default: int, block: int = BLOCK) -> pytest.MarkDecorator:
     """Parametrise a test by `seeds`, blocks of them: few enough tests, and each of them soon over."""
     one, count = os.environ.get("TIDEMARK_SEED"), scaled(default)
     blocks = (
-        [range(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
+        [range(start, min(start + block, count)) for start in range(0, count, block)]
         if one is None
         else [range(int(one), int(one) + 1)]
     )

@@ -10,8 +10,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
 from tests.hostile_worker import say
+from tests.limits import address_space, limited, open_files
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), ("text", pa.string()), ("tag", pa.string())])
 INDEXES = (IndexDefinition("words", "fulltext", ("text",)), IndexDefinition("tags", "bitmap", ("tag",)))
@@ -69,34 +69,13 @@ def half_indexed(store: ObjectStore) -> Snapshot:
     return snapshot
 
 
-@contextmanager
-def limited(kind: int, amount: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (amount, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, (soft, hard))
-
-
-def open_files(step: int) -> tuple[int, int]:
-    free = os.dup(0)
-    os.close(free)
-    return resource.RLIMIT_NOFILE, free + step
-
-
-def address_space(step: int) -> tuple[int, int]:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return resource.RLIMIT_AS, pages * resource.getpagesize() + step * 2**20
-
-
 def file_size(step: int) -> tuple[int, int]:
     return resource.RLIMIT_FSIZE, step * 64
 
 
 CONDITIONS: dict[str, Callable[[int], tuple[int, int]]] = {
     "open-files": open_files,
-    "address-space": address_space,
+    "address-space": lambda step: address_space(step * 2**20),
     "file-size": file_size,
 }
 

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -155,3 +156,25 @@ def test_a_header_that_claims_too_much_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(avro_container, "MAX_HEADER_BYTES", 100)
     with pytest.raises(Corrupt, match="claimed in the header"):
         inspect(avro_container.MAGIC + _long(1) + _long(101) + b"x" * 101, "f")
+
+
+RECORD = _long(7) + _long(1) + b"t"
+_TWO = _long(1) + _long(2 * len(RECORD)) + 2 * RECORD + SYNC
+_PART = _long(1) + _long(len(RECORD) + 1) + RECORD + b"\x00" + SYNC
+_FEWER = _long(3) + _long(2 * len(RECORD)) + 2 * RECORD + SYNC
+_NONE = _long(0) + _long(len(RECORD)) + RECORD + SYNC
+
+
+@pytest.mark.parametrize("read", [read_columns, read_records])
+@pytest.mark.parametrize("body", [_TWO, _PART, _FEWER, _NONE, _PART * 3, RECORD.join([b"", _TWO, _PART])])
+def test_a_block_that_holds_other_than_the_records_it_claims_is_refused(
+    read: Callable[[bytes, str], object], body: bytes
+) -> None:
+    """DataFusion read on for ever where bytes were left."""
+    with pytest.raises(Corrupt, match=r"^f: "):
+        read(_header("null") + body, "f")
+
+
+def test_a_file_without_records_is_an_empty_table() -> None:
+    found = read_columns(_header("null"), "f")
+    assert (found.num_rows, found.column_names) == (0, ["n", "t"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import bloom
 from storage_core.formats.key_hash import Hashes, key_hashes
+
+STORED = [16294208416658607535, 6517859028267526135, 5818349205131900139]
 
 
 def _hashes(values: pa.Array | pa.ChunkedArray) -> Hashes:
@@ -114,3 +118,20 @@ def test_texts_of_several_mebibytes_hash_as_each_does_alone() -> None:
     texts = [f"{number} " * (number * 317 % 5_000) for number in range(300)]
     assert sum(map(len, texts)) > 2 * 2**20
     assert _hashes(pa.array(texts)).tolist() == [int(_hashes(pa.array([text]))[0]) for text in texts]
+
+
+def test_hashing_one_long_key_takes_no_memory_in_proportion() -> None:
+    """Some forty times its bytes: 700 MB for a key of 17 MB."""
+    rows = pa.table({"k": ["a", "k" * (8 * 2**20), "b"]})
+    tracemalloc.start()
+    try:
+        found = key_hashes(rows, ["k"])
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert found.tolist() == [key_hashes(rows.slice(at, 1), ["k"])[0] for at in range(3)]
+
+
+def test_hashes_are_those_that_are_stored() -> None:
+    """As the first release wrote them."""
+    assert _hashes(pa.array(["", "a", "é" * 700_000])).tolist() == STORED

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.rows.column_regex import MOST_DISTINCT, ColumnRegexes, column_regex, mismatches
+from tests.steps import steps_of
 
 GOLDEN = [
     (["a"], "^a$"),
@@ -94,3 +95,12 @@ def test_an_expression_that_misses_a_value_is_told_with_the_value() -> None:
     assert "cannot be matched" in number
     (absent,) = mismatches(rows, {"gone": "^$"})
     assert "does not have" in absent
+
+
+def test_a_long_value_costs_no_step_per_character() -> None:
+    long = "k" * 100_000
+    assert column_regex([long]) == column_regex([long + "k"]) == f"^{'k' * 64}[\\s\\S]+$"
+    assert steps_of(lambda: column_regex([long, long + "a"])).count < 1000
+    many = ColumnRegexes(["a"])
+    many.add(pa.table({"a": ["k" * 5000 + str(number) for number in range(MOST_DISTINCT + 1)]}))
+    assert steps_of(many.result).count < 1000

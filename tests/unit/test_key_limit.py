@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, RegionSealed
+from storage_core.errors import Corrupt, InvalidInput, RegionSealed, Unavailable
 from storage_core.formats import generation_manifest, keys, wal_entry
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.fsck.check import fsck
@@ -18,17 +18,15 @@ from storage_core.quarantine import read_entries
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed
 from storage_core.region import generation, merge, records, reshape, wal
-from storage_core.region.claim import claim
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.options import WriterOptions
-from storage_core.region.records import RecordBuilder
-from storage_core.region.spec import first_specs, only_region
+from storage_core.region.refused import refused
+from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
-from storage_core.rows.fold import record_schema
 from storage_core.rows.key_limit import MAX_KEY_BYTES
 from storage_core.table import Table
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
+from tests.unit import lenient_writer
 
 LONG = "k" * (MAX_KEY_BYTES + 1)
 LONGEST = "k" * MAX_KEY_BYTES
@@ -169,18 +167,29 @@ def test_an_error_of_a_merge_names_region_and_generation() -> None:
     assert raised.value.context["generations"] == [1]
 
 
+def test_a_merge_that_lacks_memory_is_unavailable_and_blames_no_record() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    with table.writer() as writer:
+        writer.put([_row("a"), _row("b")])
+        writer.flush()
+    (work,) = merge.plan(table.store, table.snapshot)
+    rows = pa.table({"a": [1, 2]})
+
+    def attempt(part: pa.Table) -> None:
+        pa.allocate_buffer(2**60 * part.num_rows)
+
+    named = f"merging region {work.region}, generations 1 to 1: Cannot allocate memory"
+    with pytest.raises(Unavailable, match=named), merge._naming(work):
+        list(refused(rows, attempt))
+
+
 REQUIRED = pa.schema([PLANES.field("tailnum"), pa.field("seats", pa.int64(), nullable=False), PLANES.field("model")])
 TWO = first_specs([{"transform": "bucket", "source": "tailnum", "n": 2}], PLANES)[-1].fields
 NASTY = "\x1b[2J\n" + "n" * 5000
 
 
 def lenient(table: KeyedTable) -> RegionWriter:
-    """A writer that takes patches which lack what is required, as no door does today."""
-    region = only_region(table.snapshot.table_id, table.snapshot.config.region_spec)
-    schema = record_schema(PLANES)
-    claimed = claim(table.store, region, record_schema=schema, clock=table.clock, ids=table.ids)
-    builder = RecordBuilder(PLANES, ("tailnum",))
-    return RegionWriter(claimed, builder=builder, ids=table.ids, options=WriterOptions(), late=None, indexes=())
+    return lenient_writer.lenient(table.store, table.snapshot, clock=table.clock, ids=table.ids)
 
 
 @pytest.fixture
@@ -257,6 +266,25 @@ def test_what_is_set_aside_leaves_the_base_row_of_its_key(stuck: KeyedTable) -> 
     assert entry.rows.num_rows == 2
 
 
+def test_a_key_of_17_mb_that_cannot_be_merged_is_named_cut_and_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "k" * 17_000_000
+    table = KeyedTable(MemoryStore("planes")).create(REQUIRED)
+    with monkeypatch.context() as before, lenient(table) as writer:
+        before.setattr(records, "require_short_keys", lambda *_: None)
+        writer.put(_row("a"))
+        writer.patch({"tailnum": key, "model": "X"})
+        writer.flush()
+    reshape.seal_spec(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
+    with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum='kkk") as raised:
+        table.merge()
+    assert len(str(raised.value)) < 1000
+    reshape.change_regions(table.log, TWO, set_aside=True)
+    assert set(seats(table)) == {"a"}
+    ((_, entry),) = read_entries(table.store)
+    assert isinstance(entry, SetAsideRows)
+    assert entry.rows.column("tailnum").to_pylist() == [key]
+
+
 def test_a_record_without_a_key_is_named_and_set_aside() -> None:
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
@@ -275,9 +303,9 @@ def test_a_record_without_a_key_is_named_and_set_aside() -> None:
     assert seats(table) == {"a": 1}
 
 
-def test_a_sealed_region_with_a_key_of_600_kb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the release before left it: the bounds of its generation uncut, and the region sealed before it was merged."""
-    key = "k" * 600_000
+    key = "k" * 17_000_000
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:
         before.setattr(records, "require_short_keys", lambda *_: None)

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +20,7 @@ from storage_core.objectstore.contract import (
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.local_files import exclusive
 from storage_core.testkit.store_conformance import StoreConformance, WriteNumberConformance
+from tests.limits import limited, open_files
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -145,23 +143,10 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
         LocalStore(tmp_path / "file").put("k", b"", IfAbsent())
 
 
-@contextmanager
-def files_left(count: int) -> Iterator[None]:
-    """The process may open this many files more: what follows fails like any call that the file system refuses."""
-    free = os.dup(0)
-    os.close(free)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_root_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a", b"1", IfAbsent())
-    with files_left(0):
+    with limited(*open_files(0)):
         with pytest.raises(Unavailable, match="Too many open files"):
             store.get("a")
         with pytest.raises(Unavailable, match="Too many open files"):
@@ -175,9 +160,9 @@ def test_a_root_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_listed_is_unavailable(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a", b"1", IfAbsent())
-    with files_left(1), pytest.raises(Unavailable, match="Too many open files"):
+    with limited(*open_files(1)), pytest.raises(Unavailable, match="Too many open files"):
         list(store.list(""))
-    with files_left(2), pytest.raises(Unavailable, match="Too many open files"):
+    with limited(*open_files(2)), pytest.raises(Unavailable, match="Too many open files"):
         LocalStore(tmp_path).put("b", b"1", IfAbsent())
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from decimal import Decimal
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.murmur3 import murmur3
+from tests.steps import steps_of
 
 NTZ = pa.timestamp("us")
 TIMES = [*map(dt.datetime.fromisoformat, ("1970-01-01T00:00:01", "2024-02-29", "1969-12-31"))]
@@ -73,6 +75,30 @@ def test_text_of_any_layout_and_any_slice_hashes_as_its_bytes() -> None:
     assert murmur3([pa.array(["zz", *texts, "zz"]).slice(1, len(texts))]).tolist() == plain
     assert murmur3([pa.chunked_array([texts[:3], texts[3:]])]).tolist() == plain
     assert murmur3([pa.array(texts[1:2])]).tolist() == plain[1:2]
+
+
+def test_a_long_text_costs_steps_by_its_length_and_not_by_its_words() -> None:
+    """A step over columns per word took two minutes for a text of 17 MB."""
+    text = pa.array(["é" * 50_000])
+    assert steps_of(lambda: murmur3([text])).count < 10 * 100_000 / 4
+    many = pa.array(["é" * 50_000, *["a"] * 100, "xyz" * 70_000])
+    assert murmur3([many])[[0, -1]].tolist() == [*murmur3([text]), *murmur3([many.slice(101)])]
+
+
+def test_a_text_of_many_words_hashes_as_spark_does() -> None:
+    """Word by word, as the definition says it."""
+    for text in (b"0123456789" * 30_000, b"\xff\x80" * 3 + b"x" * 70_001, b"", b"abc"):
+        found = 0
+        whole = len(text) // 4 * 4
+        for word in [*struct.iter_unpack("<I", text[:whole]), *((byte - (byte >> 7 << 8),) for byte in text[whole:])]:
+            mixed = (word[0] & 0xFFFFFFFF) * 0xCC9E2D51 & 0xFFFFFFFF
+            found ^= (mixed << 15 | mixed >> 17) * 0x1B873593 & 0xFFFFFFFF
+            found = ((found << 13 | found >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
+        found ^= len(text)
+        found = (found ^ found >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+        found = (found ^ found >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+        expected = found ^ found >> 16
+        assert murmur3([pa.array([text])]).view(np.uint32).tolist() == [expected]
 
 
 def test_a_null_leaves_the_hash_of_the_columns_before_it() -> None:

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import base64
+import json
+import struct
+
 import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.ingest.parse import RejectedLine
@@ -76,3 +81,18 @@ def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> Non
     assert standing(store, most=1).unread == 2
     store.delete(keys)
     assert standing(store).lines == 0
+
+
+def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
+    """Arrow believes an offset until the value is looked at, and then reads what lies there."""
+    rows = pa.table({"text": ["aa", "bb", "cc"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    offsets = struct.pack("<4i", 0, 2, 4, 6)
+    hostile = sink.getvalue().to_pybytes().replace(offsets, struct.pack("<4i", 0, 2**30, 4, 6))
+    sound = SetAsideRows(source="s", reason="r", by="b", arrived_ms=1, rows=rows)
+    body = {**json.loads(quarantine_entry.encode(sound)), "rows": base64.b64encode(hostile).decode()}
+    data = json.dumps(body, sort_keys=True).encode()
+    with pytest.raises(Corrupt, match="q: the quarantine entry is no Arrow stream"):
+        quarantine_entry.decode(data, "q", quarantine_entry.id_of(data))

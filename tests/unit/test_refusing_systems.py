@@ -185,6 +185,7 @@ from storage_core.errors import NotWritten, TidemarkError, Unavailable
 from storage_core.objectstore.contract import Committed, IfAbsent
 from storage_core.objectstore.local import LocalStore
 from storage_core.table import Table
+from tests import limits
 
 root = sys.argv[1]
 table = Table.create(root + "/t", pa.schema([("a", pa.int64()), ("b", pa.string())]))
@@ -193,16 +194,13 @@ store = LocalStore(root + "/t")
 
 
 def limited(kind, soft, act):
-    before = resource.getrlimit(kind)
-    resource.setrlimit(kind, (soft, before[1]))
     try:
-        act()
+        with limits.limited(kind, soft):
+            act()
     except TidemarkError as error:
         found = f"{type(error).__name__}: {error}"
     else:
         found = "done"
-    finally:
-        resource.setrlimit(kind, before)
     print(found, flush=True)
 """
 
