@@ -8,6 +8,6 @@ from tests.chaos import sequence
 from tests.chaos.sequence import seed_blocks
 
 
-@seed_blocks(12)
+@seed_blocks(8)
 def test_after_every_operation_an_append_table_answers_as_its_model_does(seeds: range, tmp_path: Path) -> None:
     sequence.run(seeds, tmp_path, keyed=False)

@@ -8,6 +8,6 @@ from tests.chaos import sequence
 from tests.chaos.sequence import seed_blocks
 
 
-@seed_blocks(23)
+@seed_blocks(27)
 def test_after_every_operation_a_keyed_table_answers_as_its_model_does(seeds: range, tmp_path: Path) -> None:
     sequence.run(seeds, tmp_path, keyed=True)
