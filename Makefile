@@ -40,11 +40,11 @@ demo: setup ## Run the whole pipeline on real data through Dagster and ask it fi
 test: setup ## Run the tests that speak for the product: some minutes on two cores
 	@$(WITH_JAVA) $(PYTEST) -m "not extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-test-all: setup ## Run all tests but those that need a browser or belong to soak
-	@$(WITH_JAVA) $(PYTEST) -m "not browser and not soak" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+test-all: setup ## Run all tests but those that need a browser
+	@$(WITH_JAVA) $(PYTEST) -m "not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-rest: setup ## Run what test-all runs and test does not (tests/tiers.py says which)
-	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser and not soak" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	@$(WITH_JAVA) $(PYTEST) -m "extended and not browser" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-browser: setup ## Install Chromium where it is missing and run the tests of the Dagster UI in it
 	@TIDEMARK_CHROMIUM="$$($(VENV)/python -m scripts.find_browser)" && export TIDEMARK_CHROMIUM && \

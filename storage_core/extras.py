@@ -1,4 +1,4 @@
-"""What `pip install tidemark` alone does not bring, and the extra that does (decision 0097)."""
+"""What `pip install tidemark` alone does not bring, and the extra that does (decision 0095)."""
 
 from __future__ import annotations
 

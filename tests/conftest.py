@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import SOAK, is_extended
+from tests.tiers import is_extended
 
 if TYPE_CHECKING:
     from jobs.spark import Spark
@@ -42,8 +42,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_extended(item.path.relative_to(REPOSITORY).as_posix(), {mark.name for mark in item.iter_markers()}):
             item.add_marker(pytest.mark.extended)
-        if item.path.relative_to(REPOSITORY).as_posix() in SOAK:
-            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,16 +45,6 @@ LONG = frozenset(
 """Files that are extended for other reasons: kills, pauses, processes that race, matrices of faults."""
 
 
-SOAK = frozenset(
-    {
-        "tests/chaos/test_killed_and_paused_processes.py",
-        "tests/chaos/test_sequences_on_append_tables.py",
-        "tests/chaos/test_sequences_on_keyed_tables.py",
-    }
-)
-"""Files that only `make soak` runs: minutes of processor time each, until they cost less."""
-
-
 def is_extended(file: str, markers: Collection[str]) -> bool:
     """Return whether a test of this file (its path from the repository's root) with these markers is extended."""
     if file in SPEAK_FOR_THE_PRODUCT:

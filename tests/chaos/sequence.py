@@ -1,8 +1,9 @@
 """One table and its model, driven through random operations one after the other; both must agree after each.
 
-After each operation the table must answer as its model does: a scan or lookups of keys after every one, SQL and
-searches, too, after every few. So many seeds (`TIDEMARK_SCALE` times as many in a soak), each with a table of its own;
-`TIDEMARK_SEED` runs just that one.
+After each operation the table must answer as its model does: a scan or lookups of keys after every one, SQL or a
+search, too, after every few; after more of them every byte is checked. An operation that only reads is a check itself.
+So many seeds (`TIDEMARK_SCALE` times as many in a soak), each with a table of its own; `TIDEMARK_SEED` runs just that
+one.
 """
 
 from __future__ import annotations
@@ -62,15 +63,22 @@ NEVER_MS = 3_600_000
 """Rows that nobody waits for are written by a call of the sequence, never by time."""
 
 STEPS = 80
-FEW = 5
-"""After so many operations the table is asked in all ways, after each in one that is quick."""
+FEW = 8
+"""After so many operations the table is asked by SQL or by a search, too: they cost as much as an operation."""
+
+MANY = 25
+"""After so many operations every byte is checked."""
 
 UNCACHED = 0.1
 """How many of the searches find nothing that another one before made of the splits."""
 
 BLOCK = 4
 
+READS = {"time travel", "changes", "history"}
+"""Operations that compare what they read."""
+
 Act = Callable[[], object]
+Ask = Callable[[Table, str, list[Row]], None]
 
 
 def run(seeds: range, folder: Path, *, keyed: bool) -> None:
@@ -90,7 +98,10 @@ def run(seeds: range, folder: Path, *, keyed: bool) -> None:
 
 @dataclass(slots=True)
 class Sequence:
-    """A table in `folder` with its model. `done` are the operations so far, for who has to understand a failure."""
+    """A table in `folder` with its model. `done` are the operations so far, for who has to understand a failure.
+
+    `beside` is the same table opened long ago, which only reads: it holds a state that is behind.
+    """
 
     folder: Path
     random: Random
@@ -98,6 +109,7 @@ class Sequence:
     forgets: bool
     model: KeyedModel | AppendModel
     table: Table
+    beside: Table
     done: list[str] = field(default_factory=list)
     writer: TableWriter | None = None
     tags: dict[str, int] = field(default_factory=dict)
@@ -118,7 +130,7 @@ class Sequence:
             map_columns={"attrs": "merge"} if merges else {},
             bloom_filters=("n",) if random.random() < 0.3 else (),
             target_split_bytes=random.choice([4_000, 2**28]),
-            checkpoint_interval=random.choice([0, 3, 10]),
+            checkpoint_interval=random.choice([0, 4, 16]),
             checkpoint_format=random.choice(["avro", "json"]),
             gc_horizon_ms=0 if forgets else 1,
             version_retention_ms=0 if forgets else 3_600_000,
@@ -126,7 +138,7 @@ class Sequence:
         uri = (folder / "table-0").as_uri()
         create(TransactionLog(open_store(uri)), SCHEMA, config)
         model = KeyedModel(merges=merges) if keyed else AppendModel()
-        sequence = Sequence(folder, random, keyed, forgets, model, Table.open(uri))
+        sequence = Sequence(folder, random, keyed, forgets, model, Table.open(uri), Table.open(uri))
         sequence.note()
         return sequence
 
@@ -136,7 +148,12 @@ class Sequence:
         self.done.append(name)
         act()
         self.note()
-        self.compare()
+        if name not in READS:
+            self.compare()
+        if len(self.done) % FEW == 0:
+            self.compare(self.random.choice([self._compare_sql, self._compare_search]))
+        if len(self.done) % MANY == 0:
+            self.check()
 
     def note(self) -> None:
         """Remember the newest version."""
@@ -145,42 +162,40 @@ class Sequence:
         self.sure.add(version)
 
     def end(self) -> None:
-        """Write, flush and merge what is left, and check the bytes."""
-        self.close()
-        self.check()
+        """Flush and merge what is left, ask in all ways, and check the bytes."""
         if isinstance(self.model, KeyedModel):
             self.flush_all(self.model)
             upkeep.merge(self.table)
             self.model.merge()
         self.note()
-        self.compare()
+        for ask in [self._compare_scan, *[self._compare_get] * self.keyed, self._compare_sql, self._compare_search]:
+            self.compare(ask)
         self.check()
 
     # --- what is compared
 
-    def compare(self) -> None:
-        """Ask the table for its rows or for some of them, every few operations in all ways, and the model the same."""
-        quick = [self._compare_scan, *[self._compare_get] * self.keyed]
-        every = [*quick, self._compare_sql, self._compare_search]
-        for ask in every if len(self.done) % FEW == 0 else [self.random.choice(quick)]:
-            level = self.random.choice([*LEVELS, "latest"])
-            ask(level, self.model.seen(level))
+    def compare(self, ask: Ask | None = None) -> None:
+        """Ask the table, for its rows or for some of them if not told how, and the model the same."""
+        ask = ask or self.random.choice([self._compare_scan, *[self._compare_get] * self.keyed])
+        level = self.random.choice([*LEVELS, "latest"])
+        table = self.table if level == "snapshot" else self.random.choice([self.table, self.beside])
+        ask(table, level, self.model.seen(level))
 
-    def _compare_scan(self, level: str, rows: list[Row]) -> None:
+    def _compare_scan(self, table: Table, level: str, rows: list[Row]) -> None:
         if self.random.random() < 0.7:
-            self._same(self.table.scan(consistency=level).to_arrow().to_pylist(), rows, level)
+            self._same(table.scan(consistency=level).to_arrow().to_pylist(), rows, level)
             return
         least = self.random.randrange(100)
         wanted = (col("n") >= least) | (col("part") == "west")
-        found = self.table.scan(["part", "id", "n"], wanted, consistency=level).to_arrow().to_pylist()
+        found = table.scan(["part", "id", "n"], wanted, consistency=level).to_arrow().to_pylist()
         fits = [each for each in rows if (each["n"] or -1) >= least or each["part"] == "west"]
         assert Counter(tuple(each.values()) for each in found) == Counter(
             (each["part"], each["id"], each["n"]) for each in fits
         ), (level, least)
 
-    def _compare_sql(self, level: str, rows: list[Row]) -> None:
+    def _compare_sql(self, table: Table, level: str, rows: list[Row]) -> None:
         query = "select part, count(*), sum(n), min(id) from t where id > 0 group by part order by part"
-        answer = [tuple(row.values()) for row in self.table.sql(query, consistency=level).to_pylist()]
+        answer = [tuple(row.values()) for row in table.sql(query, consistency=level).to_pylist()]
         wanted = []
         for part in PARTS:
             inside = [each for each in rows if each["part"] == part and each["id"] > 0]
@@ -189,7 +204,7 @@ class Sequence:
                 wanted.append((part, len(inside), sum(known) if known else None, min(each["id"] for each in inside)))
         assert answer == wanted, level
 
-    def _compare_search(self, level: str, rows: list[Row]) -> None:
+    def _compare_search(self, table: Table, level: str, rows: list[Row]) -> None:
         one, other = self.random.sample(WORDS, 2)
         text: list[tuple[str, Callable[[list[str]], bool]]] = [
             (one, lambda words: one in words),
@@ -205,14 +220,16 @@ class Sequence:
         else:
             wanted = [each for each in rows if fits((each["words"] or "").split())]
         cache = None if self.random.random() < UNCACHED else self.folder / "cache"
-        found = self.table.search(query, index=index, limit=10_000, consistency=level, cache_dir=cache).to_pylist()
+        found = table.search(query, index=index, limit=10_000, consistency=level, cache_dir=cache).to_pylist()
         self._same(found, wanted, f"search {query} {level}")
 
-    def _compare_get(self, level: str, seen: list[Row]) -> None:
+    def _compare_get(self, table: Table, level: str, seen: list[Row]) -> None:
         rows = {(row["part"], row["id"]): row for row in seen}
         keys = [(part, number) for part in PARTS for number in IDS]
-        chosen = self.random.sample(keys, 3)
-        found = [self.table.get(chosen[0], consistency=level), *self.table.get_many(chosen[1:], consistency=level)]
+        chosen = self.random.sample(keys, self.random.choice([1, 4]))
+        found = (
+            [table.get(chosen[0], consistency=level)] if len(chosen) == 1 else table.get_many(chosen, consistency=level)
+        )
         for key, row in zip(chosen, found, strict=True):
             wanted = rows.get(key)
             assert (row is None) == (wanted is None), (key, level, row, wanted)
@@ -235,10 +252,10 @@ class Sequence:
     def _acts(self) -> list[tuple[str, Act]]:
         acts: list[tuple[str, Act]] = [
             ("append", self.append),
-            ("compact", lambda: upkeep.compact(self.table)),
+            *[("compact", lambda: upkeep.compact(self.table))] * 2,
             ("checkpoint", lambda: upkeep.checkpoint(self.table)),
             ("catch up", lambda: upkeep.catch_up(self.table)),
-            ("collect", self.collect),
+            *[("collect", self.collect)] * 2,
             ("tag", self.tag),
             ("untag", self.untag),
             ("time travel", self.travel),
@@ -246,7 +263,6 @@ class Sequence:
             ("history", self.history),
             ("restore", self.restore),
             ("reopen", lambda: setattr(self, "table", Table.open(self.table.uri))),
-            ("check", self.check),
             ("repair", self.repair),
         ]
         model = self.model
@@ -399,6 +415,7 @@ class Sequence:
         upkeep.collect(self.table, at_ms=now_ms() + 1, horizon_ms=0)
         if self.forgets:
             self.sure = {self.table.refresh().version, *self.tags.values()}
+            self.beside = Table.open(self.table.uri)  # one behind what is forgotten sees nothing newer
 
     def tag(self) -> None:
         """Tag a version, perhaps one that is gone."""
@@ -482,7 +499,7 @@ class Sequence:
         assert not outcome.lost, outcome.lost
         assert outcome.check is not None
         assert not [each for each in outcome.check.findings if each.severity is not Severity.NOTE], outcome.check
-        self.table = Table.open(target)
+        self.table, self.beside = Table.open(target), Table.open(target)
         kept = {*range(outcome.first_version, outcome.version + 1), *self.tags.values()}
         self.sure &= kept
         self.model.versions = {version: rows for version, rows in self.model.versions.items() if version in kept}  # type: ignore[assignment]

@@ -36,12 +36,12 @@ from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Asked, Task, ids_of_eve
 from tests.chaos.proxy import Proxy
 from tests.scale import scaled
 
-ROLES = ["writer", "writer", "appender", "appender", "maintainer", "maintainer", "collector", "reader", "reader"]
+ROLES = ["writer"] * 2 + ["appender"] * 2 + ["maintainer"] * 2 + ["collector"] * 2 + ["reader"] * 2
 PLACES = len(ROLES) + 2
 OF_PROXY, OF_TEST = PLACES - 2, PLACES - 1
 
-LOCAL_BLOWS = scaled(25)
-S3_BLOWS = scaled(15)
+LOCAL_BLOWS = scaled(12)
+S3_BLOWS = scaled(5)
 FAULT_RATE = 0.04
 
 LOCAL_HORIZON_MS = 50

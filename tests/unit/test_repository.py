@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import LONG, SOAK, SPEAK_FOR_THE_PRODUCT
+from tests.tiers import LONG, SPEAK_FOR_THE_PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
@@ -149,7 +149,7 @@ def test_every_package_ships_its_types() -> None:
 
 
 def test_every_file_that_a_tier_names_exists() -> None:
-    assert [name for name in sorted(SPEAK_FOR_THE_PRODUCT | LONG | SOAK) if not (ROOT / name).is_file()] == []
+    assert [name for name in sorted(SPEAK_FOR_THE_PRODUCT | LONG) if not (ROOT / name).is_file()] == []
 
 
 def test_every_file_that_a_package_reads_is_installed_with_it() -> None:
