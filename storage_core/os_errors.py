@@ -36,6 +36,7 @@ REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EX
 # Errors of DuckDB, of DataFusion and Rust's allocator, and of Python's threads: they have no class that says it.
 _LACKS_MEMORY = re.compile(
     r"^(Out of Memory Error|Resources exhausted|can't start new thread)|\(os error 12\)|memory allocation of \d+ bytes"
+    r"|failed to map segment from shared object"
 )
 _NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
 _FILES = 8
@@ -68,9 +69,7 @@ def of_the_system(error: BaseException) -> bool:
     """Whether the system refused something, and not the bytes: of those Arrow's errors have no number."""
     if isinstance(error, OSError) and error.errno is not None:
         return True
-    return (
-        out_of_memory(error) or type(error).__name__ == "ArrowException"
-    )  # Arrow's class for a thread, of all its own
+    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # which Arrow raises for a thread
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
+from storage_core.os_errors import typed
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 WINDOW = "15m"
 """How long a window of a table with a time column is, unless it is said."""
+
+
+_loading = typed("this process")  # modules and libraries are loaded where they are used, as far as the system lets it
 
 
 class Table:
@@ -205,6 +209,7 @@ class Table:
         self._view.refresh()
         return self
 
+    @_loading
     def append(self, rows: Rows) -> Appended:
         """Add rows in one commit; when this returns they are durable and every reader that opens the table sees them.
 
@@ -238,6 +243,7 @@ class Table:
             writer.flush()
         return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
 
+    @_loading
     def writer(
         self, *, region: Mapping[str, object] | None = None, options: WriterOptions | None = None
     ) -> TableWriter:
@@ -263,6 +269,7 @@ class Table:
             return RoutingWriter(self._store, head, clock=clock, ids=ids, only=only, options=options)
         return RegionWriter.open(self._store, head, clock=clock, ids=ids, options=options)
 
+    @_loading
     def scan(
         self,
         columns: Sequence[str] | None = None,
@@ -286,6 +293,7 @@ class Table:
         snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits)
 
+    @_loading
     def sql(
         self,
         query: str,
@@ -303,6 +311,7 @@ class Table:
         snapshot, records = self._view.records(at, consistency)
         return sql.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
 
+    @_loading
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
@@ -318,6 +327,7 @@ class Table:
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
         return lookup.get(self._store, snapshot, wanted, records=records)
 
+    @_loading
     def get_many(
         self, keys: Sequence[object], *, at: At | None = None, consistency: str | None = None
     ) -> list[dict[str, object] | None]:
@@ -335,6 +345,7 @@ class Table:
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
         return lookup.get_many(self._store, snapshot, wanted, records=records)
 
+    @_loading
     def search(
         self,
         query: object,
@@ -370,12 +381,14 @@ class Table:
             unmerged=unmerged,
         )
 
+    @_loading
     def explain(self, query: str) -> Pruned:
         """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
         from storage_core.read import sql
 
         return sql.explain(self.snapshot, query)
 
+    @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:
         """Return which splits a search answers from segments, and which it reads and indexes on the fly. No request."""
         from storage_core.read.search import explain_search
@@ -386,6 +399,7 @@ class Table:
         """Return the commits up to this version, newest first. One GET per version file."""
         return list(islice(self._log.history(self.version), limit))
 
+    @_loading
     def changes(self, start: At, end: At | None = None) -> pa.RecordBatchReader:
         """Return the rows that the commits after `start`, up to `end` or this version, added and removed.
 
@@ -408,6 +422,7 @@ class Table:
         # There always is a first page.
         return next(self.read_history_pages(token=token, page_bytes=page_bytes, consistency=consistency))
 
+    @_loading
     def read_history_pages(
         self, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
     ) -> Iterator[HistoryPage]:
@@ -419,6 +434,7 @@ class Table:
 
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
+    @_loading
     def set_regions(self, regions: Sequence[DeclaredField], *, set_aside: bool = False) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
@@ -437,6 +453,7 @@ class Table:
         self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), set_aside=set_aside)
         return self
 
+    @_loading
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
         """Make the table what it was at a version, a moment or a tag, by one commit on top; see `history.restore`.
 
@@ -451,6 +468,7 @@ class Table:
         self._view.snapshot = done.snapshot
         return done
 
+    @_loading
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
         """Keep a version, by default this one, readable as `at=name`: for ever, or for a while from now.
 
@@ -463,6 +481,7 @@ class Table:
         ends = None if expires is None else self._log.clock.now_ms() + expires // dt.timedelta(milliseconds=1)
         return set_tag(self._log, name, target, expires_at_ms=ends)
 
+    @_loading
     def untag(self, name: str) -> Tag:
         """Remove a tag and return it; its version is retained no longer than others. Raises `NotFound`."""
         from storage_core.log.tags import remove_tag
@@ -470,24 +489,28 @@ class Table:
         self.require_capable()
         return remove_tag(self._log, name)
 
+    @_loading
     def tags(self) -> list[Tag]:
         """Return the tags that have not expired, by name. One GET."""
         from storage_core.log.tags import read_tags
 
         return read_tags(self._store).live(self._log.clock.now_ms())
 
+    @_loading
     def describe(self) -> dict[str, object]:
         """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
         from storage_core.read import describe
 
         return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())
 
+    @_loading
     def files(self) -> list[dict[str, object]]:
         """Return one plain object per live split; the fields are a contract (`docs/spec.md`)."""
         from storage_core.read import describe
 
         return list(describe.files(self.snapshot))
 
+    @_loading
     def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
         """Return the windows where a compaction of this mode or the retention has something to do now, or waits to.
 
