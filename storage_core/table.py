@@ -205,7 +205,7 @@ class Table:
         creation.require_capable(self._log)
 
     def refresh(self) -> Table:
-        """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus one."""
+        """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus two."""
         self._view.refresh()
         return self
 

@@ -12,6 +12,7 @@ from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
 from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
 from storage_core.log.actions import Action, Metadata
+from storage_core.log.boundary import first_version
 from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
@@ -91,11 +92,14 @@ class TransactionLog:
         return open_head(self.store)
 
     def refresh(self, snapshot: Snapshot) -> Snapshot:
-        """Return the newest snapshot, found by probing forward from `snapshot`: one GET per new version and one more.
+        """Return the newest snapshot, found by probing forward from `snapshot`.
 
-        Meant for recent snapshots: behind one older than `version_retention_ms`, `snapshot()` looks from the hint.
+        One GET per new version and one more, then one of the collector's boundary: it moves before versions are
+        deleted, so it tells a version that is gone from one that is not there yet. Behind versions that are gone the
+        newest one is opened as `snapshot` does.
         """
-        return advance(self.store, snapshot) or snapshot
+        found = advance(self.store, snapshot) or snapshot
+        return open_head(self.store) if first_version(self.store) > found.version + 1 else found
 
     def commit(
         self,

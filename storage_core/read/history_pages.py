@@ -113,7 +113,7 @@ def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Tab
 
 def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
     """Capture this moment. What a merge moves meanwhile is read once: from the base, whose head comes last."""
-    snapshot = view.reopen() if restarts else view.snapshot
+    snapshot = view.refresh() if restarts else view.snapshot
     marks: list[RegionMark] = []
     if consistency != Consistency.SNAPSHOT:
         include_wal = consistency == Consistency.LATEST
@@ -145,7 +145,7 @@ def _resumed(view: View, text: str, consistency: str | None) -> HistoryToken:
 
 def _require_restart(view: View, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
     """Return when the moment of the reading is collected and it may begin anew; else raise."""
-    if isinstance(error, Corrupt) and not was_collected(view.store, view.reopen(), error):
+    if isinstance(error, Corrupt) and not was_collected(view.store, view.refresh(), error):
         raise error
     if reading.restarts >= _RESTARTS:
         raise SnapshotExpired(

@@ -59,12 +59,6 @@ class View:
             self.snapshot = self.log.refresh(self.snapshot)
         return self.snapshot
 
-    def reopen(self) -> Snapshot:
-        """Move to the newest version, also where those behind the one at hand are collected: it is opened anew."""
-        if not self.pinned:
-            self.snapshot = self.log.snapshot()
-        return self.snapshot
-
     def level(self, consistency: str | None, at: At | None = None, *, usual: Consistency) -> str:
         """Return the consistency of a read: the given one, else the usual one, or of an older version the base.
 

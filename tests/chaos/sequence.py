@@ -415,7 +415,6 @@ class Sequence:
         upkeep.collect(self.table, at_ms=now_ms() + 1, horizon_ms=0)
         if self.forgets:
             self.sure = {self.table.refresh().version, *self.tags.values()}
-            self.beside = Table.open(self.table.uri)  # one behind what is forgotten sees nothing newer
 
     def tag(self) -> None:
         """Tag a version, perhaps one that is gone."""

@@ -17,6 +17,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.reading import exists
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.fault_store import FaultStore
@@ -149,3 +150,17 @@ def test_should_the_newest_state_be_damaged_the_one_before_it_leads_to_the_head(
     assert version_key(0) not in table.objects()
     table.store.put(state_key(newest), b"damaged", Overwrite())
     assert table.log.snapshot() == head
+
+
+def test_a_snapshot_behind_collected_versions_is_refreshed_to_the_head() -> None:
+    table = made()
+    before = table.log.snapshot()
+    for _ in range(4):
+        table.append()
+        table.clock.now += RETENTION_MS + HOUR_MS
+        table.checkpoint()
+        run(table)
+    assert not exists(table.store, version_key(before.version + 1))
+    assert table.log.refresh(before).version == table.log.snapshot().version > before.version
+    head = table.log.snapshot()
+    assert table.log.refresh(head) is head
