@@ -81,7 +81,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Dagster": {"backfill": orchestration.backfill, "ui": orchestration.ui},
 }
 
-_WITHOUT_PANDAS = ("Tables", "Versions", "Questions")
+_READING = ("Tables", "Versions", "Questions")
 
 
 def build() -> typer.Typer:
@@ -103,7 +103,8 @@ def _start(
     """Searchable tables on plain object storage: make them, fill them, ask them, keep them up."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    if any(context.invoked_subcommand in _PANELS[panel] for panel in _WITHOUT_PANDAS):
+    reads = any(context.invoked_subcommand in _PANELS[panel] for panel in _READING)
+    if reads and context.obj:  # for the whole process: Arrow keeps in mind that there was none
         context.with_resource(without_pandas())
     if version:
         output.line(f"tidemark {_version()}")
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = _asks_for_json(arguments)
     try:
-        return _run(arguments)
+        return _run(arguments, is_process=argv is None)
     except TidemarkError as error:
         return _failed(error, as_json=as_json)
     except typer.TyperException as error:
@@ -145,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(typed(error), as_json=as_json)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], *, is_process: bool) -> int:
     """Run the command and return its exit code. Raises `KeyboardInterrupt` for Ctrl-C, also where typer made it 130."""
-    code = build()(arguments, prog_name="tidemark", standalone_mode=False)
+    code = build()(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
     sys.stdout.flush()
     if code == Interrupted.exit_code:
         raise KeyboardInterrupt

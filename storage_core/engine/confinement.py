@@ -54,7 +54,7 @@ def answer(
 
     done: Future[T] = Future()
     given_up = threading.Event()
-    ended = threading.Event()  # and no join: interrupted, it takes a thread that goes on for one that has ended
+    ended = threading.Event()  # not join(), which takes a running thread for ended when it is interrupted
     running: list[duckdb.DuckDBPyConnection] = []
 
     def run() -> None:
@@ -99,7 +99,7 @@ def _require_wanted(given_up: threading.Event) -> None:
     import duckdb
 
     if given_up.is_set():
-        raise duckdb.InterruptException("interrupted before the query began")
+        raise duckdb.InterruptException("INTERRUPT Error: its time was over before the query began")
 
 
 def _give_up_writing(writable: Path | None) -> None:

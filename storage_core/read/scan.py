@@ -86,7 +86,7 @@ class Scan:
                 lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
                 seconds=None if bounds is None else bounds.seconds,
             )
-        return pa.RecordBatchReader.from_batches(reader.schema, _batches(connection, reader, splits, bounds))
+        return pa.RecordBatchReader.from_batches(reader.schema, self._batches(connection, reader, source, bounds))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
@@ -98,6 +98,7 @@ class Scan:
                 lambda connection: self._relation(connection, source).to_arrow_table(),
                 seconds=None if bounds is None else bounds.seconds + GRACE_SECONDS,
             )
+            self.verified.look_again(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
@@ -111,6 +112,24 @@ class Scan:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the rows as a stream for any library that takes Arrow data: see `to_reader`."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def _batches(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        reader: pa.RecordBatchReader,
+        source: Source,
+        limits: QueryLimits | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Each batch is made in a thread of its own that cannot write; at the end the files are looked at again."""
+        seconds = None if limits is None else limits.seconds
+        with connection, query_errors("scan", [add for add, _ in source.splits], limits):
+            while (
+                batch := confinement.answer(
+                    lambda: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
+                )
+            ) is not None:
+                yield batch
+            self.verified.look_again(self.store, source.splits)
 
     @property
     def _predicate(self) -> Predicate | None:
@@ -164,25 +183,6 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
-
-
-def _batches(
-    connection: duckdb.DuckDBPyConnection,
-    reader: pa.RecordBatchReader,
-    splits: Sequence[Add],
-    limits: QueryLimits | None,
-) -> Iterator[pa.RecordBatch]:
-    """Each batch is made in a thread of its own that cannot write."""
-    while True:
-        with query_errors("scan", splits, limits):
-            batch = confinement.answer(
-                lambda: nullcontext(connection),
-                lambda _: next(reader, None),
-                seconds=None if limits is None else limits.seconds,
-            )
-        if batch is None:
-            return
-        yield batch
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:

@@ -68,5 +68,5 @@ def test_a_public_name_loads_no_library_but_arrow(name: str) -> None:
     ids=lambda part: " ".join(part[:2]) if isinstance(part, tuple) else "",
 )
 def test_a_command_loads_what_it_needs(place: Path, arguments: tuple[str, ...], needed: frozenset[str]) -> None:
-    program = "from pipelines.cli import main; assert main(sys.argv[1:]) == 0"
+    program = "from pipelines.cli import main; assert main() == 0"
     assert _loaded(program, *arguments, folder=place) <= PRINTING | needed
