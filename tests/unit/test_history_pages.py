@@ -396,13 +396,14 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
         token = page.token
         if token is None:
             break
-    # Beginning: hint and manifest of the region, HEADs for its tail, one look for a newer version, and the first split.
-    assert spent[0] == {"get": 4, "head": 6}
+    # Beginning: hint and manifest of the region, HEADs for its tail, two looks for a newer version, and the
+    # first split.
+    assert spent[0] == {"get": 5, "head": 6}
     assert all(set(each) == {"get"} for each in spent[1:])
     gets = {kind: [each["get"] for at, each in zip(kinds, spent, strict=True) if at == kind] for kind in set(kinds)}
     assert gets == {
         # The split; and what shows that it was its last row: the next one, or manifest, generation and entry.
-        "InBase": [4, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
+        "InBase": [5, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
         # Manifest, generation, entry; and the next entry, with its generation where that is another.
         "InGenerations": [3, 4, 4, 5, 3, 4, 4, 4],
         # The entry and the next one, past the sentinel of the second claim.
