@@ -37,6 +37,7 @@ from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
+from storage_core.errors import Corrupt
 from storage_core.ingest.quarantine import standing
 from storage_core.table import Table
 
@@ -268,7 +269,10 @@ def _no_rejected_lines(declaration: TableDeclaration, report: Report) -> AssetCh
     """Judge what stands in quarantine, not what this run put there: the next run would make it green."""
     rejected = mapping(report["details"]).get("rejected", 0)
     with typed_failures():
-        found = standing(Table.open(declaration.uri).store)
+        try:
+            found = standing(Table.open(declaration.uri).store)
+        except Corrupt as error:  # the rows are in
+            return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
     return AssetCheckResult(
         check_name=REJECTED_LINES,
         passed=not (rejected or found.lines or found.unread),

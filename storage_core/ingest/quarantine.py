@@ -6,9 +6,12 @@ One object (`storage_core.quarantine`) holds the rejections of one block of one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from storage_core.errors import NotFound
+from storage_core.formats.keys import parse
 from storage_core.formats.quarantine_entry import RejectedLines
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.ingest.tally import tally
@@ -16,6 +19,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import Kept, entry_keys, keep, read_entries, read_entry
 
 MOST_ENTRIES = 1_000
+_OF_ROWS = frozenset({"append", "writer", "merge"})
+"""Sources of which no entry holds lines."""
 
 
 def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> Kept:
@@ -54,11 +59,18 @@ class Standing:
 def standing(store: ObjectStore, most: int = MOST_ENTRIES) -> Standing:
     """Return the rejected lines that nobody has removed yet, of at most so many entries.
 
-    One LIST per 1,000 objects and one GET per entry. Raises `Corrupt` naming an object that is no quarantine entry.
+    One LIST per 1,000 objects and one GET per entry of a landed file. An entry that is removed meanwhile is none.
+    Raises `Corrupt` naming an object that is no quarantine entry.
     """
-    keys, reasons = entry_keys(store), dict[str, int]()
+    keys, reasons = [key for key in entry_keys(store) if _may_hold_lines(key)], dict[str, int]()
     for key in keys[:most]:
-        entry = read_entry(store, key)
-        if isinstance(entry, RejectedLines):
-            reasons = tally(reasons, entry.reasons)
+        with suppress(NotFound):
+            entry = read_entry(store, key)
+            if isinstance(entry, RejectedLines):
+                reasons = tally(reasons, entry.reasons)
     return Standing(reasons, len(keys[most:]))
+
+
+def _may_hold_lines(key: str) -> bool:
+    parsed = parse(key)
+    return parsed is not None and parsed.source not in _OF_ROWS

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -79,6 +80,8 @@ def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> Non
     keys = [write_quarantine(store, f"{name}.log", 100, LINES).key for name in "ab"]
     assert standing(store) == Standing({LINES[0].reason: 2, LINES[1].reason: 2}, unread=0)
     assert standing(store, most=1).unread == 2
+    keep(store, replace(rows, source="append"))
+    assert standing(store, most=3).unread == 0, "rows of appends are no lines, and are not read"
     store.delete(keys)
     assert standing(store).lines == 0
 
