@@ -19,4 +19,6 @@ def needs(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise Unavailable(f"{what} needs packages: pip install 'tidemark[{extra}]' ({error})", extra=extra) from error
+        raise Unavailable(
+            f"{what} needs packages: pip install '.[{extra}]' in the folder of Tidemark's source ({error})", extra=extra
+        ) from error

@@ -149,7 +149,7 @@ def test_a_command_that_needs_the_pipeline_says_so(core: Installed) -> None:
     for command in (("ui",), ("backfill", "--table", "events", *day), ("compact", "events", "--all")):
         ended = core.ran("tidemark", *command)
         assert ended.returncode == 5, (command, ended.stdout, ended.stderr)
-        assert "pip install 'tidemark[pipeline]'" in ended.stderr
+        assert "pip install '.[pipeline]'" in ended.stderr
         assert "Traceback" not in ended.stderr
 
 

@@ -70,7 +70,10 @@ def test_the_extra_that_is_missing_is_named(
     code, shown = _ended(program, tmp_path, *arguments)
     assert code == 5, shown
     assert len(shown) == lines, shown
-    assert all("unavailable: " in line and "pip install 'tidemark[pipeline]' (No module" in line for line in shown)
+    assert all(
+        "unavailable: " in line and "pip install '.[pipeline]' in the folder of Tidemark's source (No module" in line
+        for line in shown
+    )
 
 
 def test_a_job_outside_of_dagster_reports_without_it(tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ except Unavailable as error:
 
 def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_which(tmp_path: Path) -> None:
     ended = run(WITHOUT_PACKAGES, tmp_path)
-    assert ended.stdout.startswith("Spark Connect needs packages: pip install 'tidemark[connect]' ("), ended.stderr
+    assert ended.stdout.startswith(
+        "Spark Connect needs packages: pip install '.[connect]' in the folder of Tidemark's source ("
+    ), ended.stderr
     assert "grpcio-status" in ended.stdout
 
 
