@@ -109,8 +109,8 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     removes them: each is locked as long as its process runs, which the kernel knows. Raises `Unavailable` where none
     can be made. What cannot be removed is left behind: its user is done.
     """
-    _remove_abandoned(os.getpid(), tempfile.gettempdir(), prefix)
     with scratch("a folder"):
+        _remove_abandoned(os.getpid(), tempfile.gettempdir(), prefix)
         path, lock = _locked_folder(prefix)
     try:
         yield path

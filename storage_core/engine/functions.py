@@ -26,7 +26,7 @@ SCALARS = words("""
     array_contains array_cosine_distance array_cosine_similarity array_cross_product array_distance array_distinct
     array_dot_product array_extract array_filter array_grade_up array_has array_has_all array_has_any
     array_indexof array_inner_product array_intersect array_length array_negative_dot_product
-    array_negative_inner_product array_position array_reduce array_resize array_reverse_sort array_select
+    array_negative_inner_product array_position array_resize array_reverse_sort array_select
     array_slice array_sort array_to_json array_transform array_unique array_value array_where array_zip ascii asin
     asinh atan atan2 atanh bar base64 bin binom bit_count bit_length bit_position bitstring cardinality cbrt ceil
     ceiling century char_length character_length chr concat concat_ws contains cos cosh cot current_date
@@ -46,14 +46,14 @@ SCALARS = words("""
     list_contains list_cosine_distance list_cosine_similarity list_distance list_distinct list_dot_product
     list_element list_extract list_filter list_grade_up list_has list_has_all list_has_any list_indexof
     list_inner_product list_intersect list_negative_dot_product list_negative_inner_product list_pack
-    list_position list_reduce list_resize list_reverse_sort list_select list_slice list_sort list_transform
+    list_position list_resize list_reverse_sort list_select list_slice list_sort list_transform
     list_unique list_value list_where list_zip ln log log10 log2 lower lpad ltrim make_date make_time
     make_timestamp make_timestamp_ms make_timestamp_ns make_timestamptz map map_concat map_contains map_entries
     map_extract map_extract_value map_from_entries map_keys map_values md5 md5_number microsecond millennium
     millisecond minute mismatches mod month monthname multiply nanosecond nextafter nfc_normalize
     normalized_interval not_ilike_escape not_like_escape now octet_length ord overlay parse_dirname parse_dirpath
     parse_filename parse_formatted_bytes parse_path pi position pow power prefix printf quarter radians random
-    range reduce regexp_escape regexp_extract regexp_extract_all regexp_full_match regexp_matches regexp_replace
+    range regexp_escape regexp_extract regexp_extract_all regexp_full_match regexp_matches regexp_replace
     regexp_split_to_array repeat replace reverse right right_grapheme round round_even roundbankers row
     row_to_json rpad rtrim second set_bit sha1 sha256 sign signbit sin sinh split sqrt starts_with str_split
     str_split_regex strftime string_split string_split_regex string_to_array strip_accents strlen strpos strptime
@@ -129,13 +129,13 @@ NESTED_TYPES = words("""
 OF_ONE_ROW = words("""
     != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
     atan atan2 atanh base64 bin bit_count bit_length cbrt ceil ceiling century char_length character_length chr
-    concat concat_ws contains cos cosh cot damerau_levenshtein date_add date_diff date_part date_sub date_trunc
+    concat concat_ws contains cos cosh cot date_add date_diff date_part date_sub date_trunc
     datediff datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear decade decimal_division degrees
-    divide editdist3 ends_with epoch epoch_ms epoch_ns epoch_us era even exp factorial floor format from_base64
+    divide ends_with epoch epoch_ms epoch_ns epoch_us era even exp factorial floor format from_base64
     from_binary from_hex gamma gcd greatest greatest_common_divisor hamming hex hour if ilike_escape instr
-    isfinite isinf isnan isodow isoyear jaccard jaro_similarity jaro_winkler_similarity json_extract_string
+    isfinite isinf isnan isodow isoyear jaccard json_extract_string
     json_value julian last_day lcase lcm least least_common_multiple left left_grapheme len length length_grapheme
-    levenshtein lgamma like_escape ln log log10 log2 lower lpad ltrim make_date make_time make_timestamp
+    lgamma like_escape ln log log10 log2 lower lpad ltrim make_date make_time make_timestamp
     make_timestamp_ms make_timestamp_ns md5 md5_number microsecond millennium millisecond minute mismatches mod
     month monthname multiply nanosecond nextafter nfc_normalize not_ilike_escape not_like_escape nullif
     octet_length ord overlay pi position pow power prefix printf quarter radians regexp_escape regexp_extract

@@ -31,6 +31,10 @@ MOST_NESTED = 100
 """Brackets around brackets, and operators around operators. A list of conditions is one, however long."""
 MOST_PARTS = 1_000
 """SELECTs, and tables that they read, each as often as it is named. DuckDB's time to plan grows faster than these."""
+MOST_JOINS = 100
+MOST_NAMES = 32
+"""Names with dots between them, for one column or a field of it. DuckDB's time grows faster than their number, as it
+does with that of joins, and hears no interrupt."""
 
 
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
@@ -98,6 +102,9 @@ def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
     if parts > MOST_PARTS:
         advice = "ask in parts, or for several values by one condition"
         raise refused(text, what, f"it has {parts} SELECTs and tables where {MOST_PARTS} are the most; {advice}")
+    joins = sum(node.get("type") == "JOIN" for node in nodes)
+    if joins > MOST_JOINS:
+        raise refused(text, what, f"it has {joins} joins where {MOST_JOINS} are the most")
     named = {str(node["key"]).lower() for node in nodes if _is_common_table(node.get("value"))}
     for name in named:
         if not _PLAIN_NAME.fullmatch(name) or _DUCKDBS_OWN.match(name):
@@ -153,6 +160,8 @@ def _expression_objection(node: Node, class_: str) -> str | None:
         name = str(node["function_name"]).lower()
         if name not in _CALLED or node.get("export_state"):
             return f"{name} is no function that a query may use"
+    if len(node.get("column_names") or ()) > MOST_NAMES:
+        return f"a column is named by at most {MOST_NAMES} names with dots between them"
     if class_ == "TYPE" and str(node["type_name"]).upper() not in TYPES:
         return f"{node['type_name']} is no type that a query may use"
     return None

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,6 +42,8 @@ _CLAUSES = ("where_clause", "group_expressions", "having", "qualify", "sample", 
 _UTC_FREE = pa.timestamp("us")
 _OF_LIMITS = ("INTERRUPT Error", "Out of Memory Error")
 LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
+_PIECE_BYTES = LIMITS.memory_bytes // LONGEST_EXPRESSION
+"""Of columns at a time: a call makes at most so many times as much of them as an expression may say."""
 
 
 def check_expression(text: str, columns: int) -> None:
@@ -65,16 +68,15 @@ def check_bounded(text: str) -> None:
 def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     """Return the value of a checked expression for each row, widened.
 
-    Raises `InvalidInput` when a row has none, `Unavailable` when all together take more than `LIMITS`.
+    Raises `InvalidInput` when a row has none, `Unavailable` when a piece of them takes more than `LIMITS`.
     """
     import duckdb
 
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
     check_bounded(text)  # a table of an earlier release may have another
     with session(LIMITS, threads=1) as connection:
-        connection.register("source_rows", rows)
         try:
-            answer = _answer(connection, text)
+            answer = pa.concat_arrays([_answer(connection, text, piece) for piece in _pieces(rows)])
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
             if str(error).startswith(_OF_LIMITS):
                 raise Unavailable(
@@ -93,8 +95,25 @@ def _statement(text: str) -> str:
     return f"SELECT ({text}\n) FROM source_rows"  # noqa: S608  # checked by `check_expression`
 
 
-def _answer(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Array:
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """The rows in pieces of bounded size, or of one row; one piece without rows where there are none."""
+    widths = np.full(rows.num_rows, 8 * rows.num_columns, np.int64)
+    for column in rows.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            widths += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    ends, start = np.cumsum(widths), 0
+    while start < rows.num_rows:
+        before = int(ends[start]) - int(widths[start])
+        stop = max(start + 1, int(np.searchsorted(ends, before + _PIECE_BYTES, side="right")))
+        yield rows.slice(start, stop - start)
+        start = stop
+    if rows.num_rows == 0:
+        yield rows
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table) -> pa.Array:
     """The values, taken batch by batch: of one that is too large no more than a batch is made."""
+    connection.register("source_rows", rows)
     reader = connection.sql(_statement(text)).to_arrow_reader(_BATCH_ROWS)
     batches = []
     for batch in reader:

@@ -443,6 +443,19 @@ def test_a_statement_of_thousands_of_parts_is_refused_before_it_is_planned(table
             table.sql(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("select a" + ".a" * 9_000 + " from t", "at most 32 names with dots"),
+        ("select 1 from t " + "natural join t " * 400, "400 joins where 100 are the most"),
+        ("select list_reduce(range(0, 31), lambda a, b: a || a, 'x')", "list_reduce is no function"),
+    ],
+)
+def test_a_short_text_does_not_ask_for_minutes_of_planning_or_gigabytes(table: Table, text: str, found: str) -> None:
+    with pytest.raises(InvalidInput, match=found):
+        table.sql(text)
+
+
 @pytest.mark.parametrize("name", ["current_user", "current_role", "session_user", "user"])
 def test_names_of_users_are_constants_of_the_engine(table: Table, name: str) -> None:
     assert table.sql(f"select {name} as it").to_pylist() == [{"it": "duckdb"}]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -16,6 +19,7 @@ from storage_core.settings.region_fields import RegionField, RegionSpec, specs_f
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.region_rows import field_value, region_of_row
 
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = "00000000-0000-4000-8000-000000000001"
 SCHEMA = pa.schema(
     [
@@ -261,3 +265,22 @@ def test_specs_that_cannot_be_read_are_refused_by_the_name_of_the_setting(text: 
 def test_a_table_without_a_key_has_no_regions_to_divide() -> None:
     with pytest.raises(InvalidInput, match="primary key"):
         check_definition(SCHEMA, TableConfig(region_specs=first_specs([BUCKETS], SCHEMA)))
+
+
+def test_an_expression_takes_long_keys_in_pieces_and_makes_no_gigabytes() -> None:
+    code = (
+        "import pyarrow as pa, resource\n"
+        "from storage_core.region.expressions import evaluate\n"
+        "keys = pa.array(['%03d' % number + 'x' * 60_000 for number in range(8)])\n"
+        "assert evaluate('length(repeat(col0, 4000))', [keys]).to_pylist() == [240_012_000] * 8\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 2**20, "KiB: the value of one key is 240 MB"
+
+
+def test_an_expression_over_many_pieces_keeps_the_rows_in_their_order() -> None:
+    keys = pa.array([None if number % 7 == 0 else f"{number:06}" * 9 for number in range(20_000)])
+    upper = expressions.evaluate("coalesce(upper(col0), 'none')", [keys])
+    assert upper.to_pylist() == [each or "none" for each in keys.to_pylist()]
+    assert expressions.evaluate("lower(col0)", [pa.array([], pa.string())]).to_pylist() == []
