@@ -99,7 +99,7 @@ def _require_wanted(given_up: threading.Event) -> None:
     import duckdb
 
     if given_up.is_set():
-        raise duckdb.InterruptException("interrupted before the query began")
+        raise duckdb.InterruptException("INTERRUPT Error: interrupted before the query began")
 
 
 def _give_up_writing(writable: Path | None) -> None:
