@@ -33,11 +33,13 @@ _ADVICE: Final = {
 REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
 """Errors that say that a call changed nothing. After any other the call may have taken effect, as over a network."""
 
-# Errors of DuckDB, of DataFusion and Rust's allocator, and of Python's threads: they have no class that says it.
+_OF_DUCKDB = "Out of Memory Error"
+# Errors of DataFusion and Rust's allocator, and of Python's threads and libraries: no class of theirs says it.
 _LACKS_MEMORY = re.compile(
-    r"^(Out of Memory Error|Resources exhausted|can't start new thread)|\(os error 12\)|memory allocation of \d+ bytes"
+    r"^(Resources exhausted|can't start new thread)|\(os error 12\)|memory allocation of \d+ bytes"
     r"|failed to map segment from shared object"
 )
+_ONLY_TEXT: Final = (Exception, RuntimeError, ImportError)
 _NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
 _FILES = 8
 _LOCKED = ".locked"
@@ -66,28 +68,47 @@ def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
 
 
 def of_the_system(error: BaseException) -> bool:
-    """Whether the system refused something, and not the bytes: of those Arrow's errors have no number."""
+    """Whether the system refused something, and not the bytes: of those Arrow's errors have no number.
+
+    Never of an error of ours, which says by its class what it is.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return True
     return out_of_memory(error) or type(error).__name__ == "ArrowException"  # which Arrow raises for a thread
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was lacking, whoever says so: Python, Arrow, DuckDB, the system, Rust, a thread for its stack."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or _LACKS_MEMORY.search(str(error)) is not None
+    """Whether memory was lacking, whoever says so: Python, Arrow, DuckDB, the system, Rust, a thread for its stack.
+
+    Texts may quote a query or a value, so a class that has a say of its own is asked first: text counts of an error
+    that has no other, and of an `OSError` without a number only DuckDB's prefix, all that a stream of Arrow keeps.
+    """
+    match error:
+        case MemoryError():
+            return True
+        case OSError():
+            return error.errno == errno.ENOMEM or (error.errno is None and str(error).startswith(_OF_DUCKDB))
+        case _ if type(error) in _ONLY_TEXT:
+            return _LACKS_MEMORY.search(str(error)) is not None
+    return type(error).__name__ == "OutOfMemoryException"  # DuckDB's, which is not imported for it
 
 
 @contextmanager
 def typed(subject: str) -> Iterator[None]:
     """Raise what the system refuses inside the block, threads too, as `Unavailable` that names `subject`."""
+    with _typed(subject, with_file=False):
+        yield
+
+
+@contextmanager
+def _typed(subject: str, *, with_file: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if not isinstance(error, OSError) and not of_the_system(error):
             raise
-        raise unavailable(subject, error) from error
+        refused = unavailable(subject, error)
+        raise refused.reworded(refused.found + (_named(error) if with_file else "")) from error
 
 
 @contextmanager
@@ -163,14 +184,9 @@ def room(subject: str, *, size: int = 0) -> Iterator[None]:
     to work is asked for first, with `size` bytes more for the data, and given back; no page of it is used. The files of
     the data are not among it: those they open by themselves, and report.
     """
-    try:
+    with _typed(subject, with_file=True):
         _require(files=_FILES, size=_SIZE + size)
         yield
-    except Exception as error:
-        if not isinstance(error, OSError) and not of_the_system(error):
-            raise
-        refused = unavailable(subject, error)
-        raise Unavailable(f"{refused.found}{_named(error)}", **refused.context) from error
 
 
 def _require(*, files: int, size: int) -> None:

@@ -102,8 +102,11 @@ def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
     if name in _PUT_IN and (strict or name != "overlay"):  # which puts it in once
         put_in = _text(given[_PUT_IN[name]]) if len(given) > _PUT_IN[name] else ""
         taken_out = _text(given[1]) if name == "replace" and len(given) > 1 else None
+        if put_in is None:
+            return None
+        size = len(put_in.encode())
         # An expression may match between any two characters; a text is at least as long as what is taken out.
-        return None if put_in is None else -(-len(put_in.encode()) // len(taken_out)) if taken_out else len(put_in) + 1
+        return -(-size // len(taken_out.encode())) if taken_out else size + 1
     return _LONGER.get(name, 1) if strict or name not in _SPLITTING else 1
 
 

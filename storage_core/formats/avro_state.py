@@ -241,11 +241,11 @@ def decode_state(data: bytes, where: str) -> StateManifest:
     if found.records != 1:
         raise Corrupt(f"{where}: expected one state record, found {found.records}", key=where)
     (record,) = read_records(data, where, found)
-    if max(record.get("formatVersion") or 0, FORMAT_VERSION) > FORMAT_VERSION:
-        raise Unsupported(
-            f"{where}: state of format {record['formatVersion']}, this release reads 1; upgrade", key=where
-        )
     try:
+        if max(record.get("formatVersion") or 0, FORMAT_VERSION) > FORMAT_VERSION:
+            raise Unsupported(
+                f"{where}: state of format {record['formatVersion']}, this release reads 1; upgrade", key=where
+            )
         return StateManifest(
             state_version=record["stateVersion"],
             created_at=record.get("createdAt") or 0,
@@ -259,7 +259,9 @@ def decode_state(data: bytes, where: str) -> StateManifest:
             protocol_version=record.get("protocolVersion") or STATE_PROTOCOL_VERSION,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{where}: the state lacks a field it needs: {error}", key=where) from error
+        raise Corrupt(
+            f"{where}: the state lacks a field it needs, or has another in its place: {error}", key=where
+        ) from error
 
 
 def _manifest_record(info: ManifestInfo) -> dict[str, object]:

@@ -97,6 +97,8 @@ def decode(data: bytes, key: str, entry_id: str | None) -> Entry:
         version = body["formatVersion"]
         if version > ROWS_FORMAT:
             raise Unsupported(f"{key}: a quarantine entry of format {version}; upgrade", key=key)
+        if version not in (LINES_FORMAT, ROWS_FORMAT):
+            raise Corrupt(f"{key}: a quarantine entry of format {version!r}, which never was", key=key)
         if entry_id != id_of(data):
             raise Corrupt(f"{key}: the content of the quarantine entry is not what was written", key=key)
         return _rows_entry(body, key) if version == ROWS_FORMAT else _lines_entry(body)

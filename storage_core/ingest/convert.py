@@ -70,7 +70,10 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
             if out_of_memory(error):  # which says nothing of the format
                 raise
             problem = str(error).splitlines()[0]
-            raise InvalidInput(f"time_format {target.time_format!r} cannot be used: {problem}") from error
+            what = "the text cannot be converted"
+            if target.time_format is not None:
+                what = f"time_format {target.time_format!r} cannot be used"
+            raise InvalidInput(f"{what}: {problem}") from error
     reasons = table.column(_REASON).combine_chunks()
     return Converted(table.drop_columns([_REASON]), reasons)
 

@@ -17,6 +17,7 @@ from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import CheckedPages, Chunk, chunks_of
 from storage_core.ingest.rejection import Parsed, RejectedLine
+from storage_core.os_errors import of_the_system, unavailable
 from storage_core.rows.calendar import BEYOND, as_text, beyond
 from storage_core.rows.schema import conform
 
@@ -35,15 +36,16 @@ def parquet_blocks(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[P
     """Yield the records of a Parquet file, numbered from 1.
 
     A record without a required value, or with a time beyond the calendar, is rejected. Raises `Corrupt` for a cut or
-    damaged file, for one whose columns do not convert exactly to the table's, and for one that expands too far.
+    damaged file, for one whose columns do not convert exactly to the table's, and for one that expands too far, and
+    `Unavailable` where it is the system that refuses: the file may be sound.
     """
     first_number = 1
-    for batch in _batches(stream, schema):
+    for batch in _batches(file, stream, schema):
         yield _rows(file, batch, first_number, schema)
         first_number += batch.num_rows
 
 
-def _batches(stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Texts come as dictionaries where the file has them so: a value that it holds once is held once."""
     size = _sized(stream)
     expansion = Expansion(size)
@@ -61,6 +63,8 @@ def _batches(stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if of_the_system(error):
+            raise unavailable(file, error) from error
         raise Corrupt(f"it is not a whole Parquet file ({error})") from error
 
 

@@ -41,6 +41,8 @@ _NO_FILES = "Too many open files"
 _DENIED = "Permission denied"
 # What DuckDB says about the question, whatever names are in it.
 _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
+# These words quote a query or what is in it, and so say nothing of the machine.
+_QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
 _SHOWN = 500
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
@@ -129,7 +131,8 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
 
 def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
     shown = _shown(query)
-    if (_OUT_OF_TIME in text or text.startswith(_INTERRUPTED)) and limits is not None:
+    quotes = text.startswith(_QUOTING)
+    if ((_OUT_OF_TIME in text and not quotes) or text.startswith(_INTERRUPTED)) and limits is not None:
         found = (
             f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds` (--seconds)"
         )
@@ -138,9 +141,11 @@ def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | N
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
         return Unavailable(f"{shown!r}: {found}: {text}; {advice}", query=query)
-    if _NO_FILES in text:
+    if _NO_FILES in text and not quotes:
         return unavailable(repr(shown), OSError(errno.EMFILE, text))
-    if text.startswith(_OUT_OF_REACH) or _DENIED in text:  # also of a split: its bytes were sound a moment ago
+    if text.startswith(_OUT_OF_REACH) or (
+        _DENIED in text and not quotes
+    ):  # also of a split: its bytes were sound a moment ago
         return Unavailable(f"{shown!r}: {text}; try again later, or ask for less", query=query)
     broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
     if broken is not None:

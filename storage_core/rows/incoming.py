@@ -7,7 +7,8 @@ from typing import Protocol, TypeAlias, TypeGuard, cast
 
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
+from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.os_errors import of_the_system, unavailable
 from storage_core.rows.exact import exact_array
 
 PIECE_BYTES = 64 * 2**20
@@ -80,10 +81,11 @@ def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
 
 
 def _reader(rows: ArrowStream) -> pa.RecordBatchReader:
+    # A reader itself, not as a stream, which would keep nothing but the text of what it raises.
+    own = getattr(rows, "to_reader", None)  # of a scan
     try:
-        return pa.RecordBatchReader.from_stream(rows)
-    except MemoryError:
-        raise
+        given = rows if own is None else own()
+        return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
     except Exception as error:  # whatever the other library raises
         raise _broken(rows, error) from error
 
@@ -91,14 +93,22 @@ def _reader(rows: ArrowStream) -> pa.RecordBatchReader:
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
-    except MemoryError:
-        raise
     except Exception as error:
         raise _broken(reader, error) from error
 
 
-def _broken(rows: object, error: Exception) -> InvalidInput:
-    return InvalidInput(f"the stream of Arrow data of a {type(rows).__name__} cannot be read: {error}")
+def _broken(rows: object, error: Exception) -> TidemarkError:
+    """What a stream raised, where it is ours or was made of ours; else what the system refuses, or a broken stream."""
+    what = f"the stream of Arrow data of a {type(rows).__name__}"
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    for each in chain:
+        if isinstance(each, TidemarkError):
+            return each.reworded(each.found)  # a copy, which can be raised from what it is the cause of
+    return unavailable(what, error) if of_the_system(error) else InvalidInput(f"{what} cannot be read: {error}")
 
 
 def require_each_once(names: Sequence[str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
+import fastavro
 import pytest
 
 from storage_core.errors import Corrupt, NotFound, Unsupported
+from storage_core.formats.avro_state import decode_state
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, Protocol
 from storage_core.log.codec import encode_line, encode_version
@@ -134,3 +137,22 @@ def test_a_state_of_a_newer_format_is_refused(foreign: MemoryStore) -> None:
     put_state(foreign, 3, ["a"], formatVersion=2)
     with pytest.raises(Unsupported, match="state of format 2"):
         read_state(foreign, 3)
+
+
+@pytest.mark.parametrize(
+    ("schema", "record"),
+    [
+        ("int", 7),
+        ({"type": "array", "items": "int"}, [7]),
+        (
+            {"type": "record", "name": "S", "fields": [{"name": "formatVersion", "type": "string"}]},
+            {"formatVersion": "1"},
+        ),
+    ],
+    ids=["a number", "a list", "a version that is text"],
+)
+def test_a_state_whose_schema_is_another_is_damage(schema: Any, record: object) -> None:
+    target = io.BytesIO()
+    fastavro.writer(target, schema, [record])
+    with pytest.raises(Corrupt, match="the key"):
+        decode_state(target.getvalue(), "the key")

@@ -21,7 +21,7 @@ import pytest
 from storage_core import declaration
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.ingest import line_files
-from storage_core.ingest.convert import RowFormat
+from storage_core.ingest.convert import RowFormat, convert
 from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
 from storage_core.ingest.lines import read_lines
@@ -157,6 +157,12 @@ def test_a_line_that_is_not_utf8_is_rejected_with_its_bytes(tmp_path: Path) -> N
     result = parsed(tmp_path, "a.log", b"2024-01-01\n" + bad, format="pattern", pattern=r"^(?P<at>\S+)$")
     assert reasons(result) == [(2, "the line is not UTF-8")]
     assert (result.rejected[0].encoding, base64.b64decode(result.rejected[0].text) + b"\n") == ("base64", bad)
+
+
+def test_an_error_of_the_conversion_names_a_time_format_only_where_there_is_one() -> None:
+    bytes_for_text = pa.table({"n": [b"1"]})
+    with pytest.raises(InvalidInput, match=r"^the text cannot be converted: Binder Error"):
+        convert(bytes_for_text, RowFormat(pa.schema([("n", pa.int64())])))
 
 
 def test_a_group_that_is_no_column_and_a_time_format_that_is_none_are_errors_of_the_spec(tmp_path: Path) -> None:

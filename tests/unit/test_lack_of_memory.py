@@ -10,10 +10,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Unavailable
-from storage_core.os_errors import of_the_system, out_of_memory, typed
+from storage_core.errors import InvalidInput, Unavailable
+from storage_core.os_errors import of_the_system, out_of_memory, room, typed
 
 TOO_MUCH = 2**60
+QUOTED = "Out of Memory Error (os error 12) memory allocation of 8 bytes"
 
 
 def _duckdb(_: int) -> None:
@@ -39,7 +40,31 @@ def test_whoever_lacks_memory_the_error_is_one(ask: Callable[[int], object]) -> 
         ask(TOO_MUCH)
 
 
-@pytest.mark.parametrize("error", [ValueError("Out of Memory Error"[1:]), OSError("corrupt"), pa.ArrowInvalid("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Out of Memory Error"[1:]),
+        OSError("corrupt"),
+        pa.ArrowInvalid("x"),
+        InvalidInput(f"the value {QUOTED}"),
+        InvalidInput(QUOTED),
+        ValueError(f"the value {QUOTED}"),
+        pa.ArrowInvalid(f"the value {QUOTED}"),
+        OSError(f"Conversion Error: the value {QUOTED}"),
+        duckdb.BinderException(f"Binder Error: {QUOTED}"),
+    ],
+    ids=repr,
+)
 def test_what_is_wrong_with_the_bytes_is_no_lack_of_memory(error: Exception) -> None:
     assert not out_of_memory(error)
     assert not of_the_system(error)
+
+
+def test_duckdbs_text_is_all_that_a_stream_keeps_of_its_lack_of_memory() -> None:
+    assert out_of_memory(OSError("Out of Memory Error: failed to allocate"))
+
+
+def test_an_error_of_ours_passes_whatever_it_quotes() -> None:
+    for block in (typed("t"), room("t")):
+        with pytest.raises(InvalidInput), block:
+            raise InvalidInput(QUOTED)

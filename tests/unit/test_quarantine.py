@@ -71,6 +71,14 @@ def test_an_entry_of_a_newer_format_is_refused() -> None:
         list(read_quarantine(store))
 
 
+@pytest.mark.parametrize("version", ["0", "-1", "1.5", "null", '"1"', "[]"])
+def test_an_entry_of_a_format_that_never_was_is_damage(version: str) -> None:
+    line = json.dumps({"source": "a.log", "size": 1, "rejected": [{"line": 1, "reason": "r"}]})
+    data = f'{{"formatVersion": {version}, {line[1:]}'.encode()
+    with pytest.raises(Corrupt, match="the key"):
+        quarantine_entry.decode(data, "the key", quarantine_entry.id_of(data))
+
+
 def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> None:
     store = MemoryStore("quarantine")
     assert standing(store) == Standing({}, unread=0)
