@@ -15,13 +15,12 @@ from storage_core.objectstore.contract import Place
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.s3 import S3Store
-from storage_core.objectstore.s3_location import FROM_THE_ENVIRONMENT, parse_s3_uri
+from storage_core.objectstore.s3_location import FROM_THE_ENVIRONMENT, USERINFO, parse_s3_uri
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.ASCII | re.IGNORECASE)
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
-_USERINFO = re.compile(r"(?:^|/)[^/]*:[^/]*@")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))[^\s'\"]*")
 _EXPECTED = "use file:///…, a path, s3://bucket/prefix or memory://name"
 _MOST_CHARACTERS = 4096
@@ -120,7 +119,7 @@ def _local_store(path: Path) -> LocalStore:
 def _plain_path(path: str) -> Path:
     if not path or _UNWRITABLE.search(path):
         raise InvalidInput("the empty path, and one with control characters, names no folder")
-    if _USERINFO.search(path):
+    if USERINFO.search(path):
         raise InvalidInput(f"a path with name:…@: {FROM_THE_ENVIRONMENT}; {_EXPECTED}")
     return Path(path)
 

@@ -24,6 +24,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.key_safety import is_safe_key
 
+USERINFO = re.compile(r"(?:^|/)[^/]*:[^/]*@")
+"""What looks like a name and a password before a host, anywhere in a path."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _REGION = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -86,7 +88,7 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
     rest = uri.split("://", 1)[1]
     path, _, query = rest.partition("?")
     bucket, _, prefix = path.partition("/")
-    if "@" in bucket:
+    if "@" in bucket or USERINFO.search(path):
         raise InvalidInput(f"s3://…@…: {FROM_THE_ENVIRONMENT}; write s3://bucket/prefix")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise InvalidInput("expected s3://bucket/prefix with a bucket name of 3 to 63 of a-z 0-9 . - in the URI")

@@ -83,6 +83,7 @@ def _no_environment() -> object:
 @example("s3://bucket/x?endpoint=http://h%0d%0a")
 @example("s3://bucket/x//")
 @example("https://[")
+@example(f"s3://bucket/k:{CANARY}@h")
 def test_a_location_is_one_place_or_refused_without_a_secret(written: str) -> None:
     try:
         store = open_store(written)
