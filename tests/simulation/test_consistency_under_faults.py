@@ -198,7 +198,7 @@ def maintaining(world: World, minutes: int) -> Process:
         if process.table.sort():
             world.tell("sorted")
 
-    return Process(world, merge, merge, sort, compact, minutes=minutes)
+    return Process(world, merge, merge, sort, compact, compact, minutes=minutes)
 
 
 def reading(world: World, session: str) -> Process:
