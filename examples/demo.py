@@ -80,8 +80,11 @@ class Pipeline:
         windows = asset.partitions_def.get_partition_keys() if asset.partitions_def else []
         tags = range_tags(windows[0], windows[-1]) if windows else {}
         result = self._execute(str(job_name(key.path[0], JOB_OF[key.path[1].split("_")[0]])), tags, [key])
-        materialization = result.get_asset_materialization_events()[-1].step_materialization_data.materialization
-        return {name: value.value for name, value in materialization.metadata.items()}
+        if windows:  # a partition shows its own figures, and an observation those of the run
+            shown = result.get_asset_observation_events()[-1].asset_observation_data.asset_observation.metadata
+        else:
+            shown = result.get_asset_materialization_events()[-1].materialization.metadata
+        return {name: value.value for name, value in shown.items()}
 
     def _execute(
         self, job: str, tags: Mapping[str, str], selection: Sequence[AssetKey] | None = None
