@@ -68,9 +68,10 @@ class _Started:
 
 @dataclass(slots=True)
 class _Events:
-    """What the event logs tell: how many events of a kind there were, and how tasks ended on which executor."""
+    """What the event logs tell: how many events of a kind there were, and how tasks began and ended on which executor."""
 
     kinds: Counter[str] = field(default_factory=Counter)
+    beginnings: Counter[str] = field(default_factory=Counter)
     endings: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     @property
@@ -192,11 +193,18 @@ class StandaloneCluster:
         Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes that log
         a little later than it answers: this waits for the end of every job that it tells the start of.
         """
+        return dict(self._whole_events().endings[ending])
+
+    def begun_tasks(self) -> dict[str, int]:
+        """Return how many tasks began, however they ended, by executor as `tasks` has it."""
+        return dict(self._whole_events().beginnings)
+
+    def _whole_events(self) -> _Events:
         deadline = time.monotonic() + _RECORD_SECONDS
         while not (events := self._events()).whole:
             assert time.monotonic() < deadline, f"the record of a job has no end; see events in {self._folder}"
             time.sleep(0.05)
-        return dict(events.endings[ending])
+        return events
 
     def _events(self) -> _Events:
         found = _Events()
@@ -206,8 +214,12 @@ class StandaloneCluster:
             for event in map(json.loads, filter(None, told.splitlines())):
                 application = event.get("App ID", application)
                 found.kinds[event["Event"]] += 1
-                if event["Event"] == "SparkListenerTaskEnd":
-                    executor = f"{application}/{event['Task Info']['Executor ID']}"
+                if event["Event"] not in ("SparkListenerTaskStart", "SparkListenerTaskEnd"):
+                    continue
+                executor = f"{application}/{event['Task Info']['Executor ID']}"
+                if event["Event"] == "SparkListenerTaskStart":
+                    found.beginnings[executor] += 1
+                else:
                     found.endings[event["Task End Reason"]["Reason"]][executor] += 1
         return found
 
