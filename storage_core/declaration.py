@@ -32,6 +32,7 @@ from storage_core.declaration_parts import (
 )
 from storage_core.definition import check_maps
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.foreign_text import shortened
 from storage_core.formats import located_yaml
 from storage_core.formats.keys import validate_table_name
 from storage_core.ingest.landing import LandingSpec, captured_columns
@@ -317,12 +318,12 @@ def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
         case "model_type" if not error["loc"]:
             *others, last = [name for name, each in model.model_fields.items() if each.is_required()]
             least = f"{', '.join(others)} and {last}"
-            return f"a declaration is a mapping with at least {least}; found {_shown(error['input'])}"
+            return f"a declaration is a mapping with at least {least}; found {_found(error['input'])}"
         case "value_error":
             return str(error["ctx"]["error"])
         case _:
-            return f"{error['msg']}; found {_shown(error['input'])}"
+            return f"{error['msg']}; found {_found(error['input'])}"
 
 
-def _shown(value: object) -> str:
-    return f"{without_locations(repr(value)[:400]):.80}"
+def _found(value: object) -> str:
+    return shortened(without_locations(repr(value)), 80)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.errors import Corrupt, Unavailable
+from storage_core.foreign_text import quoted
 from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
 from storage_core.os_errors import out_of_memory, scratch, scratch_folder, unavailable
@@ -247,7 +248,7 @@ def _header(cursor: _Cursor) -> tuple[bytes, str]:
     found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
         if key in found:
-            raise Corrupt(f"{cursor.where}: {key[:40]!r} stands twice in the header", key=cursor.where)
+            raise Corrupt(f"{cursor.where}: {quoted(key)} stands twice in the header", key=cursor.where)
         found[key] = value
         if key == SEAL_KEY.encode():
             cursor.require_seal(value)

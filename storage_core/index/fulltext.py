@@ -22,9 +22,9 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted, shortened
 from storage_core.index import native_errors, text_files, text_limits, text_syntax
 from storage_core.index.text_files import META, ROW_FIELD
-from storage_core.index.text_limits import shortened
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _refusing(query: TextQuery) -> Iterator[None]:
 def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     columns = ", ".join(query.definition.columns)
     return InvalidInput(
-        f"full-text query {shortened(repr(query.text))} on index {query.definition.name!r}: {shortened(reason)}. "
+        f"full-text query {quoted(query.text, 300)} on index {query.definition.name!r}: {shortened(reason)}. "
         f'Fields are {columns}; put text with `:`, `/`, `(`, `[` or `"` in double quotes',
         index=query.definition.name,
         query=shortened(query.text),

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.foreign_text import fitted
 from storage_core.ingest.content import ContentHash
 from storage_core.ingest.expansion import Expanded, Expansion
 from storage_core.objectstore.contract import ObjectInfo
@@ -146,8 +147,7 @@ def _is_wanted(name: str, suffix: str | None) -> bool:
 
 def _printable(name: str) -> str:
     """The name with what a terminal obeys, and what is not UTF-8, written as escapes; no two names become one."""
-    escaped = "".join(_escaped(each) for each in name)
-    return escaped if len(escaped) <= _LONGEST_NAME else f"{escaped[: _LONGEST_NAME - 1]}…"
+    return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
 
 
 def _escaped(character: str) -> str:

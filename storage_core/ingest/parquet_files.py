@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt, InvalidInput
+from storage_core.foreign_text import shortened
 from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import CheckedPages, Chunk, chunks_of
@@ -26,7 +27,6 @@ _BATCH_BYTES = 256 * 2**20
 _DELTA_ROWS = 256
 """Each value may be as long as a page, though it takes a few bytes of it: it begins like the one before."""
 
-_LONGEST_TEXT = 500
 _MAGIC = b"PAR1"
 _LARGEST_FOOTER = 32 * 2**20
 _MOST_FOOTER_ITEMS = 100_000
@@ -125,7 +125,7 @@ def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     try:
         return conform(batch, optional)
     except InvalidInput as error:
-        raise Corrupt(f"its columns are not those of the table ({str(error)[:_LONGEST_TEXT]})") from error
+        raise Corrupt(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
 
 
 def _faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

@@ -13,6 +13,7 @@ from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.extras import PIPELINE, needs
+from storage_core.foreign_text import shortened
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BATCH_ROWS = 65_536
-_LONGEST_REPR = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ class Scan:
         """Say what is scanned, in a line; nothing is read."""
         chosen = "" if self.columns is None else f", columns={list(self.columns)}"
         chosen += "" if self.filter is None else f", filter={self.filter.expression}"
-        shown = chosen if len(chosen) <= _LONGEST_REPR else f"{chosen[:_LONGEST_REPR]}…"
-        return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shown})"
+        return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shortened(chosen)})"
 
     def explain(self) -> Pruned:
         """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
-from storage_core.engine.tree import Node
+from storage_core.engine.tree import Node, shown
 from storage_core.errors import Unavailable
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -93,5 +93,5 @@ def _bounded(batches: Iterable[pa.RecordBatch], text: str, limits: QueryLimits) 
         held += batch.nbytes
         if held > limits.memory_bytes:
             found = f"its answer is larger than `memory_bytes` = {limits.memory_bytes}"
-            raise Unavailable(f"{text[:500]!r}: {found}; ask for less, or raise it (--memory-mib)", query=text)
+            raise Unavailable(f"{shown(text)}: {found}; ask for less, or raise it (--memory-mib)", query=text)
         yield batch

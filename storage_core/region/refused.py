@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.foreign_text import quoted
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.os_errors import of_the_system
@@ -22,7 +23,6 @@ from storage_core.rows.keys import key_codes
 
 Attempt = Callable[[pa.Table], object]
 REFUSALS = (InvalidInput, pa.ArrowException, OverflowError)
-_SHOWN = 80
 SOURCE = "merge"
 
 
@@ -41,7 +41,7 @@ class Records:
         part = int(np.searchsorted(ends, record, side="right"))
         place = record - int(ends[part]) + self.lengths[part]
         values = self.rows.select(self.key).slice(record, 1).to_pylist()[0]
-        key = ", ".join(f"{name}={_shown(value)}" for name, value in values.items())
+        key = ", ".join(f"{name}={quoted(value)}" for name, value in values.items())
         found = f"generation {self.generations[part]}, record {place}, key {key}: {text_of(error)}"
         more = {"generation": self.generations[part], "row": place, "key": key}
         return error.reworded(found, **more) if isinstance(error, InvalidInput) else InvalidInput(found, **more)
@@ -95,8 +95,3 @@ def keep_aside(store: ObjectStore, kept: Sequence[tuple[pa.Table, Exception]], *
 def text_of(error: Exception) -> str:
     """Return what the error found, and of which type it is where it is none of ours."""
     return error.found if isinstance(error, TidemarkError) else f"{type(error).__name__}: {error}"
-
-
-def _shown(value: object) -> str:
-    cut = value[:_SHOWN] if isinstance(value, str | bytes) else value
-    return ascii(cut) + ("…" if cut != value else "")

@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.objectstore", "storage_core.engine"),
     ("storage_core.settings",),
     ("storage_core.clock", "storage_core.ids", "storage_core.process", "storage_core.os_errors", "storage_core.extras"),
+    ("storage_core.foreign_text",),
     ("storage_core.errors",),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
