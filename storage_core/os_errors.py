@@ -34,9 +34,10 @@ REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EX
 """Errors that say that a call changed nothing. After any other the call may have taken effect, as over a network."""
 
 _OF_DUCKDB = "Out of Memory Error"
-# Errors of DataFusion and Rust's allocator, and of Python's threads and libraries: no class of theirs says it.
+# Of DataFusion and Rust, and of Python's threads and libraries: no class of theirs says what the system said.
+_NUMBERED = re.compile(r"os error (\d+)|code: (\d+), kind")
 _LACKS_MEMORY = re.compile(
-    r"^(Resources exhausted|can't start new thread)|\(os error 12\)|memory allocation of \d+ bytes"
+    r"^(Resources exhausted|can't start new thread)|failed to spawn thread|memory allocation"
     r"|failed to map segment from shared object"
 )
 _ONLY_TEXT: Final = (Exception, RuntimeError, ImportError)
@@ -74,7 +75,23 @@ def of_the_system(error: BaseException) -> bool:
     """
     if isinstance(error, OSError) and error.errno is not None:
         return True
+    if type(error) in _ONLY_TEXT:
+        return refusal_in(str(error)) is not None
     return out_of_memory(error) or type(error).__name__ == "ArrowException"  # which Arrow raises for a thread
+
+
+def raise_refused(subject: str, error: BaseException) -> None:
+    """Raise `Unavailable` that names `subject` where the system refused something; return for every other error."""
+    if of_the_system(error):
+        raise unavailable(subject, error) from error
+
+
+def refusal_in(text: str) -> OSError | None:
+    """Return what the system refused, by the text of a library whose errors have no class for it."""
+    if found := _NUMBERED.search(text):
+        number = int(found[1] or found[2])
+        return OSError(number, os.strerror(number))
+    return _NO_MEMORY if _LACKS_MEMORY.search(text) else None
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -89,7 +106,8 @@ def out_of_memory(error: BaseException) -> bool:
         case OSError():
             return error.errno == errno.ENOMEM or (error.errno is None and str(error).startswith(_OF_DUCKDB))
         case _ if type(error) in _ONLY_TEXT:
-            return _LACKS_MEMORY.search(str(error)) is not None
+            refused = refusal_in(str(error))
+            return refused is not None and refused.errno == errno.ENOMEM
     return type(error).__name__ == "OutOfMemoryException"  # DuckDB's, which is not imported for it
 
 
@@ -204,4 +222,4 @@ def _named(error: Exception) -> str:
 
 
 def _failure(error: BaseException) -> OSError:
-    return error if isinstance(error, OSError) else _NO_MEMORY
+    return error if isinstance(error, OSError) else refusal_in(str(error)) or _NO_MEMORY

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, Container, inspect, read_records, seal
 from storage_core.formats.raw_keys import ChunkKey
-from storage_core.os_errors import unavailable
+from storage_core.os_errors import raise_refused
 
 if TYPE_CHECKING:
     from fastavro.types import Schema
@@ -201,9 +201,8 @@ def _header(data: bytes, where: str) -> Mapping[str, str]:
     try:
         reader = fastavro.reader(io.BytesIO(data))
         schema = to_parsing_canonical_form(reader.writer_schema)
-    except MemoryError as error:
-        raise unavailable(where, error) from error
-    except Exception as error:  # a header that is damaged or hostile fails in many ways
+    except Exception as error:  # fastavro raises the plain errors of whatever it does with a damaged or hostile header
+        raise_refused(where, error)
         raise Corrupt(f"{where}: damaged Avro header: {type(error).__name__}: {error}", key=where) from error
     metadata = cast("Mapping[str, str]", reader.metadata)
     found = metadata.get("tidemark.format")

@@ -6,15 +6,13 @@ are caught here, where it is called, and nowhere else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
-from storage_core.os_errors import room
+from storage_core.os_errors import refusal_in, room
 
 REBUILD = "drop the index segment and catch up again"
-_OF_THE_SYSTEM = re.compile(r"os error \d+|Os \{ code: \d+|failed to spawn thread|memory allocation")
 
 
 @contextmanager
@@ -26,7 +24,7 @@ def reading(what: str) -> Iterator[None]:
     except BaseException as error:
         if not _of_tantivy(error):
             raise
-        if _OF_THE_SYSTEM.search(str(error)):
+        if refusal_in(str(error)):
             raise _unavailable(what, error) from error
         raise Corrupt(f"{what}: tantivy cannot read the files: {error}", advice=REBUILD) from error
 

@@ -18,7 +18,7 @@ from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import CheckedPages, Chunk, chunks_of
 from storage_core.ingest.rejection import Parsed, RejectedLine
-from storage_core.os_errors import of_the_system, unavailable
+from storage_core.os_errors import raise_refused
 from storage_core.rows.calendar import BEYOND, as_text, beyond
 from storage_core.rows.schema import conform
 
@@ -63,8 +63,7 @@ def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.Reco
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if of_the_system(error):
-            raise unavailable(file, error) from error
+        raise_refused(file, error)
         raise Corrupt(f"it is not a whole Parquet file ({error})") from error
 
 

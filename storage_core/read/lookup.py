@@ -17,7 +17,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import QUERY_BYTES, of_the_system, room, unavailable
+from storage_core.os_errors import QUERY_BYTES, raise_refused, room
 from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
@@ -121,8 +121,7 @@ def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
     try:
         arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        if of_the_system(error):
-            raise unavailable("a lookup", error) from error
+        raise_refused("a lookup", error)
         raise InvalidInput(f"the key {key!r} does not fit the key columns {list(columns)}: {error}", key=key) from error
     return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
 

@@ -28,7 +28,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.os_errors import of_the_system, unavailable
+from storage_core.os_errors import raise_refused
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
@@ -188,8 +188,7 @@ def _naming(*works: MergeWork) -> Iterator[None]:
     except (InvalidInput, Corrupt, Unsupported) as error:
         raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
     except (pa.ArrowException, OverflowError, MemoryError) as error:
-        if of_the_system(error):
-            raise unavailable(_named(works), error) from error
+        raise_refused(_named(works), error)
         raise InvalidInput(f"{_named(works)}: {text_of(error)}", **_context(works)) from error
 
 

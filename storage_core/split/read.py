@@ -23,7 +23,7 @@ from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.os_errors import of_the_system, scratch, typed, unavailable
+from storage_core.os_errors import raise_refused, scratch, typed
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.split.encode import has_float
@@ -323,6 +323,5 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
             key=add.path,
         ) from error
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
-        if of_the_system(error):
-            raise unavailable(add.path, error) from error
+        raise_refused(add.path, error)
         raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +59,14 @@ def test_whoever_lacks_memory_the_error_is_one(ask: Callable[[int], object]) -> 
 def test_what_is_wrong_with_the_bytes_is_no_lack_of_memory(error: Exception) -> None:
     assert not out_of_memory(error)
     assert not of_the_system(error)
+
+
+@pytest.mark.parametrize("text", ['Io(Os { code: 24, kind: Uncategorized, message: "x" })', "Open: (os error 24)"])
+def test_what_rust_has_as_text_only_is_typed_by_its_number(text: str) -> None:
+    assert not out_of_memory(Exception(text))
+    with pytest.raises(Unavailable, match="Too many open files; raise the number of files") as raised, typed("t"):
+        raise Exception(text)  # noqa: TRY002  # DataFusion's own class
+    assert raised.value.context["errno"] == errno.EMFILE
 
 
 def test_duckdbs_text_is_all_that_a_stream_keeps_of_its_lack_of_memory() -> None:
