@@ -24,12 +24,12 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.os_errors import typed
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
 from storage_core.rows.incoming import Rows, read_whole
 from storage_core.settings.table import MapMode, TableConfig
+from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
     from storage_core.append import Appended

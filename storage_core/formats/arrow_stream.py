@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from storage_core.errors import Corrupt
 from storage_core.foreign_text import shortened
-from storage_core.os_errors import raise_refused
+from storage_core.system_errors import raise_refused
 
 # A stream of ours has the first kind only; Arrow raises each of the others for some bytes it has never seen.
 _REFUSALS = (

@@ -21,7 +21,8 @@ from storage_core.errors import Corrupt
 from storage_core.foreign_text import quoted
 from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
-from storage_core.os_errors import raise_refused, scratch, scratch_folder
+from storage_core.scratch import scratch, scratch_folder
+from storage_core.system_errors import raise_refused
 
 MAGIC = b"Obj\x01"
 SEAL_KEY = "tidemark.xxh3"

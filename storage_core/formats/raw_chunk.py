@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, Container, inspect, read_records, seal
 from storage_core.formats.raw_keys import ChunkKey
-from storage_core.os_errors import raise_refused
+from storage_core.system_errors import raise_refused
 
 if TYPE_CHECKING:
     from fastavro.types import Schema

@@ -15,9 +15,9 @@ from storage_core.log.actions import Metadata
 from storage_core.log.renumbered import renumbered_up_to
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.os_errors import raise_refused
 from storage_core.split.lineage import Origin, read_origin
 from storage_core.split.metadata import require_sealed
+from storage_core.system_errors import raise_refused
 
 
 @dataclass(frozen=True, slots=True)

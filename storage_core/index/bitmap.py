@@ -24,8 +24,8 @@ from pyroaring import BitMap
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.index.native_errors import REBUILD
-from storage_core.os_errors import of_the_system
 from storage_core.settings.index import IndexDefinition
+from storage_core.system_errors import of_the_system
 
 _MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
-from storage_core.os_errors import refusal_in, room
+from storage_core.headroom import require_headroom
+from storage_core.system_errors import refusal_in
 
 REBUILD = "drop the index segment and catch up again"
 
@@ -19,7 +20,7 @@ REBUILD = "drop the index segment and catch up again"
 def reading(what: str) -> Iterator[None]:
     """Raise `Corrupt` for files that tantivy cannot read, and `Unavailable` for what the machine lacks meanwhile."""
     try:
-        with room(what):
+        with require_headroom(what):
             yield
     except BaseException as error:
         if not _of_tantivy(error):
@@ -33,7 +34,7 @@ def reading(what: str) -> Iterator[None]:
 def writing(what: str, *, room_bytes: int) -> Iterator[None]:
     """Raise `Unavailable` for whatever fails while files are made: what goes in is sound, so it is the machine."""
     try:
-        with room(what, size=room_bytes):
+        with require_headroom(what, size=room_bytes):
             yield
     except BaseException as error:
         if not _of_tantivy(error):

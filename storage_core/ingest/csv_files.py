@@ -22,7 +22,7 @@ from storage_core.foreign_text import shortened
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, rejected, typed
-from storage_core.os_errors import scratch
+from storage_core.scratch import scratch
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20

@@ -18,9 +18,9 @@ from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import CheckedPages, Chunk, chunks_of
 from storage_core.ingest.rejection import Parsed, RejectedLine
-from storage_core.os_errors import raise_refused
 from storage_core.rows.calendar import BEYOND, as_text, beyond
 from storage_core.rows.schema import conform
+from storage_core.system_errors import raise_refused
 
 _BATCH_ROWS = 250_000
 _BATCH_BYTES = 256 * 2**20

@@ -43,7 +43,7 @@ from storage_core.objectstore.local_files import (
     temporary_file,
     what_lies,
 )
-from storage_core.os_errors import REFUSED, not_written, typed, unavailable
+from storage_core.system_errors import REFUSED, not_written, typed, unavailable
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, NotFound, NotWritten, TidemarkError
 from storage_core.objectstore.key_safety import TEMPORARY_FOLDER
-from storage_core.os_errors import typed, unavailable
+from storage_core.system_errors import typed, unavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -22,11 +22,11 @@ from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import out_of_memory, typed, unavailable
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
+from storage_core.system_errors import out_of_memory, typed, unavailable
 
 if TYPE_CHECKING:
     import duckdb

@@ -14,10 +14,10 @@ from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.extras import PIPELINE, needs
 from storage_core.foreign_text import shortened
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
@@ -139,7 +139,7 @@ class Scan:
         """A filter is text of somebody, and may ask for much; the rows themselves are what was asked for."""
         return QueryLimits() if self.limits is None and self.filter is not None else self.limits
 
-    @room("scan", size=QUERY_BYTES)
+    @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
         """The splits that rows come from, which errors name, and the rows."""
         if self.records is not None:

@@ -12,15 +12,16 @@ from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
 from storage_core.engine.tree import Node, shown
 from storage_core.errors import Unavailable
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import QUERY_BYTES, room, scratch_folder
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned, prune
 from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors, splits_source
 from storage_core.read.scan import merged_rows
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
+from storage_core.scratch import scratch_folder
 from storage_core.settings.query import QueryLimits
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
-@room("a query", size=QUERY_BYTES)
+@require_headroom("a query", size=QUERY_BYTES)
 def query(
     store: ObjectStore,
     snapshot: Snapshot,

@@ -28,7 +28,6 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.os_errors import raise_refused
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
@@ -43,6 +42,7 @@ from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.vectors import rows_gone, vector_for
 from storage_core.split.write import sort_and_write
+from storage_core.system_errors import raise_refused
 
 _logger = logging.getLogger(__name__)
 

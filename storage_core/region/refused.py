@@ -16,10 +16,10 @@ from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.foreign_text import quoted
 from storage_core.formats.quarantine_entry import SetAsideRows
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import of_the_system
 from storage_core.quarantine import keep
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
+from storage_core.system_errors import of_the_system
 
 Attempt = Callable[[pa.Table], object]
 REFUSALS = (InvalidInput, pa.ArrowException, OverflowError)

@@ -8,8 +8,8 @@ from typing import Protocol, TypeAlias, TypeGuard, cast
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.rows.exact import exact_array
+from storage_core.system_errors import of_the_system, unavailable
 
 PIECE_BYTES = 64 * 2**20
 """How much of a stream is in memory at a time: batches up to so many bytes, or one that is larger."""

@@ -23,13 +23,14 @@ from storage_core.log.actions import Add
 from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.os_errors import raise_refused, scratch, typed
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import OrderColumn
+from storage_core.scratch import scratch
 from storage_core.split.encode import has_float
 from storage_core.split.metadata import FORMAT, PREFIX
 from storage_core.split.row_groups import admitting
 from storage_core.split.vectors import rows_gone, visible
+from storage_core.system_errors import raise_refused, typed
 
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""

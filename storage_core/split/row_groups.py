@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
-from storage_core.os_errors import raise_refused
 from storage_core.rows import statistics
 from storage_core.rows.sortable import bound_keys, sortable, unless_false
 from storage_core.split.metadata import PREFIX, json_object, require_sealed
+from storage_core.system_errors import raise_refused
 
 ROWS_PER_GROUP: Final = 65_536
 """A lookup decodes whole column chunks of the row group that holds its key."""

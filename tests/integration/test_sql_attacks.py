@@ -24,12 +24,12 @@ from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
-from storage_core.os_errors import scratch_folder
 from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.relation import query_errors, splits_source
 from storage_core.read.scan import Scan
 from storage_core.read.sql import ask
 from storage_core.read.verified import Verified
+from storage_core.scratch import scratch_folder
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
@@ -634,7 +634,7 @@ def test_no_text_that_a_relation_of_a_scan_is_given_writes_a_split(table: Table,
 
 HOLDS_A_FOLDER = """
 import sys
-from storage_core.os_errors import scratch_folder
+from storage_core.scratch import scratch_folder
 with scratch_folder("tidemark-spill-") as folder:
     (folder / "block").write_text("spilled")
     print(folder, flush=True)

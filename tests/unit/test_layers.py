@@ -41,7 +41,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.formats",),
     ("storage_core.objectstore", "storage_core.engine"),
     ("storage_core.settings",),
-    ("storage_core.clock", "storage_core.ids", "storage_core.process", "storage_core.os_errors", "storage_core.extras"),
+    ("storage_core.headroom", "storage_core.scratch"),
+    (
+        "storage_core.clock",
+        "storage_core.ids",
+        "storage_core.process",
+        "storage_core.system_errors",
+        "storage_core.extras",
+    ),
     ("storage_core.foreign_text",),
     ("storage_core.errors",),
 )

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import functools
-import glob
-import mmap
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Final
 
 from storage_core.errors import NotWritten, Unavailable
@@ -35,18 +28,13 @@ REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EX
 
 _OF_DUCKDB = "Out of Memory Error"
 # Of DataFusion and Rust, and of Python's threads and libraries: no class of theirs says what the system said.
-_NUMBERED = re.compile(r"os error (\d+)|code: (\d+), kind")
+_NUMBERED = re.compile(r"os error (\d{1,4})\b|code: (\d{1,4}), kind")
 _LACKS_MEMORY = re.compile(
     r"^(Resources exhausted|can't start new thread)|failed to spawn thread|memory allocation"
     r"|failed to map segment from shared object"
 )
 _ONLY_TEXT: Final = (Exception, RuntimeError, ImportError)
 _NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
-_FILES = 8
-_LOCKED = ".locked"
-_SIZE = 256 * 2**20
-QUERY_BYTES: Final = 512 * 2**20
-"""The address space that a query takes beside what every use of native code takes: its threads, and their heaps."""
 
 
 def cause(error: OSError) -> str:
@@ -57,13 +45,13 @@ def cause(error: OSError) -> str:
 
 def unavailable(subject: str, error: BaseException) -> Unavailable:
     """Return the error of something that could not be read, or of a file that nobody but this process knows."""
-    failure = _failure(error)
+    failure = failure_of(error)
     return Unavailable(f"{subject}: {cause(failure)}", key=subject, errno=failure.errno)
 
 
 def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
     """Return the error of a write that certainly changed nothing."""
-    failure = _failure(error)
+    failure = failure_of(error)
     message = f"{subject}: nothing was written: {cause(failure)}"
     return NotWritten(message, key=subject, errno=failure.errno)
 
@@ -112,114 +100,25 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def typed(subject: str) -> Iterator[None]:
-    """Raise what the system refuses inside the block, threads too, as `Unavailable` that names `subject`."""
-    with _typed(subject, with_file=False):
-        yield
+def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
+    """Raise what the system refuses inside the block, threads too, as `Unavailable` that names `subject`.
 
-
-@contextmanager
-def _typed(subject: str, *, with_file: bool) -> Iterator[None]:
+    `with_file` names the file too, where the system does: for code that opens files of its own.
+    """
     try:
         yield
     except Exception as error:
         if not isinstance(error, OSError) and not of_the_system(error):
             raise
         refused = unavailable(subject, error)
-        raise refused.reworded(refused.found + (_named(error) if with_file else "")) from error
+        raise refused.reworded(refused.found + (named_file(error) if with_file else "")) from error
 
 
-@contextmanager
-def scratch(what: str) -> Iterator[None]:
-    """Raise as `Unavailable` what the system refuses of temporary files, naming their folder and how to choose it."""
-    try:
-        yield
-    except (OSError, MemoryError) as error:
-        failure = _failure(error)
-        found = f"{what} among the temporary files: {cause(failure)}; another folder for them is named by TMPDIR"
-        raise Unavailable(found + _named(failure), errno=failure.errno) from error
-
-
-@contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder among the temporary files that only this user can enter; it is gone at the end.
-
-    A process that is killed leaves its folders behind. The next process of the user that makes one of the same prefix
-    removes them: each is locked as long as its process runs, which the kernel knows. Raises `Unavailable` where none
-    can be made. What cannot be removed is left behind: its user is done.
-    """
-    with scratch("a folder"):
-        _remove_abandoned(os.getpid(), tempfile.gettempdir(), prefix)
-        path, lock = _locked_folder(prefix)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
-
-
-def _locked_folder(prefix: str) -> tuple[Path, int]:
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, suffix=_LOCKED))  # 0700
-        lock = _lock(path)
-        if lock is not None:
-            if path.exists():
-                return path, lock
-            os.close(lock)  # another took it for abandoned, just before it was locked
-
-
-@functools.lru_cache(maxsize=64)
-def _remove_abandoned(process: int, folder: str, prefix: str) -> None:  # noqa: ARG001  # once per process
-    with suppress(OSError):
-        for path in Path(folder).glob(f"{glob.escape(prefix)}????????{_LOCKED}"):
-            with suppress(OSError):
-                if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
-                    shutil.rmtree(path, ignore_errors=True)
-                    os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """The lock of the folder, kept until it is closed; None where another process has it, or the folder is gone."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return descriptor
-
-
-@contextmanager
-def room(subject: str, *, size: int = 0) -> Iterator[None]:
-    """Do as `typed` does, and refuse before native code meets what the system will refuse it.
-
-    DuckDB, Arrow and tantivy end the process where they get no file, thread or address space. So as much as they take
-    to work is asked for first, with `size` bytes more for the data, and given back; no page of it is used. The files of
-    the data are not among it: those they open by themselves, and report.
-    """
-    with _typed(subject, with_file=True):
-        _require(files=_FILES, size=_SIZE + size)
-        yield
-
-
-def _require(*, files: int, size: int) -> None:
-    mmap.mmap(-1, size, access=mmap.ACCESS_COPY).close()
-    held: list[int] = []
-    try:
-        held.extend(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(files))
-    finally:
-        for each in held:
-            os.close(each)
-
-
-def _named(error: Exception) -> str:
+def named_file(error: Exception) -> str:
+    """Return the file that an error of the system names, in brackets behind a blank; nothing where it names none."""
     return f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
 
 
-def _failure(error: BaseException) -> OSError:
+def failure_of(error: BaseException) -> OSError:
+    """Return an error that says that the system refused something as one of the system."""
     return error if isinstance(error, OSError) else refusal_in(str(error)) or _NO_MEMORY
