@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.foreign_text import fitted
 from storage_core.ingest.content import ContentHash
-from storage_core.ingest.expansion import Expanded, Expansion
+from storage_core.ingest.expansion import Expansion
+from storage_core.ingest.watched_stream import watched
 from storage_core.objectstore.contract import ObjectInfo
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import check_location, open_store
@@ -231,4 +232,5 @@ def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterato
             yield file
         else:
             with gzip.GzipFile(fileobj=file) as text:
-                yield cast("BinaryIO", Expanded(text, Expansion(landed.size)))
+                expansion = Expansion(landed.size)
+                yield watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)
