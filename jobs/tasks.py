@@ -23,7 +23,7 @@ from storage_core.errors import TidemarkError, typed
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.ingest import batch
-from storage_core.ingest.batch import IngestWork
+from storage_core.ingest.work import IngestWork
 from storage_core.log.actions import to_json_object
 from storage_core.objectstore.meter import MeteredStore, add_requests
 from storage_core.objectstore.resolve import open_store

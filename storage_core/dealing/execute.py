@@ -24,9 +24,9 @@ from storage_core.dealing.work import Divided, DivideResult, DivideWork, FillRes
 from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.quarantine import LateDoor, Origin
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
@@ -144,10 +144,10 @@ class _Taken:
     def _admitted(self, ref: RawChunkRef, fitting: TypedRecords, rows: pa.Table, store: ObjectStore) -> pa.Table:
         """What is not set aside as late: an entry per chunk, the same however often the chunk is dealt."""
         origin = Origin(source=rejects.source_of(self.source, ref), by="deal")
-        door = LateDoor(store, LateRule.of(self.target.config), origin)
-        admit = door.admit_records if self.target.config.kind == "keyed" else door.admit
+        late_filter = LateRowFilter(store, LateRule.of(self.target.config), origin)
+        admit = late_filter.admit_records if self.target.config.kind == "keyed" else late_filter.admit
         admitted = admit(rows, fitting.written_ms)
-        self._late += door.figures
+        self._late += late_filter.figures
         return admitted
 
     def _set_aside(self, ref: RawChunkRef, rejected: Sequence[RejectedRecord], store: ObjectStore) -> None:

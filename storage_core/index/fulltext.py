@@ -267,10 +267,10 @@ def _refusing(query: TextQuery) -> Iterator[None]:
 def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     columns = ", ".join(query.definition.columns)
     return InvalidInput(
-        f"full-text query {quoted(query.text, 300)} on index {query.definition.name!r}: {shortened(reason)}. "
+        f"full-text query {quoted(query.text, 300)} on index {query.definition.name!r}: {shortened(reason, 300)}. "
         f'Fields are {columns}; put text with `:`, `/`, `(`, `[` or `"` in double quotes',
         index=query.definition.name,
-        query=shortened(query.text),
+        query=shortened(query.text, 300),
     )
 
 

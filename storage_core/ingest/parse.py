@@ -26,8 +26,6 @@ from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.rejection import Parsed, RejectedLine
 from storage_core.system_errors import out_of_memory
 
-__all__ = ["Parsed", "RejectedLine", "parse", "parse_blocks"]
-
 
 def parse(landed: LandedFile, spec: LandingSpec, schema: pa.Schema, time_column: str | None) -> Parsed:
     """Return the whole file at once; see `parse_blocks`."""

@@ -141,12 +141,9 @@ class Scan:
 
     @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
-        """The splits that rows come from, which errors name, and the rows."""
-        if self.records is not None:
-            return (), Source(merged_rows(self.store, self.snapshot, self.records))
-        splits = prune(self.snapshot, self._predicate)
-        with query_errors("scan", splits):
-            return splits, splits_source(self.store, splits, self.snapshot.schema, verified=self.verified)
+        return source_of(
+            self.store, self.snapshot, self._predicate, verified=self.verified, records=self.records, asked="scan"
+        )
 
     def _relation(self, connection: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
         source.bind(connection)
@@ -182,6 +179,26 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
+
+
+def source_of(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
+    *,
+    verified: Verified,
+    records: pa.Table | None,
+    asked: str,
+) -> tuple[Sequence[Add], Source]:
+    """Return the splits whose rows a question may need, which errors name, and the rows.
+
+    With `records`, they are folded over the base first and nothing is pruned. Raises what `splits_source` raises.
+    """
+    if records is not None:
+        return (), Source(merged_rows(store, snapshot, records))
+    splits = prune(snapshot, predicate)
+    with query_errors(asked, splits):
+        return splits, splits_source(store, splits, snapshot.schema, verified=verified)
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:

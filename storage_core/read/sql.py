@@ -16,9 +16,9 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
-from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors, splits_source
-from storage_core.read.scan import merged_rows
+from storage_core.read.pruning import Pruned
+from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors
+from storage_core.read.scan import source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
 from storage_core.scratch import scratch_folder
@@ -48,12 +48,7 @@ def query(
     """
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
-    splits = () if records is not None else prune(snapshot, where_of(tree, TABLE))
-    if records is not None:
-        source = Source(merged_rows(store, snapshot, records))
-    else:
-        with query_errors(text, splits):
-            source = splits_source(store, splits, snapshot.schema, verified=verified)
+    splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, asked=text)
     with query_errors(text, splits, bounds):
         answer = ask(source, text, bounds)
     verified.look_again(store, source.splits)

@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.split",),
     ("storage_core.leases",),
     ("storage_core.log",),
+    ("storage_core.late_row_filter",),
     ("storage_core.quarantine",),
     ("storage_core.rows",),
     ("storage_core.formats",),

@@ -12,11 +12,12 @@ from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.formats.quarantine_entry import SetAsideRows
-from storage_core.ingest.parse import RejectedLine
-from storage_core.ingest.quarantine import Standing, read_quarantine, standing, write_quarantine
+from storage_core.ingest.quarantine import Standing, standing, write_quarantine
+from storage_core.ingest.rejection import RejectedLine
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import Kept, keep
+from storage_core.testkit.rejected_lines import rejected_lines
 
 LINES = [
     RejectedLine("a/b c.log", 3, "the line does not match the pattern", 'caf\xe9 "q"'),
@@ -31,7 +32,7 @@ def test_rejections_are_kept_with_file_line_and_reason() -> None:
     assert parsed is not None
     assert parsed.kind is KeyKind.QUARANTINE
     common = {"key": key, "source": "a/b c.log", "size": 100}
-    assert list(read_quarantine(store)) == [
+    assert list(rejected_lines(store)) == [
         common | {"line": 3, "reason": LINES[0].reason, "text": 'caf\xe9 "q"', "encoding": "utf-8"},
         common | {"line": 9, "reason": LINES[1].reason, "text": "/w==", "encoding": "base64"},
     ]
@@ -56,10 +57,10 @@ def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
     store = MemoryStore("quarantine")
     key = write_quarantine(store, "a.log", 100, LINES).key
     store.put("quarantine/readme.txt", b"not ours", Overwrite())
-    assert len(list(read_quarantine(store))) == 2
+    assert len(list(rejected_lines(store))) == 2
     store.put(key, b"{}", Overwrite())
     with pytest.raises(Corrupt, match=key):
-        list(read_quarantine(store))
+        list(rejected_lines(store))
 
 
 def test_an_entry_of_a_newer_format_is_refused() -> None:
@@ -68,7 +69,7 @@ def test_an_entry_of_a_newer_format_is_refused() -> None:
     newer = store.get(key).data.replace(b'"formatVersion":1', b'"formatVersion":3').replace(b'": 1', b'": 3')
     store.put(key, newer, Overwrite())
     with pytest.raises(Unsupported, match="format 3"):
-        list(read_quarantine(store))
+        list(rejected_lines(store))
 
 
 @pytest.mark.parametrize("version", ["0", "-1", "1.5", "null", '"1"', "[]"])

@@ -17,12 +17,13 @@ from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailabl
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import quarantine_key
 from storage_core.formats.quarantine_entry import RejectedLines, SetAsideRows
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.quarantine import LateDoor, Origin, keep, read_entries, read_entry
+from storage_core.quarantine import keep, read_entries, read_entry
 from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.late_data import LateData, LatePolicy
@@ -170,12 +171,12 @@ def test_a_closed_writer_keeps_nothing_aside() -> None:
 def test_one_way_in_keeps_an_entry_per_window_where_it_asks_for_it() -> None:
     store = MemoryStore("late")
     rule = LateRule("at", LateData())
-    door = LateDoor(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
+    late_filter = LateRowFilter(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
     rows = pa.Table.from_pylist(rows_of(0, 61, 300, 62), SCHEMA)
-    assert door.admit(rows, START_MS).column("id").to_pylist() == [0]
-    again = LateDoor(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
+    assert late_filter.admit(rows, START_MS).column("id").to_pylist() == [0]
+    again = LateRowFilter(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
     again.admit(pa.concat_tables([rows.slice(0, 2), rows.slice(2)]), START_MS)
-    assert again.keys == door.keys
+    assert again.keys == late_filter.keys
     kept = [each for _, each in read_entries(store) if isinstance(each, SetAsideRows)]
     assert sorted(each.rows.column("id").to_pylist() for each in kept) == [[1, 3], [2]]
 
