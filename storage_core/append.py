@@ -24,7 +24,7 @@ from storage_core.split.write import sort_and_write
 class Appended:
     """What an append committed: the version that made the rows visible, and their number.
 
-    `late` counts the late rows; those that were set aside are not among `rows`.
+    `late` counts the late rows; those that were quarantined or dropped are not among `rows`.
     """
 
     version: int

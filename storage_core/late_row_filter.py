@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import keep
 from storage_core.rows.fold import OPERATION, Operation
@@ -24,7 +24,7 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where rows come from and who brings them; see `SetAsideRows`."""
+    """Where rows come from and who brings them; see `QuarantinedRows`."""
 
     source: str
     by: str
@@ -96,7 +96,7 @@ class LateRowFilter:
             parts = [part for _, part in split_by_window(late, self._rule.time_column, self._window_seconds)]
         for part in parts:
             origin = self._origin
-            entry = SetAsideRows(
+            entry = QuarantinedRows(
                 source=origin.source,
                 size=origin.size,
                 reason=LATE,

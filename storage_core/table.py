@@ -241,7 +241,7 @@ class Table:
         with self.writer() as writer:
             writer.put(table)
             writer.flush()
-        return Appended(self.version, "", table.num_rows - writer.figures.set_aside, 0, writer.figures)
+        return Appended(self.version, "", table.num_rows - writer.figures.not_written, 0, writer.figures)
 
     @_loading
     def writer(
@@ -435,14 +435,14 @@ class Table:
         return read_pages(self._view, token=token, page_bytes=page_bytes, consistency=consistency)
 
     @_loading
-    def set_regions(self, regions: Sequence[DeclaredField], *, set_aside: bool = False) -> Table:
+    def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
         When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow
         the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionSealed`.
         Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
         that short. Interrupted at any point, calling it again finishes. A record that cannot be merged ends it, named
-        by region, generation, row and key; with `set_aside` all records of its key that are not merged go to
+        by region, generation, row and key; with `quarantine` all records of its key that are not merged go to
         quarantine, and the base keeps what it has of that key. Raises `InvalidInput` when the fields cannot
         divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
         """
@@ -450,7 +450,7 @@ class Table:
         from storage_core.region.spec import declared_fields
 
         self._require_writable()
-        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), set_aside=set_aside)
+        self._view.snapshot = change_regions(self._log, declared_fields(regions, self.schema), quarantine=quarantine)
         return self
 
     @_loading

@@ -32,7 +32,7 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Quarantined:
     """Rejected lines that stand in a table's quarantine, by reason (`tally`), and how many entries were not read."""
 
     reasons: Mapping[str, int]
@@ -44,7 +44,7 @@ class Standing:
         return sum(self.reasons.values())
 
 
-def standing(store: ObjectStore, most: int = MOST_ENTRIES) -> Standing:
+def quarantined(store: ObjectStore, most: int = MOST_ENTRIES) -> Quarantined:
     """Return the rejected lines that nobody has removed yet, of at most so many entries.
 
     One LIST per 1,000 objects and one GET per entry of a landed file. An entry that is removed meanwhile is none.
@@ -56,7 +56,7 @@ def standing(store: ObjectStore, most: int = MOST_ENTRIES) -> Standing:
             entry = read_entry(store, key)
             if isinstance(entry, RejectedLines):
                 reasons = tally(reasons, entry.reasons)
-    return Standing(reasons, len(keys[most:]))
+    return Quarantined(reasons, len(keys[most:]))
 
 
 def _may_hold_lines(key: str) -> bool:

@@ -32,7 +32,7 @@ from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
-from storage_core.region.refused import REFUSALS, Attempt, Records, keep_aside, refused, text_of
+from storage_core.region.refused import REFUSALS, Attempt, Records, quarantine_records, refused, text_of
 from storage_core.region.registry import known_regions
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
@@ -81,7 +81,7 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
     )
 
 
-def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, set_aside: bool = False) -> MergeResult:
+def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quarantine: bool = False) -> MergeResult:
     """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
 
     Commits nothing: that is the caller's, with `actions_of`. No split is rewritten; one whose last live row is gone is
@@ -90,15 +90,15 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, set_a
     of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged generation or
     split; what was written until then are orphans. An error of the data names region, generation, record and key.
 
-    With `set_aside` the records of a key that cannot be applied are in quarantine when this returns, and the base keeps
-    what it has of that key.
+    With `quarantine` the records of a key that cannot be applied are there when this returns, and the base keeps what
+    it has of that key.
     """
     with _naming(work):
         records = _records(store, work)
-        if set_aside:
+        if quarantine:
             records = _foldable(store, work, records, now_ms=now_ms)
         folded = _folded(records)
-        if set_aside:
+        if quarantine:
             folded = _applicable(store, work, records, folded, ids=ids, now_ms=now_ms)
         return _executed(store, work, records, folded, ids=ids, now_ms=now_ms)
 
@@ -146,7 +146,9 @@ def _foldable(store: ObjectStore, work: MergeWork, records: Records, *, now_ms: 
     found = list(refused(records.rows, lambda part: fold.fold(part, records.key)))
     if not found:
         return records
-    keep_aside(store, [(records.rows.slice(at, 1), why) for at, why in found], region=work.region, now_ms=now_ms)
+    quarantine_records(
+        store, [(records.rows.slice(at, 1), why) for at, why in found], region=work.region, now_ms=now_ms
+    )
     return records.without(np.isin(np.arange(records.rows.num_rows), [at for at, _ in found]))
 
 
@@ -159,7 +161,7 @@ def _applicable(
     if not found:
         return folded
     kept = [(records.rows.filter(pa.array(records.of_key(folded.slice(row, 1)))), why) for row, why in found]
-    keep_aside(store, kept, region=work.region, now_ms=now_ms)
+    quarantine_records(store, kept, region=work.region, now_ms=now_ms)
     return folded.filter(pa.array(~np.isin(np.arange(folded.num_rows), [row for row, _ in found])))
 
 

@@ -1,4 +1,4 @@
-"""Records that a merge cannot apply: which ones, in which generation, and keeping them aside (decision 0088).
+"""Records that a merge cannot apply: which ones, in which generation, and their quarantine (decision 0088).
 
 A row is blamed when it fails by itself, so it is looked for by halves: that costs about as much again as what failed,
 and only then. What fails as a whole and in no single row is nobody's fault here.
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.foreign_text import quoted
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import keep
 from storage_core.rows.codes import Mask
@@ -82,13 +82,17 @@ def _refused(rows: pa.Table, attempt: Attempt, start: int) -> Iterator[tuple[int
         yield from _refused(rows.slice(half), attempt, start + half)
 
 
-def keep_aside(store: ObjectStore, kept: Sequence[tuple[pa.Table, Exception]], *, region: str, now_ms: int) -> None:
-    """Keep records in quarantine, one entry per reason, durable when this returns. One PUT each."""
+def quarantine_records(
+    store: ObjectStore, kept: Sequence[tuple[pa.Table, Exception]], *, region: str, now_ms: int
+) -> None:
+    """Put records into quarantine, one entry per reason, durable when this returns. One PUT each."""
     reasons: dict[str, list[pa.Table]] = {}
     for records, error in kept:
         reasons.setdefault(text_of(error), []).append(records)
     for reason, parts in reasons.items():
-        entry = SetAsideRows(source=SOURCE, reason=reason, by=region, arrived_ms=now_ms, rows=pa.concat_tables(parts))
+        entry = QuarantinedRows(
+            source=SOURCE, reason=reason, by=region, arrived_ms=now_ms, rows=pa.concat_tables(parts)
+        )
         keep(store, entry)
 
 

@@ -92,7 +92,7 @@ def records_in_regions(root: Path, name: str) -> int:
     return sum(each.records for each in found)
 
 
-def test_twenty_tables_get_their_rows_once_and_bad_records_are_set_aside(tmp_path: Path, spark: Spark) -> None:
+def test_twenty_tables_get_their_rows_once_and_bad_records_are_quarantined(tmp_path: Path, spark: Spark) -> None:
     tables = [*APPEND, *KEYED]
     request = declare(tmp_path, tables)
     bad = produce(tmp_path, tables)

@@ -161,7 +161,7 @@ def test_patches_deletes_and_resets_across_chunks_end_in_the_fold() -> None:
 # --- what no table takes
 
 
-def test_what_fits_no_table_is_set_aside_with_its_reason_and_once() -> None:
+def test_what_fits_no_table_is_quarantined_with_its_reason_and_once() -> None:
     given = board("a", "users", keyed="users")
     with raw(*given.stores) as log:
         log.append_many(

@@ -11,8 +11,8 @@ import pytest
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import KeyKind, parse
-from storage_core.formats.quarantine_entry import SetAsideRows
-from storage_core.ingest.quarantine import Standing, standing, write_quarantine
+from storage_core.formats.quarantine_entry import QuarantinedRows
+from storage_core.ingest.quarantine import Quarantined, quarantined, write_quarantine
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -82,17 +82,17 @@ def test_an_entry_of_a_format_that_never_was_is_damage(version: str) -> None:
 
 def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> None:
     store = MemoryStore("quarantine")
-    assert standing(store) == Standing({}, unread=0)
-    rows = SetAsideRows(source="a.log", size=7, reason="late", by="x", arrived_ms=5, rows=pa.table({"n": [1]}))
+    assert quarantined(store) == Quarantined({}, unread=0)
+    rows = QuarantinedRows(source="a.log", size=7, reason="late", by="x", arrived_ms=5, rows=pa.table({"n": [1]}))
     keep(store, rows)
-    assert standing(store).lines == 0
+    assert quarantined(store).lines == 0
     keys = [write_quarantine(store, f"{name}.log", 100, LINES).key for name in "ab"]
-    assert standing(store) == Standing({LINES[0].reason: 2, LINES[1].reason: 2}, unread=0)
-    assert standing(store, most=1).unread == 2
+    assert quarantined(store) == Quarantined({LINES[0].reason: 2, LINES[1].reason: 2}, unread=0)
+    assert quarantined(store, most=1).unread == 2
     keep(store, replace(rows, source="append"))
-    assert standing(store, most=3).unread == 0, "rows of appends are no lines, and are not read"
+    assert quarantined(store, most=3).unread == 0, "rows of appends are no lines, and are not read"
     store.delete(keys)
-    assert standing(store).lines == 0
+    assert quarantined(store).lines == 0
 
 
 def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
@@ -103,7 +103,7 @@ def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
         writer.write_table(rows)
     offsets = struct.pack("<4i", 0, 2, 4, 6)
     hostile = sink.getvalue().to_pybytes().replace(offsets, struct.pack("<4i", 0, 2**30, 4, 6))
-    sound = SetAsideRows(source="s", reason="r", by="b", arrived_ms=1, rows=rows)
+    sound = QuarantinedRows(source="s", reason="r", by="b", arrived_ms=1, rows=rows)
     body = {**json.loads(quarantine_entry.encode(sound)), "rows": base64.b64encode(hostile).decode()}
     data = json.dumps(body, sort_keys=True).encode()
     with pytest.raises(Corrupt, match="q: the quarantine entry is no Arrow stream"):
