@@ -107,7 +107,7 @@ def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # Python, Arrow, DuckDB and DataFusion share no class; what is none of these goes on
         if not isinstance(error, OSError) and not of_the_system(error):
             raise
         refused = unavailable(subject, error)

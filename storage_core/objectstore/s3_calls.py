@@ -147,7 +147,7 @@ class S3Calls:
             raise
         except botocore.exceptions.ClientError as error:
             return _answered(error.response, self._connected().meta.region_name)
-        except Exception as error:  # noqa: BLE001  # what boto3 makes of an answer that is not S3's, nobody has listed
+        except Exception as error:  # noqa: BLE001  # boto3 raises whatever its parsers do, of any class
             return _unanswered(error)
 
     def retried(self, act: Callable[[Any], T]) -> T | Failure:

@@ -37,8 +37,8 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
 
     Nothing happens when they are already. Else the old regions are merged here, sealed, and the rest of them is merged;
     then the new spec is committed. Interrupted anywhere, doing it again finishes. A region that cannot be merged is not
-    sealed: it takes rows as before. With `quarantine`, what cannot be merged goes there: the way out of a region that is
-    sealed already (decision 0088). Raises what that merge raises, `InvalidInput` when the fields cannot divide
+    sealed: it takes rows as before. With `quarantine`, what cannot be merged goes there: the way out of a region that
+    is sealed already (decision 0088). Raises what that merge raises, `InvalidInput` when the fields cannot divide
     the table, `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):

@@ -86,14 +86,14 @@ def _reader(rows: ArrowStream) -> pa.RecordBatchReader:
     try:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
-    except Exception as error:  # whatever the other library raises
+    except Exception as error:  # the library whose rows these are raises what it likes
         raise _broken(rows, error) from error
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
-    except Exception as error:
+    except Exception as error:  # and so does the generator behind its reader
         raise _broken(reader, error) from error
 
 
