@@ -1,4 +1,7 @@
-"""The object store contract on a directory of a local file system (docs/architecture/object-store.md)."""
+"""The object store contract on a directory of a local file system (docs/architecture/object-store.md).
+
+More than 300 lines: each call of the contract is here, what it does to files is in `local_files`.
+"""
 
 from __future__ import annotations
 

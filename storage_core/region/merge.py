@@ -9,15 +9,14 @@ it carries, and the log refuses it unless they follow the recorded ones (lessons
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.errors import Corrupt
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
@@ -32,7 +31,7 @@ from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
-from storage_core.region.refused import REFUSALS, Attempt, Records, quarantine_records, refused, text_of
+from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works, quarantine_records, refused
 from storage_core.region.registry import known_regions
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
@@ -42,7 +41,6 @@ from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.vectors import rows_gone, vector_for
 from storage_core.split.write import sort_and_write
-from storage_core.system_errors import raise_refused
 
 _logger = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quara
     With `quarantine` the records of a key that cannot be applied are there when this returns, and the base keeps what
     it has of that key.
     """
-    with _naming(work):
+    with naming_works(work):
         records = _records(store, work)
         if quarantine:
             records = _foldable(store, work, records, now_ms=now_ms)
@@ -182,32 +180,6 @@ def _read(work: MergeWork, found: Sequence[Superseded]) -> pa.Table:
     return pa.concat_tables([work.context.schema.empty_table(), *(each.read for each in found)])
 
 
-@contextmanager
-def _naming(*works: MergeWork) -> Iterator[None]:
-    """Let an error of the data say which generations of which regions it came up in; others are no fault of theirs."""
-    try:
-        yield
-    except (InvalidInput, Corrupt, Unsupported) as error:
-        raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
-    except (pa.ArrowException, OverflowError, MemoryError) as error:
-        raise_refused(_named(works), error)
-        raise InvalidInput(f"{_named(works)}: {text_of(error)}", **_context(works)) from error
-
-
-def _named(works: Sequence[MergeWork]) -> str:
-    parts = (
-        f"region {each.region}, generations {each.after + 1} to {each.generations[-1].generation}" for each in works
-    )
-    return f"merging {'; '.join(parts)}"
-
-
-def _context(works: Sequence[MergeWork]) -> dict[str, object]:
-    return {
-        "region": ", ".join(each.region for each in works),
-        "generations": [generation.generation for each in works for generation in each.generations],
-    }
-
-
 def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[Superseded]:
     key, schema = work.primary_key, work.context.schema
     looked = [find(store, split, folded, key=key, schema=schema) for split in work.base]
@@ -233,7 +205,7 @@ def commit(
     """
     actions = actions_of(log.store, results, ids=log.ids, now_ms=log.clock.now_ms())
     requirements = [each for work in works for each in work.requirements]
-    with _naming(*works):
+    with naming_works(*works):
         return log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
 
 

@@ -7,19 +7,21 @@ and only then. What fails as a whole and in no single row is nobody's fault here
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unsupported
 from storage_core.foreign_text import quoted
 from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import keep
+from storage_core.region.merge_work import MergeWork
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
-from storage_core.system_errors import of_the_system
+from storage_core.system_errors import of_the_system, raise_refused
 
 Attempt = Callable[[pa.Table], object]
 REFUSALS = (InvalidInput, pa.ArrowException, OverflowError)
@@ -99,3 +101,29 @@ def quarantine_records(
 def text_of(error: Exception) -> str:
     """Return what the error found, and of which type it is where it is none of ours."""
     return error.found if isinstance(error, TidemarkError) else f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def naming_works(*works: MergeWork) -> Iterator[None]:
+    """Let an error of the data say which generations of which regions it came up in; others are no fault of theirs."""
+    try:
+        yield
+    except (InvalidInput, Corrupt, Unsupported) as error:
+        raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
+    except (pa.ArrowException, OverflowError, MemoryError) as error:
+        raise_refused(_named(works), error)
+        raise InvalidInput(f"{_named(works)}: {text_of(error)}", **_context(works)) from error
+
+
+def _named(works: Sequence[MergeWork]) -> str:
+    parts = (
+        f"region {each.region}, generations {each.after + 1} to {each.generations[-1].generation}" for each in works
+    )
+    return f"merging {'; '.join(parts)}"
+
+
+def _context(works: Sequence[MergeWork]) -> dict[str, object]:
+    return {
+        "region": ", ".join(each.region for each in works),
+        "generations": [generation.generation for each in works for generation in each.generations],
+    }

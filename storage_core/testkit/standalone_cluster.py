@@ -68,7 +68,7 @@ class _Started:
 
 @dataclass(slots=True)
 class _Events:
-    """What the event logs tell: how many events of a kind there were, and how tasks began and ended on which executor."""
+    """What the event logs tell: how many events of a kind there were, and how tasks began and ended by executor."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     beginnings: Counter[str] = field(default_factory=Counter)

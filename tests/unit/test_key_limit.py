@@ -19,7 +19,7 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed
 from storage_core.region import generation, merge, records, reshape, wal
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.refused import refused
+from storage_core.region.refused import naming_works, refused
 from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.key_limit import MAX_KEY_BYTES
@@ -179,7 +179,7 @@ def test_a_merge_that_lacks_memory_is_unavailable_and_blames_no_record() -> None
         pa.allocate_buffer(2**60 * part.num_rows)
 
     named = f"merging region {work.region}, generations 1 to 1: Cannot allocate memory"
-    with pytest.raises(Unavailable, match=named), merge._naming(work):
+    with pytest.raises(Unavailable, match=named), naming_works(work):
         list(refused(rows, attempt))
 
 

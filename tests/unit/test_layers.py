@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.creation", "storage_core.append"),
     ("storage_core.raw_declaration",),
     ("storage_core.declaration",),
+    ("storage_core.declaration_file",),
     ("storage_core.declaration_parts",),
     ("storage_core.read", "storage_core.definition"),
     ("storage_core.fsck",),
