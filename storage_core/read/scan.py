@@ -80,7 +80,7 @@ class Scan:
         splits, source = self._source()
         unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
         with query_errors("scan", splits, bounds):
-            connection, reader = confinement.answer(
+            connection, reader = confinement.run_confined(
                 lambda: nullcontext(session(unhurried, files=source.files)),
                 lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
                 seconds=None if bounds is None else bounds.seconds,
@@ -92,12 +92,12 @@ class Scan:
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds):
-            rows = confinement.answer(
+            rows = confinement.run_confined(
                 lambda: session(bounds, files=source.files),
                 lambda connection: self._relation(connection, source).to_arrow_table(),
                 seconds=None if bounds is None else bounds.seconds + GRACE_SECONDS,
             )
-            self.verified.look_again(self.store, source.splits)
+            self.verified.recheck(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
@@ -123,12 +123,12 @@ class Scan:
         seconds = None if limits is None else limits.seconds
         with connection, query_errors("scan", [add for add, _ in source.splits], limits):
             while (
-                batch := confinement.answer(
+                batch := confinement.run_confined(
                     lambda: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
                 )
             ) is not None:
                 yield batch
-            self.verified.look_again(self.store, source.splits)
+            self.verified.recheck(self.store, source.splits)
 
     @property
     def _predicate(self) -> Predicate | None:

@@ -51,7 +51,7 @@ def query(
     splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, asked=text)
     with query_errors(text, splits, bounds):
         answer = ask(source, text, bounds)
-    verified.look_again(store, source.splits)
+    verified.recheck(store, source.splits)
     return answer
 
 
@@ -64,7 +64,7 @@ def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
             rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
             return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
-        return confinement.answer(
+        return confinement.run_confined(
             lambda: session(limits, files=source.files, folder=folder),
             of,
             writable=folder,
