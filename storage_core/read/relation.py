@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from storage_core.engine.session import literally
 from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
+from storage_core.foreign_text import shortened
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.verified import Verified
@@ -121,7 +122,7 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
     """
     import duckdb
 
-    with typed(shown(query)):
+    with typed(shortened(query, 500)):
         try:
             yield
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
