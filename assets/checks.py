@@ -24,7 +24,7 @@ from dagster import (
 
 from assets.factory import asset_key, index_asset
 from assets.launcher import Launcher, Report, typed_failures
-from assets.metadata import json_value, mapping
+from assets.metadata import entries_in, json_value, mapping
 from assets.names import identifier
 from jobs.audit_request import AuditRequest
 from storage_core.declaration import TableDeclaration
@@ -86,11 +86,10 @@ def _audit_check(declaration: TableDeclaration) -> AssetChecksDefinition:
 def _verdicts(key: AssetKey, details: Report) -> Iterator[AssetCheckResult]:
     """One verdict per group of invariants; nobody has written to a table without details."""
     counts = mapping(details.get("violated", {}))
-    violations = details.get("violations", [])
-    named = violations if isinstance(violations, list) else []
+    violations = entries_in(details, "violations")
     for group, (name, _) in AUDITED.items():
         found = {each: count for each, count in counts.items() if each.startswith(group)}
-        shown = [each for each in named if each["invariant"] in found]
+        shown = [each for each in violations if each["invariant"] in found]
         yield AssetCheckResult(
             asset_key=key,
             check_name=name,

@@ -7,7 +7,6 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,7 @@ from dagster import (
 )
 
 from assets.launcher import Launcher, PartlyDone, Report
-from assets.metadata import json_value, mapping, metadata_of
+from assets.metadata import entries_in, json_value, mapping, metadata_of
 from assets.names import identifier
 from jobs.deal_request import DealRequest
 from storage_core.raw_declaration import RawLogDeclaration
@@ -80,17 +79,12 @@ def build_dealt_asset(declaration: RawLogDeclaration, request: DealRequest) -> A
 
 
 def _metadata(report: Report) -> dict[str, MetadataValue[Any]]:
-    return {**metadata_of(report), "gaps": MetadataValue.int(len(_held(report)))}
-
-
-def _held(report: Report) -> Sequence[object]:
-    """The gaps that hold chunks back."""
-    held = mapping(report["details"]).get("held", [])
-    return held if isinstance(held, list) else []
+    return {**metadata_of(report), "gaps": MetadataValue.int(len(entries_in(mapping(report["details"]), "held")))}
 
 
 def _result(report: Report) -> MaterializeResult[None]:
-    details, held = mapping(report["details"]), _held(report)
+    details = mapping(report["details"])
+    held = entries_in(details, "held")  # the gaps that hold chunks back
     tables = mapping(details.get("tables", {}))
     versions = {name: mapping(each)["version"] for name, each in tables.items()}
     return MaterializeResult(

@@ -38,7 +38,7 @@ from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
-from storage_core.ingest.quarantine import standing
+from storage_core.ingest.quarantine import quarantined
 from storage_core.table import Table
 
 MODE_TAG = "tidemark/compaction"
@@ -270,7 +270,7 @@ def _no_rejected_lines(declaration: TableDeclaration, report: Report) -> AssetCh
     rejected = mapping(report["details"]).get("rejected", 0)
     with typed_failures():
         try:
-            found = standing(Table.open(declaration.uri).store)
+            found = quarantined(Table.open(declaration.uri).store)
         except Corrupt as error:  # the rows are in
             return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
     return AssetCheckResult(

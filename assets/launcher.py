@@ -33,6 +33,7 @@ from jobs.report import report_of
 from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
+from storage_core.foreign_text import shortened
 
 JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
 Request = JobRequest | AuditRequest | DealRequest
@@ -173,7 +174,7 @@ def _only_report(job: str, messages: object) -> Report:
         case [dict() as report]:
             return _as_report(report)
         case _:
-            sent = f"jobs.{job} ended well but sent {messages!r:.200} instead of one report"
+            sent = f"jobs.{job} ended well but sent {shortened(repr(messages))} instead of one report"
             raise _failure(Failed(TidemarkError.kind, sent))
 
 

@@ -53,14 +53,12 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
 
 def windows_failed(report: Report) -> list[tuple[int | None, str]]:
     """Return the windows that the job could not do, ascending, each with the kind and text of its error."""
-    failed = mapping(report["details"]).get("windows_failed", [])
-    entries = [mapping(each) for each in failed] if isinstance(failed, list) else []
     return [
         (
             window if isinstance(window := each.get("window"), int) else None,
             f"{each.get('error')}: {each.get('reason')}",
         )
-        for each in entries
+        for each in entries_in(mapping(report["details"]), "windows_failed")
     ]
 
 
@@ -70,10 +68,8 @@ def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[st
     They are what the run did to that window alone: nothing where it committed nothing to it. Of an ingest, `rows_in`
     are the rows that went in, and `bytes_in` is 0, for a file is read for several windows.
     """
-    listed = mapping(report["details"]).get("by_window", [])
-    windows = [mapping(each) for each in listed] if isinstance(listed, list) else []
     done: dict[str, list[Mapping[str, object]]] = {}
-    for each in windows:
+    for each in entries_in(mapping(report["details"]), "by_window"):
         if isinstance(window := each["window"], int):
             done.setdefault(partition_key(window), []).append(each)
     return {name: _metadata_of_partition(report, done.get(name, [])) for name in partitions}
@@ -88,6 +84,12 @@ def _metadata_of_partition(report: Report, commits: Sequence[Mapping[str, object
         "status": MetadataValue.text("committed" if commits else "nothing_to_do"),
         "commit_id": MetadataValue.text(str(last["commit_id"] or "")),
     }
+
+
+def entries_in(details: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
+    """Return the objects that the details of a report list under a name; none where there is no such list."""
+    listed = details.get(name)
+    return [mapping(each) for each in listed] if isinstance(listed, list) else []
 
 
 def json_value(value: object) -> MetadataValue[Any]:

@@ -29,7 +29,7 @@ from pipelines.raw_logs import read_raw_logs
 from pipelines.run_requests import range_tags
 from pipelines.tables import load_tables, tables_folder
 from storage_core.declaration import load
-from storage_core.ingest.quarantine import read_quarantine
+from storage_core.quarantine import read_entries
 from storage_core.raw_declaration import load_raw_log
 from storage_core.table import exists
 from tidemark import Table
@@ -138,8 +138,9 @@ def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
     narrator.say(f"landed {path} ({path.stat().st_size:,} bytes)")
     pipeline.run("access_log/ingested")
     table = Table.open(declaration.uri)
-    for entry in read_quarantine(table.store):
-        narrator.say(f"in quarantine: {entry['source']}, line {entry['line']}: {entry['reason']}")
+    for _, entry in read_entries(table.store):
+        for reason, lines in entry.reasons.items():
+            narrator.say(f"in quarantine: {lines} of {entry.source}: {reason}")
     narrator.say(f"windows that want compaction now: {len(table.debt())}")
     lagging = table.search("kibana", index="text", limit=1000).num_rows
     pipeline.run(*UPKEEP)

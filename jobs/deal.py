@@ -192,9 +192,9 @@ def _gaps(job: DealTables, held: Iterable[HeldChunks], given_up: Iterable[HeldCh
 
 def _failure(failures: Mapping[str, TidemarkError]) -> TidemarkError:
     """The error of the first table, with the messages of all."""
-    told = "; ".join(f"table {name}: {error.found}" for name, error in sorted(failures.items()))
+    message = "; ".join(f"table {name}: {error.found}" for name, error in sorted(failures.items()))
     first = failures[min(failures)]
-    return first.reworded(f"{told}; all other tables have their rows, deal again for the rest")
+    return first.reworded(f"{message}; all other tables have their rows, deal again for the rest")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,9 +21,10 @@ from jobs.window_range import EVERY_WINDOW, WindowRange
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput
-from storage_core.ingest.batch import IngestResult, plan
+from storage_core.ingest.batch import plan
 from storage_core.ingest.landing import Landed, LandingSpec, survey
 from storage_core.ingest.tally import tally
+from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Add
 from storage_core.rows.late import LateFigures
 from storage_core.rows.windows import by_start

@@ -1,7 +1,7 @@
 """Merge: apply the generations of a keyed table's regions to its base, newest wins (docs/architecture/ingestion.md,
 "Merge").
 
-python -m jobs.merge --table-uri … [--set-aside]
+python -m jobs.merge --table-uri … [--quarantine]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUMMARY = "Apply flushed generations to the base table."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Merge consecutive generations, region by region in parallel, in one commit with their progress.
 
-    With `set_aside` the records of keys that cannot be applied go to quarantine, which no other upkeep touches.
+    With `quarantine` the records of keys that cannot be applied go to quarantine, which no other upkeep touches.
     A run takes up to about a million records of a region: run it again until it says that there is nothing to do.
     Raises `Held` while another run merges this table, `Fenced` when one took over, and `CommitConflict` when a
     compaction of the same splits was first.
@@ -37,7 +37,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             return job.report("nothing_to_do")
         if request.dry_run:
             return job.report("planned", details=_details(work))
-        answers = job.map(tasks.merge, [{"work": item.to_json(), "set_aside": request.set_aside} for item in work])
+        answers = job.map(tasks.merge, [{"work": item.to_json(), "quarantine": request.quarantine} for item in work])
         results = [MergeResult.from_json(answer["result"]) for answer in answers]
         return job.commit(
             actions_of(store, results, ids=job.table.log.ids, now_ms=job.table.log.clock.now_ms()),

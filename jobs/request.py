@@ -23,7 +23,7 @@ class JobRequest:
     `declaration` is the file that declares the table, for the job that may create it. `horizon_ms` overrides the
     collector's horizon. `run_id` is recorded in the commit. `master` is Spark's master URL. `wait_ms` is how long to
     wait while another run holds the lease. `mode` is what a compaction merges: all there is, or what pays now. With
-    `set_aside` a merge puts what it cannot apply into quarantine (decision 0088).
+    `quarantine` a merge puts what it cannot apply into quarantine (decision 0088).
     """
 
     table_uri: str
@@ -36,7 +36,7 @@ class JobRequest:
     master: str = LOCAL_SPARK
     wait_ms: int = 0
     mode: Mode = Mode.FINALIZE
-    set_aside: bool = False
+    quarantine: bool = False
 
 
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
         "--policy", action="store_true", help="compact only what pays now, as scheduled runs do (default: every window)"
     )
     result.add_argument(
-        "--set-aside", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
+        "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
     result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
@@ -76,7 +76,7 @@ def parse(arguments: argparse.Namespace) -> JobRequest:
         master=arguments.master,
         wait_ms=arguments.wait_ms,
         mode=Mode.POLICY if arguments.policy else Mode.FINALIZE,
-        set_aside=arguments.set_aside,
+        quarantine=arguments.quarantine,
     )
 
 
@@ -92,5 +92,5 @@ def to_argv(request: JobRequest) -> Sequence[str]:
     }
     argv += [f"{name}={value}" for name, value in options.items() if value is not None]
     argv += ["--policy"] if request.mode is Mode.POLICY else []
-    argv += ["--set-aside"] if request.set_aside else []
+    argv += ["--quarantine"] if request.quarantine else []
     return argv + (["--dry-run"] if request.dry_run else [])

@@ -23,7 +23,7 @@ from storage_core.errors import TidemarkError, typed
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.ingest import batch
-from storage_core.ingest.batch import IngestWork
+from storage_core.ingest.work import IngestWork
 from storage_core.log.actions import to_json_object
 from storage_core.objectstore.meter import MeteredStore, add_requests
 from storage_core.objectstore.resolve import open_store
@@ -85,11 +85,11 @@ def ingest(item: Item) -> Answer:
 
 
 def merge(item: Item) -> Answer:
-    """Merge the waiting generations of one region; `set_aside` says whether what cannot be applied is quarantined."""
+    """Merge the waiting generations of one region; `quarantine` says whether what cannot be applied is quarantined."""
     store = MeteredStore(open_store(item["table_uri"]))
     work = MergeWork.from_json(item["work"])
     now_ms = SystemClock().now_ms()
-    result = region_merge.execute(store, work, ids=SystemIds(), now_ms=now_ms, set_aside=item["set_aside"])
+    result = region_merge.execute(store, work, ids=SystemIds(), now_ms=now_ms, quarantine=item["quarantine"])
     return {"result": result.to_json(), "requests": store.requests}
 
 

@@ -35,7 +35,7 @@ from pipelines.commands import (
     versions,
     writing,
 )
-from pipelines.commands.without_pandas import without_pandas
+from pipelines.without_pandas import without_pandas
 from storage_core.errors import Interrupted, InvalidInput, TidemarkError, typed
 
 _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` shows it), run it again for the rest"

@@ -14,6 +14,7 @@ from assets.partitions import partition_key
 from pipelines.jobs import job_name
 from storage_core.compaction.policy import Mode
 from storage_core.declaration import TableDeclaration
+from storage_core.foreign_text import fitted
 
 # Dagster's tags of a ranged run. Its own single-run backfills are made of them.
 RANGE_START = "dagster/asset_partition_range_start"
@@ -50,8 +51,7 @@ def run_requests(declaration: TableDeclaration, job: JobName, found: Demands) ->
 
 def reason_tags(reason: str) -> dict[str, str]:
     """Return the tag that says why a run was requested, cut to what a list of runs has room for."""
-    fits = len(reason) <= _LONGEST_REASON
-    return {REASON: reason if fits else f"{reason[: _LONGEST_REASON - 1]}…"}
+    return {REASON: fitted(reason, _LONGEST_REASON)}
 
 
 def _mode_tags(job: JobName) -> dict[str, str]:

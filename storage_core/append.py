@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.quarantine import LateDoor, Origin
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, is_stream, pieces_of, table_of
 from storage_core.rows.late import LateFigures, LateRule
@@ -24,7 +24,7 @@ from storage_core.split.write import sort_and_write
 class Appended:
     """What an append committed: the version that made the rows visible, and their number.
 
-    `late` counts the late rows; those that were set aside are not among `rows`.
+    `late` counts the late rows; those that were quarantined or dropped are not among `rows`.
     """
 
     version: int
@@ -58,21 +58,21 @@ def append(log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table]) 
     left nothing is committed. One PUT per split, and those of the commit. What `pieces` raises ends it without a
     commit; the splits written until then are the collector's.
     """
-    door = LateDoor(log.store, LateRule.of(snapshot.config), Origin(source="append", by=log.ids.uuid()))
+    late_filter = LateRowFilter(log.store, LateRule.of(snapshot.config), Origin(source="append", by=log.ids.uuid()))
     context = context_of(snapshot)
     adds: list[Add] = []
     rows_in = rows_out = 0
     for rows in pieces:
-        admitted = door.admit(rows, log.clock.now_ms())
+        admitted = late_filter.admit(rows, log.clock.now_ms())
         rows_in, rows_out = rows_in + rows.num_rows, rows_out + admitted.num_rows
         adds += sort_and_write(log.store, admitted, context=context, ids=log.ids, now_ms=log.clock.now_ms())
     if not adds:
-        return Appended(snapshot.version, "", 0, 0, door.figures), snapshot
+        return Appended(snapshot.version, "", 0, 0, late_filter.figures), snapshot
     metrics = {
         "rows_in": rows_in,
         "rows_out": rows_out,
         "splits_out": len(adds),
-        **door.figures.as_mapping(),
+        **late_filter.figures.as_mapping(),
     }
     result = log.commit(snapshot, adds, operation="APPEND", metrics=metrics)
-    return Appended(result.version, result.commit_id, rows_out, len(adds), door.figures), result.snapshot
+    return Appended(result.version, result.commit_id, rows_out, len(adds), late_filter.figures), result.snapshot

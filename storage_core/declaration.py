@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationInfo, field_validator
 
+from storage_core.declaration_file import load_as
 from storage_core.declaration_parts import (
     Closed,
     ColumnDeclaration,
@@ -31,11 +30,9 @@ from storage_core.declaration_parts import (
     place,
 )
 from storage_core.definition import check_maps
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.formats import located_yaml
+from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.ingest.landing import LandingSpec, captured_columns
-from storage_core.objectstore.resolve import without_locations
 from storage_core.region.spec import check_spec, first_specs
 from storage_core.rows import sort_schema as sort_schemas
 from storage_core.rows import windows
@@ -43,9 +40,6 @@ from storage_core.rows.sort_order import bind
 from storage_core.settings.table import MapMode, TableConfig
 
 MOST_PARTITIONS = 40_000
-MOST_PROBLEMS = 100
-
-Model = TypeVar("Model", bound=Closed)
 
 
 class TableDeclaration(Closed):
@@ -275,54 +269,5 @@ def _require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, o
 
 
 def load(path: str | Path) -> TableDeclaration:
-    """Return the table declared in one file. Raises what `load_as` raises."""
+    """Return the table declared in one file. Raises what `declaration_file.load_as` raises."""
     return load_as(TableDeclaration, path)
-
-
-def load_as(model: type[Model], path: str | Path) -> Model:
-    """Return what one file declares.
-
-    Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems
-    as can be seen at once, and a hundred at most; `NotFound` when there is no such file.
-    """
-    where = str(path)
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(located_yaml.MOST_BYTES + 1)
-    except OSError as error:
-        raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
-    document = located_yaml.parse(data, where)
-    try:
-        return model.model_validate(document.value)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        problems = [_problem(each, document, where, model) for each in found[:MOST_PROBLEMS]]
-        if len(found) > MOST_PROBLEMS:
-            problems.append(f"{where}: and {len(found) - MOST_PROBLEMS} more problems")
-    # Not from the error itself: it holds the values, and there may be a secret in them.
-    raise InvalidInput("\n".join(problems), file=where)
-
-
-def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str, model: type[Closed]) -> str:
-    field = ".".join(str(part) for part in error["loc"]) or "(file)"
-    return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error, model)}"
-
-
-def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
-    match error["type"]:
-        case "missing":
-            return "is missing; add it"
-        case "extra_forbidden":
-            return "is not a field that a declaration has; check its spelling"
-        case "model_type" if not error["loc"]:
-            *others, last = [name for name, each in model.model_fields.items() if each.is_required()]
-            least = f"{', '.join(others)} and {last}"
-            return f"a declaration is a mapping with at least {least}; found {_shown(error['input'])}"
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case _:
-            return f"{error['msg']}; found {_shown(error['input'])}"
-
-
-def _shown(value: object) -> str:
-    return f"{without_locations(repr(value)[:400]):.80}"

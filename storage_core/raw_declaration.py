@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from storage_core.declaration import load_as
+from storage_core.declaration_file import load_as
 from storage_core.declaration_parts import Closed, Cron, Milliseconds, place
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
@@ -62,5 +62,5 @@ class RawLogDeclaration(Closed):
 
 
 def load_raw_log(path: str | Path) -> RawLogDeclaration:
-    """Return the raw log declared in one file. Raises what `declaration.load_as` raises."""
+    """Return the raw log declared in one file. Raises what `declaration_file.load_as` raises."""
     return load_as(RawLogDeclaration, path)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from jobs.lists import counted
 from pipelines.commands.plain import plain
 from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.foreign_text import escaped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -228,8 +229,7 @@ def moment_ms(value: object) -> str:
 
 def printable(text: str) -> str:
     """Return text that moves no cursor and changes no colour: data says what a row holds, not what a terminal does."""
-    spaced = text.expandtabs(_TAB)
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in spaced)
+    return escaped(text.expandtabs(_TAB), keep="\n")
 
 
 def _text(value: object) -> str:

@@ -57,21 +57,21 @@ def _entries(table: Table, source: str | None) -> Iterator[tuple[str, Entry]]:
 
 def _counts(key: str, entry: Entry) -> Iterator[output.Record]:
     """One record per reason; a foreign file can make up any number of them, so the rare ones are taken together."""
-    from storage_core.formats.quarantine_entry import SetAsideRows
+    from storage_core.formats.quarantine_entry import QuarantinedRows
     from storage_core.ingest.tally import tally
 
-    rows = entry if isinstance(entry, SetAsideRows) else None
+    rows = entry if isinstance(entry, QuarantinedRows) else None
     about = {"kind": "rows" if rows else "lines", "key": key, "source": entry.source, "size": entry.size}
     about |= {"by": rows.by if rows else None, "arrived_at": rows.arrived_ms if rows else None}
     yield from ({**about, "reason": reason, "count": count} for reason, count in tally(entry.reasons).items())
 
 
 def _show_json(found: Iterator[tuple[str, Entry]]) -> None:
-    from storage_core.formats.quarantine_entry import SetAsideRows
+    from storage_core.formats.quarantine_entry import QuarantinedRows
     from storage_core.rows.calendar import as_text
 
     for key, entry in found:
-        if isinstance(entry, SetAsideRows):
+        if isinstance(entry, QuarantinedRows):
             about = {"key": key, "source": entry.source, "reason": entry.reason, "by": entry.by}
             for row in as_text(entry.rows).to_pylist():
                 output.json_line({**about, "arrived_at": entry.arrived_ms, "row": row})
@@ -95,9 +95,9 @@ def _show(found: Iterator[tuple[str, Entry]], *, everything: bool) -> None:
 
 
 def _show_first(count: int, entry: Entry, *, everything: bool) -> None:
-    from storage_core.formats.quarantine_entry import SetAsideRows
+    from storage_core.formats.quarantine_entry import QuarantinedRows
 
-    if isinstance(entry, SetAsideRows):
+    if isinstance(entry, QuarantinedRows):
         arrived = output.moment_ms(entry.arrived_ms)
         output.line(output.printable(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:"))
         output.rows(entry.rows.slice(0, count), as_json=False, everything=everything)

@@ -80,8 +80,8 @@ def merge(
     uri: Uri,
     *,
     _all: All = False,
-    set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="Put what cannot be applied into quarantine, and merge the rest.")
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Put what cannot be applied into quarantine, and merge the rest.")
     ] = False,
     dry_run: DryRun = False,
     wait: Wait = None,
@@ -91,7 +91,7 @@ def merge(
     """Apply flushed generations to a keyed table's base."""
     from jobs.merge import run
 
-    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), set_aside=set_aside)
+    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), quarantine=quarantine)
     run_job(run, request, as_json=as_json)
 
 

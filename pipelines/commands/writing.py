@@ -108,7 +108,7 @@ def ingest(
 def _show(done: Appended, *, as_json: bool) -> None:
     from storage_core.rows.late import LateFigures
 
-    came_in = done.rows + done.late.set_aside
+    came_in = done.rows + done.late.not_written
     status = "committed" if done.commit_id else "acknowledged" if came_in else "nothing_to_do"
     if as_json:
         about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from storage_core.compaction.invariants import Fault
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import shortened
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.schema_registry import schema_hash
 from storage_core.log.snapshot import Snapshot
@@ -30,7 +31,6 @@ from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.writer import LONGEST_KEY_TEXT, UNCUT, row_key
 
 _MOST_SHOWN = 5
-_MOST_TEXT = 1000
 
 # What a split keeps for ever has an id of its own; every other entry that file and log differ in is SS-5.
 _ENTRIES: Mapping[str, str] = {PREFIX + "sort_schema": "SS-4", PREFIX + "nulls": "SS-2"}
@@ -177,7 +177,7 @@ def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
         keys = [row_key(row, order, is_first=is_first, longest=longest) for longest in (LONGEST_KEY_TEXT, UNCUT)]
         sound = [_of_columns(key, order, columns) for key in keys if key is not None]
         if _of_columns(recorded, order, columns) not in sound:
-            yield Fault("SS-5", f"{what} row key: the log says {recorded[:_MOST_TEXT]}, the rows say {keys[0]}")
+            yield Fault("SS-5", f"{what} row key: the log says {shortened(recorded, 1000)}, the rows say {keys[0]}")
 
 
 def _of_columns(key: str, order: SortOrder, names: Sequence[str]) -> object:

@@ -22,8 +22,8 @@ from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Add, Remove
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import scratch_folder
 from storage_core.rows.sort_order import SortOrder
+from storage_core.scratch import scratch_folder
 from storage_core.settings.table import TableConfig
 from storage_core.split.emission import Emission, Expected
 from storage_core.split.encode import plain_schema

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from storage_core.compaction.work import SKIP_OPERATION, MergeOperation
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.foreign_text import fitted
 from storage_core.log.actions import MergeSkip
 from storage_core.log.snapshot import Snapshot
 
@@ -31,7 +32,7 @@ def skips_of(snapshot: Snapshot, operation: MergeOperation, reason: str, now_ms:
         MergeSkip(
             path=path,
             skipTimestamp=now_ms,
-            reason=reason[:_MOST_REASON],
+            reason=fitted(reason, _MOST_REASON),
             operation=SKIP_OPERATION,
             retryAfter=now_ms + SKIP_MS,
             skipCount=1 + (snapshot.mergeskips[path].skipCount if path in snapshot.mergeskips else 0),

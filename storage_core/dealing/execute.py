@@ -24,9 +24,9 @@ from storage_core.dealing.work import Divided, DivideResult, DivideWork, FillRes
 from storage_core.errors import TidemarkError
 from storage_core.ids import Ids
 from storage_core.ingest.tally import tally
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.quarantine import LateDoor, Origin
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.region import dealt
@@ -61,7 +61,7 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
             continue
         records = found.records
         total += records.num_rows
-        unknown += _set_unknown_aside(raw, work.source, ref, records)
+        unknown += _quarantine_unknown(raw, work.source, ref, records)
         for name in pc.unique(records.column("table")).to_pylist():
             share = taken.get(name)
             if share is not None and share.target.takes(ref):
@@ -127,7 +127,7 @@ class _Taken:
 
     def _route(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
         fitting = fit(records, self.target)
-        self._set_aside(ref, fitting.rejected, store)
+        self._quarantine(ref, fitting.rejected, store)
         admitted = self._admitted(ref, fitting, fitting.records, store)
         for region, rows in by_region(admitted, ref, self.target):
             self._regions.setdefault(region, []).append(rows)
@@ -137,20 +137,20 @@ class _Taken:
         is_put = pc.equal(records.column("operation"), "put")
         fitting = fit(records.filter(is_put), self.target)
         others = tuple(map(_no_put, records.filter(pc.invert(is_put)).to_pylist()))
-        self._set_aside(ref, (*fitting.rejected, *others), store)
+        self._quarantine(ref, (*fitting.rejected, *others), store)
         rows = conform(fitting.records.select(schema.names), schema)
         self._parts.append(self._admitted(ref, fitting, rows, store))
 
     def _admitted(self, ref: RawChunkRef, fitting: TypedRecords, rows: pa.Table, store: ObjectStore) -> pa.Table:
-        """What is not set aside as late: an entry per chunk, the same however often the chunk is dealt."""
+        """What is not quarantined as late: an entry per chunk, the same however often the chunk is dealt."""
         origin = Origin(source=rejects.source_of(self.source, ref), by="deal")
-        door = LateDoor(store, LateRule.of(self.target.config), origin)
-        admit = door.admit_records if self.target.config.kind == "keyed" else door.admit
+        late_filter = LateRowFilter(store, LateRule.of(self.target.config), origin)
+        admit = late_filter.admit_records if self.target.config.kind == "keyed" else late_filter.admit
         admitted = admit(rows, fitting.written_ms)
-        self._late += door.figures
+        self._late += late_filter.figures
         return admitted
 
-    def _set_aside(self, ref: RawChunkRef, rejected: Sequence[RejectedRecord], store: ObjectStore) -> None:
+    def _quarantine(self, ref: RawChunkRef, rejected: Sequence[RejectedRecord], store: ObjectStore) -> None:
         rejects.keep(store, self.source, ref, rejected)
         self._rejected = tally(self._rejected, Counter(each.reason for each in rejected))
 
@@ -165,7 +165,9 @@ def _no_put(record: dict[str, Any]) -> RejectedRecord:
     return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
 
 
-def _set_unknown_aside(raw: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
+def _quarantine_unknown(
+    raw: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table
+) -> Counter[str]:
     known = pc.is_in(records.column("table"), pa.array(source.tables, pa.string()))
     strangers = records.filter(pc.invert(known)).to_pylist()
     rejected = [RejectedRecord.of(each, f"{each['table']!r} is no table of this raw log") for each in strangers]

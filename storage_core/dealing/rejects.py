@@ -19,7 +19,7 @@ from storage_core.raw_log.read import RejectedRecord
 
 
 def source_of(raw_log: str, ref: RawChunkRef) -> str:
-    """Return the name of a chunk as the source of what is set aside."""
+    """Return the name of a chunk as the source of what is quarantined."""
     return f"{raw_log}/{ref.writer}/{ref.number}"
 
 
@@ -43,7 +43,7 @@ def keep_in_any(
             reasons.append(str(error))
         else:
             return
-    raise Unavailable(f"no store of raw log {raw_log} takes what is to be set aside: {'; '.join(reasons)}")
+    raise Unavailable(f"no store of raw log {raw_log} takes what is to be quarantined: {'; '.join(reasons)}")
 
 
 def _line(source: str, record: RejectedRecord) -> RejectedLine:

@@ -138,8 +138,8 @@ class Divided:
     """What became of the records of some chunks for one table.
 
     `adds` are the splits of an append table; `parts` the rows of a keyed one by region. `rejected` counts records by
-    reason, `late` those that came too late; what is set aside is in quarantine. `failure` is the kind and message of
-    what kept this table from its rows: then nothing here is to be committed.
+    reason, `late` those that came too late; quarantine has them unless they are dropped. `failure` is the kind and
+    message of what kept this table from its rows: then nothing here is to be committed.
     """
 
     rows: int = 0

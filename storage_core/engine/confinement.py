@@ -37,7 +37,7 @@ _TCP = 0b11
 _SLICE_SECONDS = 0.25
 
 
-def answer(
+def run_confined(
     opened: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]],
     ask: Callable[[duckdb.DuckDBPyConnection], T],
     *,

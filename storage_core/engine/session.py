@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage_core import os_errors
+from storage_core.headroom import require_headroom
 from storage_core.settings.query import QueryLimits
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def session(
     if limits is not None:
         config["memory_limit"] = f"{limits.memory_bytes // _MIB}MiB"
         config["max_execution_time"] = max(1, round(limits.seconds * 1000))
-    with os_errors.room("a session of DuckDB"):
+    with require_headroom("a session of DuckDB"):
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output

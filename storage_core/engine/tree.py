@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 
 Node = Mapping[str, Any]
 _NESTED = (dict, list)  # as JSON gives them
-_SHOWN = 500
 
 
 def nodes_of(tree: Any) -> Iterator[Node]:
@@ -31,4 +31,4 @@ def refused(text: str, what: str, why: str) -> InvalidInput:
 
 def shown(text: str) -> str:
     """Return the text as an error shows it."""
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+    return quoted(text, 500)

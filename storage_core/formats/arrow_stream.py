@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from storage_core.errors import Corrupt
-from storage_core.os_errors import out_of_memory, unavailable
+from storage_core.foreign_text import shortened
+from storage_core.system_errors import raise_refused
 
 # A stream of ours has the first kind only; Arrow raises each of the others for some bytes it has never seen.
 _REFUSALS = (
@@ -40,9 +41,8 @@ def read_stream(data: bytes | memoryview, what: str, where: str) -> tuple[pa.Tab
             records = reader.read_all()
         records.validate(full=True)
     except _REFUSALS as error:
-        if out_of_memory(error):  # whatever the bytes claim is compared with what they are, before
-            raise unavailable(where, error) from error
-        raise Corrupt(f"{where}: {what} is no Arrow stream: {str(error)[:500]}", key=where) from error
+        raise_refused(where, error)  # whatever the bytes claim is compared with what they are, before
+        raise Corrupt(f"{where}: {what} is no Arrow stream: {shortened(str(error))}", key=where) from error
     return records, records.schema.metadata or {}
 
 

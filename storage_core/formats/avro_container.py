@@ -9,7 +9,6 @@ without end (`avro_schema`). (Apache Avro 1.11 specification, "Object Container 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,10 +17,12 @@ from typing import Any, cast
 import pyarrow as pa
 import xxhash
 
-from storage_core.errors import Corrupt, Unavailable
+from storage_core.errors import Corrupt
+from storage_core.foreign_text import quoted
 from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
-from storage_core.os_errors import out_of_memory, scratch, scratch_folder, unavailable
+from storage_core.scratch import scratch, scratch_folder
+from storage_core.system_errors import raise_refused
 
 MAGIC = b"Obj\x01"
 SEAL_KEY = "tidemark.xxh3"
@@ -31,7 +32,6 @@ MAX_HEADER_BYTES = 2**20
 MAX_RECORDS = 20_000_000
 _SCHEMA_KEY = b"avro.schema"
 _MARK = bytes(SYNC_BYTES)
-_OF_THE_SYSTEM = re.compile(r"os error \d+|code: \d+, kind")
 _LONGEST_LONG = 10
 
 # A damaged file fails in whichever decoder meets the damage first.
@@ -135,12 +135,7 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
             batches = [_right_sized(batch.to_pyarrow()) for batch in islice(frame.execute_stream(), 2)]
             table = pa.Table.from_batches(batches, frame.schema())
         except Exception as error:  # DataFusion raises plain exceptions, one class for everything
-            if out_of_memory(error):
-                raise unavailable(where, error) from error
-            if _OF_THE_SYSTEM.search(str(error)):  # the file was whole when it was inspected
-                raise Unavailable(
-                    f"{where}: a copy of it cannot be read: {error}; try again later", key=where
-                ) from error
+            raise_refused(where, error)  # the file was whole when it was inspected
             raise Corrupt(f"{where}: damaged Avro file: {error}", key=where) from error
     if table.num_rows != found.records:
         raise Corrupt(f"{where}: expected {found.records} records, found {table.num_rows}", key=where)
@@ -247,7 +242,7 @@ def _header(cursor: _Cursor) -> tuple[bytes, str]:
     found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
         if key in found:
-            raise Corrupt(f"{cursor.where}: {key[:40]!r} stands twice in the header", key=cursor.where)
+            raise Corrupt(f"{cursor.where}: {quoted(key)} stands twice in the header", key=cursor.where)
         found[key] = value
         if key == SEAL_KEY.encode():
             cursor.require_seal(value)

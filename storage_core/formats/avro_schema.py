@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from storage_core.errors import Corrupt
+from storage_core.foreign_text import shortened
 
 DEEPEST = 64
 MOST_PARTS = 10_000
@@ -23,7 +24,7 @@ def least_bytes(text: bytes, where: str) -> int:
     try:
         least, _ = _Types().measured(json.loads(text), 0)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Corrupt(f"{where}: its Avro schema cannot be used: {str(error)[:200]}", key=where) from error
+        raise Corrupt(f"{where}: its Avro schema cannot be used: {shortened(str(error))}", key=where) from error
     return least
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, inspect, read_columns, read_records, seal
+from storage_core.formats.avro_state_schema import ENTRY_SCHEMA, MAP_FIELDS, STATE_SCHEMA
 
 if TYPE_CHECKING:
     from fastavro.types import Schema
@@ -46,115 +47,6 @@ _BLOCK_BYTES = 256 * 2**10
 _SYNC_MARKER = hashlib.sha256(b"tidemark state").digest()[:16]
 
 Entry = Mapping[str, Any]
-
-
-def _optional(kind: object) -> list[object]:
-    return ["null", kind]
-
-
-def _map(values: str) -> dict[str, str]:
-    return {"type": "map", "values": values}
-
-
-# (name, type, field id), in the order of the bytes. The first eighteen are the source's, unchanged.
-_ENTRY_FIELDS: tuple[tuple[str, object, int], ...] = (
-    ("path", "string", 100),
-    ("partitionValues", _map("string"), 101),
-    ("size", "long", 102),
-    ("modificationTime", "long", 103),
-    ("dataChange", "boolean", 104),
-    ("stats", _optional("string"), 110),
-    ("minValues", _optional(_map("string")), 111),
-    ("maxValues", _optional(_map("string")), 112),
-    ("numRecords", _optional("long"), 113),
-    ("footerStartOffset", _optional("long"), 120),
-    ("footerEndOffset", _optional("long"), 121),
-    ("hasFooterOffsets", "boolean", 122),
-    ("splitTags", _optional({"type": "array", "items": "string"}), 130),
-    ("numMergeOps", _optional("int"), 131),
-    ("docMappingRef", _optional("string"), 132),
-    ("uncompressedSizeBytes", _optional("long"), 133),
-    ("addedAtVersion", "long", 140),
-    ("addedAtTimestamp", "long", 141),
-    ("windowStart", _optional("long"), 160),
-    ("windowSeconds", _optional("long"), 161),
-    ("sortSchema", _optional("string"), 162),
-    ("sourceId", _optional("string"), 163),
-    ("partitionId", _optional("string"), 164),
-    ("minRowKey", _optional("string"), 165),
-    ("maxRowKey", _optional("string"), 166),
-    ("nullCounts", _optional(_map("long")), 167),
-    ("xxh3", _optional("string"), 168),
-    ("deletionVector", _optional("string"), 169),
-    ("docMappingJson", _optional("string"), 170),
-    ("columnRegexes", _optional(_map("string")), 171),
-)
-_MAP_FIELDS = ("partitionValues", "minValues", "maxValues", "nullCounts", "columnRegexes")
-
-
-def _entry_field(name: str, kind: object, number: int) -> dict[str, object]:
-    declared: dict[str, object] = {"name": name, "type": kind, "field-id": number}
-    if isinstance(kind, list):
-        declared["default"] = None
-    if name == "hasFooterOffsets":
-        declared["default"] = False
-    return declared
-
-
-ENTRY_SCHEMA: Schema = {
-    "type": "record",
-    "name": "FileEntry",
-    "namespace": "io.indextables.spark.transaction.avro",
-    "fields": [_entry_field(*each) for each in _ENTRY_FIELDS],
-}
-
-_BOUNDS_SCHEMA: Schema = {
-    "type": "record",
-    "name": "PartitionBoundsItem",
-    "fields": [
-        {"name": "min", "type": ["null", "string"], "default": None},
-        {"name": "max", "type": ["null", "string"], "default": None},
-    ],
-}
-_MANIFEST_INFO_SCHEMA: Schema = {
-    "type": "record",
-    "name": "ManifestInfoItem",
-    "fields": [
-        {"name": "path", "type": "string"},
-        {"name": "numEntries", "type": "long"},
-        {"name": "minAddedAtVersion", "type": "long"},
-        {"name": "maxAddedAtVersion", "type": "long"},
-        {
-            "name": "partitionBounds",
-            "type": ["null", {"type": "map", "values": _BOUNDS_SCHEMA}],
-            "default": None,
-        },
-        {"name": "tombstoneCount", "type": "long", "default": 0},
-        {"name": "liveEntryCount", "type": "long", "default": -1},
-        {"name": "minWindowStart", "type": ["null", "long"], "default": None},
-        {"name": "maxWindowStart", "type": ["null", "long"], "default": None},
-        {"name": "maxWindowSeconds", "type": ["null", "long"], "default": None},
-        {"name": "entriesWithoutWindow", "type": ["null", "long"], "default": None},
-    ],
-}
-STATE_SCHEMA: Schema = {
-    "type": "record",
-    "name": "StateManifest",
-    "namespace": "io.indextables.state",
-    "fields": [
-        {"name": "formatVersion", "type": "int"},
-        {"name": "stateVersion", "type": "long"},
-        {"name": "createdAt", "type": "long"},
-        {"name": "numFiles", "type": "long"},
-        {"name": "totalBytes", "type": "long"},
-        {"name": "protocolVersion", "type": "int"},
-        {"name": "manifests", "type": {"type": "array", "items": _MANIFEST_INFO_SCHEMA}},
-        {"name": "tombstones", "type": {"type": "array", "items": "string"}, "default": []},
-        {"name": "schemaRegistry", "type": {"type": "map", "values": "string"}, "default": {}},
-        {"name": "metadata", "type": ["null", "string"], "default": None},
-        {"name": "actions", "type": {"type": "array", "items": "string"}, "default": []},
-    ],
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +189,7 @@ def _manifest_info(record: Mapping[str, Any]) -> ManifestInfo:
 
 
 def _sorted_maps(entry: Entry) -> dict[str, Any]:
-    return {**entry, **{name: dict(sorted(entry[name].items())) for name in _MAP_FIELDS if entry.get(name)}}
+    return {**entry, **{name: dict(sorted(entry[name].items())) for name in MAP_FIELDS if entry.get(name)}}
 
 
 def _write(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.foreign_text import quoted, shortened
 from storage_core.formats import keys
 from storage_core.formats.json_fields import number, text
 from storage_core.formats.json_seal import json_digest
@@ -149,13 +150,13 @@ def decode(data: bytes, where: str) -> Generation:
     try:
         if body["format"] not in _READABLE:
             raise Unsupported(
-                f"{where}: generation of format {str(body['format'])[:20]}, this release reads {FORMAT_VERSION} to "
+                f"{where}: generation of format {quoted(body['format'])}, this release reads {FORMAT_VERSION} to "
                 f"{SORTED_FORMAT_VERSION}; upgrade",
                 key=where,
             )
         return _generation_of(body)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{where}: not a generation manifest: {str(error)[:500]}", key=where) from error
+        raise Corrupt(f"{where}: not a generation manifest: {shortened(str(error))}", key=where) from error
 
 
 def _generation_of(body: Mapping[str, Any]) -> Generation:

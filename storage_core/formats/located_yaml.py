@@ -9,6 +9,7 @@ from typing import Final
 import yaml
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import fitted
 
 MOST_BYTES: Final = 2**18
 MOST_DEPTH: Final = 32
@@ -154,7 +155,7 @@ def _refuse_repeated_keys(mapping: yaml.MappingNode, where: str) -> None:
         first[key.value] = line
         if earlier is not None:
             raise InvalidInput(
-                f"{where}:{line}: field `{key.value:.80}`: given twice, first on line {earlier}; keep one",
+                f"{where}:{line}: field `{fitted(key.value, 80)}`: given twice, first on line {earlier}; keep one",
                 file=where,
                 line=line,
                 field=str(key.value),

@@ -1,6 +1,6 @@
 """Bytes of a quarantine entry: JSON with sorted keys, its id made from them (docs/spec.md, section 14). Pure, no I/O.
 
-An entry holds either lines of a landed file that are no rows (format 1), or rows that were set aside (format 2): these
+An entry holds either lines of a landed file that are no rows (format 1), or quarantined rows (format 2): these
 as an Arrow IPC stream, so that every value comes back exactly as it came in.
 """
 
@@ -41,7 +41,7 @@ class RejectedLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAsideRows:
+class QuarantinedRows:
     """Rows that came in whole and are not in the table, for one `reason`.
 
     `source` is the way in, or the landed file and then of `size` bytes; `by` who brought them, `arrived_ms` when (the
@@ -61,7 +61,7 @@ class SetAsideRows:
         return {self.reason: self.rows.num_rows}
 
 
-Entry = RejectedLines | SetAsideRows
+Entry = RejectedLines | QuarantinedRows
 
 
 def encode(entry: Entry) -> bytes:
@@ -118,11 +118,11 @@ def _lines_entry(body: Mapping[str, Any]) -> RejectedLines:
     return RejectedLines(source=str(body["source"]), size=int(body["size"]), rejected=tuple(rejected))
 
 
-def _rows_entry(body: Mapping[str, Any], key: str) -> SetAsideRows:
+def _rows_entry(body: Mapping[str, Any], key: str) -> QuarantinedRows:
     rows, _ = read_stream(base64.b64decode(body["rows"], validate=True), "the quarantine entry", key)
     if rows.num_rows != body["count"]:
         raise ValueError(f"expected {body['count']} rows, found {rows.num_rows}")
-    return SetAsideRows(
+    return QuarantinedRows(
         source=str(body["source"]),
         size=None if body["size"] is None else int(body["size"]),
         reason=str(body["reason"]),

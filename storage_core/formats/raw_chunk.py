@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, Container, inspect, read_records, seal
+from storage_core.formats.avro_declared import field, or_null, record_schema
 from storage_core.formats.raw_keys import ChunkKey
-from storage_core.os_errors import unavailable
+from storage_core.system_errors import raise_refused
 
 if TYPE_CHECKING:
     from fastavro.types import Schema
@@ -43,19 +44,18 @@ MAX_EXPANDED_BYTES = 128 * 2**20
 MAX_RECORDS = 1_000_000
 
 _FORMAT = "1"
-_DECLARED: Schema = {
-    "type": "record",
-    "name": "LogRecord",
-    "namespace": "tidemark",
-    "fields": [
-        {"name": "id", "type": "string"},
-        {"name": "timestamp_ms", "type": "long"},
-        {"name": "table", "type": "string"},
-        {"name": "key", "type": ["null", "string"]},
-        {"name": "operation", "type": {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}},
-        {"name": "fields", "type": "string"},
+_DECLARED: Schema = record_schema(
+    "LogRecord",
+    [
+        field("id", "string"),
+        field("timestamp_ms", "long"),
+        field("table", "string"),
+        field("key", or_null("string")),
+        field("operation", {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}),
+        field("fields", "string"),
     ],
-}
+    namespace="tidemark",
+)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _NOT_OURS = "it is not what was written"
 
@@ -201,9 +201,8 @@ def _header(data: bytes, where: str) -> Mapping[str, str]:
     try:
         reader = fastavro.reader(io.BytesIO(data))
         schema = to_parsing_canonical_form(reader.writer_schema)
-    except MemoryError as error:
-        raise unavailable(where, error) from error
-    except Exception as error:  # a header that is damaged or hostile fails in many ways
+    except Exception as error:  # fastavro raises the plain errors of whatever it does with a damaged or hostile header
+        raise_refused(where, error)
         raise Corrupt(f"{where}: damaged Avro header: {type(error).__name__}: {error}", key=where) from error
     metadata = cast("Mapping[str, str]", reader.metadata)
     found = metadata.get("tidemark.format")

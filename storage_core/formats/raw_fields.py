@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 
 _TAG = "$"
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
@@ -96,9 +97,9 @@ def decode_fields(text: str) -> dict[str, Any]:
     try:
         found = _DECODE(text)
     except (ValueError, TypeError, LookupError, OverflowError, InvalidOperation, RecursionError) as error:
-        raise InvalidInput(f"the fields are not what a raw log holds: {error}: {text[:80]!r}") from error
+        raise InvalidInput(f"the fields are not what a raw log holds: {error}: {quoted(text)}") from error
     if not isinstance(found, dict):
-        raise InvalidInput(f"the fields are no object: {text[:80]!r}")
+        raise InvalidInput(f"the fields are no object: {quoted(text)}")
     return found
 
 
@@ -197,7 +198,7 @@ def _named_twice(pairs: Sequence[tuple[str, Any]]) -> str:
 def _digits(text: str) -> Digits:
     found = Digits(text)
     if not math.isfinite(found.as_float()):
-        raise ValueError(f"{text[:80]} is beyond every float")
+        raise ValueError(f"{quoted(text)} is beyond every float")
     found.as_decimal()  # raises for an exponent that no decimal has
     return found
 

@@ -27,14 +27,13 @@ import functools
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
-    from google.protobuf import descriptor_pb2
     from google.protobuf.message import Message
 
 _PACKAGE = "tidemark.region"
@@ -79,53 +78,46 @@ class RegionManifest:
     collected_generation: int = 0
 
 
-def _message(file: descriptor_pb2.FileDescriptorProto, name: str, *fields: tuple[str, int, int, str]) -> None:
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
-
-    message = file.message_type.add(name=name)
-    for field_name, number, kind, type_name in fields:
-        repeated = field_name in ("flushed_generations", "dealt")
-        message.field.add(
-            name=field_name,
-            number=number,
-            type=FieldDescriptorProto.Type.ValueType(kind),
-            label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
-            type_name=f".{_PACKAGE}.{type_name}" if type_name else None,
-        )
+# Per message the number and type of each field; `repeated` before the type of a list.
+_MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
+    "UUID": {"uuid": (1, "bytes")},
+    "FlushedGeneration": {"generation": (1, "uint64"), "path": (2, "string"), "sorted_from": (100, "uint64")},
+    "Dealt": {"writer": (1, "string"), "chunk": (2, "uint64")},
+    "RegionManifest": {
+        "version": (1, "uint64"),
+        "writer_epoch": (2, "uint64"),
+        "replay_after_wal_id": (3, "uint64"),
+        "wal_id_last_seen": (4, "uint64"),
+        "current_generation": (6, "uint64"),
+        "flushed_generations": (8, "repeated FlushedGeneration"),
+        "region_spec_id": (10, "uint32"),
+        "region_id": (11, "UUID"),
+        "writer_id": (100, "string"),
+        "checksum": (101, "fixed64"),
+        "sealed_by": (102, "uint32"),
+        "dealt": (103, "repeated Dealt"),
+        "collected_generation": (104, "uint64"),
+    },
+}
 
 
 @functools.cache
 def _manifest_class() -> type[Message]:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pool, message_factory
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
-    _message(file, "UUID", ("uuid", 1, kinds.TYPE_BYTES, ""))
-    _message(
-        file,
-        "FlushedGeneration",
-        ("generation", 1, kinds.TYPE_UINT64, ""),
-        ("path", 2, kinds.TYPE_STRING, ""),
-        ("sorted_from", 100, kinds.TYPE_UINT64, ""),
-    )
-    _message(file, "Dealt", ("writer", 1, kinds.TYPE_STRING, ""), ("chunk", 2, kinds.TYPE_UINT64, ""))
-    _message(
-        file,
-        "RegionManifest",
-        ("version", 1, kinds.TYPE_UINT64, ""),
-        ("writer_epoch", 2, kinds.TYPE_UINT64, ""),
-        ("replay_after_wal_id", 3, kinds.TYPE_UINT64, ""),
-        ("wal_id_last_seen", 4, kinds.TYPE_UINT64, ""),
-        ("current_generation", 6, kinds.TYPE_UINT64, ""),
-        ("flushed_generations", 8, kinds.TYPE_MESSAGE, "FlushedGeneration"),
-        ("region_spec_id", 10, kinds.TYPE_UINT32, ""),
-        ("region_id", 11, kinds.TYPE_MESSAGE, "UUID"),
-        ("writer_id", 100, kinds.TYPE_STRING, ""),
-        ("checksum", 101, kinds.TYPE_FIXED64, ""),
-        ("sealed_by", 102, kinds.TYPE_UINT32, ""),
-        ("dealt", 103, kinds.TYPE_MESSAGE, "Dealt"),
-        ("collected_generation", 104, kinds.TYPE_UINT64, ""),
-    )
+    file = FileDescriptorProto(name="tidemark/region.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, declared) in fields.items():
+            kind = declared.removeprefix("repeated ")
+            message.field.add(
+                name=field_name,
+                number=number,
+                type=FieldDescriptorProto.Type.Value("TYPE_MESSAGE" if kind in _MESSAGES else f"TYPE_{kind.upper()}"),
+                label=FieldDescriptorProto.Label.Value("LABEL_OPTIONAL" if kind == declared else "LABEL_REPEATED"),
+                type_name=f".{_PACKAGE}.{kind}" if kind in _MESSAGES else None,
+            )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.RegionManifest"))

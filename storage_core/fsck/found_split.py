@@ -11,13 +11,13 @@ from storage_core.errors import Corrupt, InvalidInput
 from storage_core.fsck.inventory import Inventory
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.schema import from_schema_string
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_sealed
 from storage_core.split.read import conform_split, open_split
 from storage_core.split.writer import with_file_figures
+from storage_core.system_errors import raise_refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,7 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
         raw = pq.read_metadata(pa.BufferReader(data)).metadata or {}
         metadata = {key.decode(): value.decode() for key, value in raw.items()}
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
-        if of_the_system(error):
-            raise unavailable(path, error) from error
+        raise_refused(path, error)
         raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error
     require_sealed(metadata, path)
     origin = read_origin(metadata, path)

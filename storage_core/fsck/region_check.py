@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from storage_core.foreign_text import shortened
 from storage_core.formats import keys
 from storage_core.formats.generation_manifest import (
     BLOOM_FILE,
@@ -115,7 +116,7 @@ class _Region:
             self.findings.append(damage_of(Kind.REGION_HINT_DAMAGED, error, key, "a hint"))
             return
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._add(Kind.REGION_HINT_DAMAGED, key, "a hint", repr(error)[:200])
+            self._add(Kind.REGION_HINT_DAMAGED, key, "a hint", shortened(repr(error)))
             return
         if hinted > manifest.version:  # it is written behind the manifest that it names
             missing = self._manifest_key(hinted)

@@ -15,9 +15,9 @@ from storage_core.log.actions import Metadata
 from storage_core.log.renumbered import renumbered_up_to
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.split.lineage import Origin, read_origin
 from storage_core.split.metadata import require_sealed
+from storage_core.system_errors import raise_refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,5 @@ def _origin(store: ObjectStore, path: str, size: int) -> Origin | None:
         require_sealed(metadata, path)
         return read_origin(metadata, path)
     except (*DAMAGE, pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
-        if of_the_system(error):
-            raise unavailable(path, error) from error
+        raise_refused(path, error)
         return None

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput
+from storage_core.foreign_text import quoted, shortened
 from storage_core.index.native_errors import REBUILD
-from storage_core.index.text_limits import shortened
-from storage_core.os_errors import of_the_system
 from storage_core.settings.index import IndexDefinition
+from storage_core.system_errors import of_the_system
 
 _MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
 
@@ -217,7 +217,7 @@ def _decode_text(text: str, definition: IndexDefinition) -> object:
     try:
         return json.loads(stripped, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        reason = f"{_shown(text)} is not JSON ({error}); write a value that starts with [ or {{ as a JSON list"
+        reason = f"{quoted(text, 300)} is not JSON ({error}); write a value that starts with [ or {{ as a JSON list"
         raise _refused(definition, reason) from error
 
 
@@ -236,11 +236,11 @@ def _scalar(column: str, value: object, definition: IndexDefinition, kind: pa.Da
     if value is None:
         raise _refused(definition, f"null is not a value; a bitmap holds no nulls of {column!r}, filter with IS NULL")
     if pa.types.is_string(kind) and not isinstance(value, str):
-        raise _refused(definition, f"{column!r} holds strings, found {_shown(value)}; put it in quotes")
+        raise _refused(definition, f"{column!r} holds strings, found {quoted(value, 300)}; put it in quotes")
     try:
         return pa.scalar(_text(value), pa.string()).cast(kind)
     except (pa.ArrowException, ValueError) as error:  # the latter for half a character, or a number of many digits
-        reason = f"{_shown(value)} does not read as {kind} for {column!r}: {shortened(str(error))}"
+        reason = f"{quoted(value, 300)} does not read as {kind} for {column!r}: {shortened(str(error))}"
         raise _refused(definition, reason) from error
 
 
@@ -254,13 +254,6 @@ def _text(value: object) -> str:
             return format(value, "f")
         case _:
             return str(value)
-
-
-def _shown(value: object) -> str:
-    try:
-        return shortened(repr(value))
-    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
-        return f"a value of type {type(value).__name__}"
 
 
 def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:

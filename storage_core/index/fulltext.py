@@ -8,10 +8,9 @@ they equal those of a single index. Tantivy breaks ties of the score by segment,
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +21,10 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted, shortened
 from storage_core.index import native_errors, text_files, text_limits, text_syntax
-from storage_core.index.text_files import META, ROW_FIELD
-from storage_core.index.text_limits import shortened
+from storage_core.index.text_composed import Composed, compose
+from storage_core.index.text_files import ROW_FIELD
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
@@ -94,39 +94,6 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
             _build_chunk(directory, chunk, start, definition)
         compose(built, root / "whole", definition)
         return {each.name: each.read_bytes() for each in sorted((root / "whole").iterdir())}
-
-
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """Where the documents of a composed index come from.
-
-    `sources[i]` is the position, among the directories composed, of the one with the tantivy segment of ordinal `i`;
-    `rows[p]` is how many rows the directory at position `p` has.
-    """
-
-    sources: tuple[int, ...]
-    rows: tuple[int, ...]
-
-
-def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:
-    """Create `target` as one tantivy index over all `directories`, by hard links. Raises `Corrupt`.
-
-    Only what `meta.json` lists is linked, and what this writes into `target` is its own `meta.json`.
-    """
-    target.mkdir()
-    segments: dict[str, int] = {}
-    sources: list[int] = []
-    rows: list[int] = []
-    for source, directory in enumerate(directories):
-        own = text_files.read_meta(directory, definition)
-        if again := own.keys() & segments.keys():
-            raise text_files.corrupt(directory.name, f"segment {min(again)} is one of another split too")
-        segments.update(own)
-        sources.extend([source] * len(own))
-        rows.append(sum(own.values()))
-        _link_segment_files(directory, target, own)
-    (target / META).write_text(text_files.meta_of(segments, definition))
-    return Composed(sources=tuple(sources), rows=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +234,10 @@ def _refusing(query: TextQuery) -> Iterator[None]:
 def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     columns = ", ".join(query.definition.columns)
     return InvalidInput(
-        f"full-text query {shortened(repr(query.text))} on index {query.definition.name!r}: {shortened(reason)}. "
+        f"full-text query {quoted(query.text, 300)} on index {query.definition.name!r}: {shortened(reason, 300)}. "
         f'Fields are {columns}; put text with `:`, `/`, `(`, `[` or `"` in double quotes',
         index=query.definition.name,
-        query=shortened(query.text),
+        query=shortened(query.text, 300),
     )
 
 
@@ -329,12 +296,3 @@ def _build_chunk(directory: Path, rows: pa.Table, first_row: int, definition: In
             writer.add_document(tantivy.Document.from_dict(fields, schema))
     writer.commit()
     writer.wait_merging_threads()
-
-
-def _link_segment_files(source: Path, target: Path, segments: Iterable[str]) -> None:
-    # Other files are meta.json, and tantivy's locks and its list of managed files; only writers need them.
-    for name in (name for each in segments for name in text_files.names_of(each)):
-        try:
-            os.link(source / name, target / name)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source / name, target / name)

@@ -6,27 +6,26 @@ are caught here, where it is called, and nowhere else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
-from storage_core.os_errors import room
+from storage_core.headroom import require_headroom
+from storage_core.system_errors import refusal_in
 
 REBUILD = "drop the index segment and catch up again"
-_OF_THE_SYSTEM = re.compile(r"os error \d+|Os \{ code: \d+|failed to spawn thread|memory allocation")
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
     """Raise `Corrupt` for files that tantivy cannot read, and `Unavailable` for what the machine lacks meanwhile."""
     try:
-        with room(what):
+        with require_headroom(what):
             yield
     except BaseException as error:
         if not _of_tantivy(error):
             raise
-        if _OF_THE_SYSTEM.search(str(error)):
+        if refusal_in(str(error)):
             raise _unavailable(what, error) from error
         raise Corrupt(f"{what}: tantivy cannot read the files: {error}", advice=REBUILD) from error
 
@@ -35,7 +34,7 @@ def reading(what: str) -> Iterator[None]:
 def writing(what: str, *, room_bytes: int) -> Iterator[None]:
     """Raise `Unavailable` for whatever fails while files are made: what goes in is sound, so it is the machine."""
     try:
-        with room(what, size=room_bytes):
+        with require_headroom(what, size=room_bytes):
             yield
     except BaseException as error:
         if not _of_tantivy(error):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from storage_core.errors import Corrupt
+from storage_core.foreign_text import shortened
 from storage_core.index.native_errors import REBUILD
 from storage_core.settings.index import IndexDefinition
 
@@ -118,7 +119,7 @@ def _segment(entry: object, where: str) -> tuple[str, int]:
         ):
             return segment, count
         case _:
-            raise corrupt(where, f"{META} lists {str(entry)[:200]} as a segment")
+            raise corrupt(where, f"{META} lists {shortened(repr(entry))} as a segment")
 
 
 def _check_file(data: memoryview, name: str, where: str) -> None:

@@ -19,7 +19,6 @@ MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
 
-_QUOTED = 300
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -49,11 +48,6 @@ def check_tree(tree: Node) -> None:
             raise ValueError(f"it boosts more than {MAX_BOOST:.0f} times; scores would be infinite, boost less")
         if node.get("slop", 0) > MAX_SLOP:
             raise ValueError(f"the slop {node['slop']} of a phrase is above {MAX_SLOP:,}; ask for the words with AND")
-
-
-def shortened(text: str) -> str:
-    """Return a text as errors quote it: its first characters, and how many there are."""
-    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}… ({len(text):,} characters)"
 
 
 def walk(tree: Node) -> Iterator[tuple[Node, int, float]]:

@@ -23,7 +23,7 @@ from storage_core.ids import Ids
 from storage_core.ingest.content import ContentHash, as_hex
 from storage_core.ingest.landing import LandedFile, LandingSpec, content_of, is_unchanged
 from storage_core.ingest.lines import BLOCK_BYTES
-from storage_core.ingest.parse import RejectedLine, parse_blocks
+from storage_core.ingest.parse import parse_blocks
 from storage_core.ingest.progress import (
     FileProgress,
     Window,
@@ -36,19 +36,18 @@ from storage_core.ingest.progress import (
     window_app,
 )
 from storage_core.ingest.quarantine import write_quarantine
+from storage_core.ingest.rejection import RejectedLine
 from storage_core.ingest.tally import tally
 from storage_core.ingest.work import IngestResult, IngestWork
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.actions import Add, Txn
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.quarantine import LateDoor, Origin
 from storage_core.rows.late import LateRule
 from storage_core.rows.windows import by_start, window_starts
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 from storage_core.split.write import sort_and_write
-
-__all__ = ["IngestResult", "IngestWork", "execute", "pending", "plan"]
 
 _logger = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ class _Run:
 
     def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext, now_ms: int) -> None:
         self._store, self._work, self.context, self._now_ms = store, work, context, now_ms
-        self._door = LateDoor(
+        self._late_filter = LateRowFilter(
             store,
             LateRule.of(TableConfig.from_configuration(context.configuration)),
             Origin(source=work.landed.path, by="ingest", size=work.landed.size),
@@ -148,7 +147,7 @@ class _Run:
         """Write the rows of the windows that are wanted and not done, and the rejections."""
         self._rows_in += rows.num_rows + len(rejected)
         landed_ms = self._work.landed.landed_ms
-        wanted = self._door.admit(self._wanted(rows), self._now_ms if landed_ms is None else landed_ms)
+        wanted = self._late_filter.admit(self._wanted(rows), self._now_ms if landed_ms is None else landed_ms)
         self._adds += sort_and_write(self._store, wanted, context=self.context, ids=ids, now_ms=self._now_ms)
         if rejected:
             landed = self._work.landed
@@ -180,8 +179,8 @@ class _Run:
             windows=tuple(sorted(self._windows, key=by_start)),
             rejected=self._rejected,
             rejected_before=self._rejected_before,
-            quarantine_keys=(*self._keys, *self._door.keys),
-            late=self._door.figures,
+            quarantine_keys=(*self._keys, *self._late_filter.keys),
+            late=self._late_filter.figures,
         )
 
     def _wanted(self, rows: pa.Table) -> pa.Table:

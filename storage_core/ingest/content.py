@@ -5,10 +5,11 @@ A file that is replaced by another of its name and size is noticed by it (decisi
 
 from __future__ import annotations
 
-import io
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 import xxhash
+
+from storage_core.ingest.watched_stream import watched
 
 _READ_BYTES = 8 * 2**20
 
@@ -23,13 +24,13 @@ class ContentHash:
 
     def watched(self, file: BinaryIO) -> BinaryIO:
         """Return the file as one whose reads are hashed."""
-        return cast("BinaryIO", _Watched(file, self))
+        return watched(file, self.take)
 
-    def take(self, position: int, data: memoryview) -> None:
+    def take(self, position: int, data: bytes) -> None:
         """Hash what of the bytes at `position` follows right after those hashed already; the rest is read later."""
         known = self._hashed - position
         if 0 <= known < len(data):
-            self._hasher.update(data[known:])
+            self._hasher.update(memoryview(data)[known:])
             self._hashed = position + len(data)
 
     def finish(self, file: BinaryIO) -> int:
@@ -40,35 +41,6 @@ class ContentHash:
             self._hashed += len(chunk)
         self.value = int.from_bytes(self._hasher.digest(), "big", signed=True)
         return self.value
-
-
-class _Watched(io.RawIOBase):
-    def __init__(self, file: BinaryIO, content: ContentHash) -> None:
-        super().__init__()
-        self._file, self._content = file, content
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def read(self, size: int = -1, /) -> bytes:
-        position = self._file.tell()
-        data = self._file.read(size)
-        self._content.take(position, memoryview(data))
-        return data
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def mark_of(etag: str) -> str:

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
-from storage_core.os_errors import out_of_memory
 from storage_core.rows.calendar import BEYOND
 from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
+from storage_core.system_errors import out_of_memory
 
 CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
 """What the conversion of a piece of a file may use, as DuckDB counts it: a line of 60 MB takes more than half of it."""

@@ -18,15 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from storage_core.errors import Corrupt
+from storage_core.foreign_text import shortened
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
 from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, rejected, typed
-from storage_core.os_errors import scratch
+from storage_core.scratch import scratch
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
 _SPOOL = "the text of a CSV file"
-_LONGEST_SHOWN = 500
 _STEP_BYTES = 2**20
 UNCLOSED = "a quote that opens in the record is never closed; the rest of the file is in it"
 
@@ -223,7 +223,7 @@ def _open(
 
 def _other_columns(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_SHOWN])
-    return f"its header has columns that the table has not, or has them twice: {shown[:_LONGEST_SHOWN]}"
+    return f"its header has columns that the table has not, or has them twice: {shortened(shown, 500)}"
 
 
 def _batches(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,24 +26,6 @@ class Expansion:
                 f"it expands to more than {self._most} bytes, which is both above {ANY_RATIO_BYTES} and above "
                 f"{MOST_RATIO} times its size; land it in pieces"
             )
-
-
-class Expanded(io.RawIOBase):
-    """A stream whose bytes are counted as they are read."""
-
-    def __init__(self, stream: Any, expansion: Expansion) -> None:
-        super().__init__()
-        self._stream, self._expansion = stream, expansion
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes. Raises `Corrupt` where they are too many by now, and what the stream raises."""
-        data: bytes = self._stream.read(size)
-        self._expansion.add(len(data))
-        return data
 
 
 def plain_bytes(values: pa.Array) -> int:

@@ -20,8 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.foreign_text import fitted
 from storage_core.ingest.content import ContentHash
-from storage_core.ingest.expansion import Expanded, Expansion
+from storage_core.ingest.expansion import Expansion
+from storage_core.ingest.watched_stream import watched
 from storage_core.objectstore.contract import ObjectInfo
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.objectstore.resolve import check_location, open_store
@@ -146,8 +148,7 @@ def _is_wanted(name: str, suffix: str | None) -> bool:
 
 def _printable(name: str) -> str:
     """The name with what a terminal obeys, and what is not UTF-8, written as escapes; no two names become one."""
-    escaped = "".join(_escaped(each) for each in name)
-    return escaped if len(escaped) <= _LONGEST_NAME else f"{escaped[: _LONGEST_NAME - 1]}…"
+    return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
 
 
 def _escaped(character: str) -> str:
@@ -231,4 +232,5 @@ def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterato
             yield file
         else:
             with gzip.GzipFile(fileobj=file) as text:
-                yield cast("BinaryIO", Expanded(text, Expansion(landed.size)))
+                expansion = Expansion(landed.size)
+                yield watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.engine.session import session
+from storage_core.foreign_text import fitted
 from storage_core.ingest.convert import CONVERSION, RowFormat
 from storage_core.ingest.json_digits import as_written, without_exponent
 from storage_core.ingest.json_maps import is_json_map, map_column
@@ -132,16 +133,14 @@ def _misnamed(fields: pa.StringArray, names: pa.StringArray) -> str:
     """Why the fields of an object are not columns, each once: the first that is none, else one that comes twice."""
     known = pc.is_in(fields, value_set=names)
     if not pc.all(known).as_py():
-        return f"the field {_shown(fields[pc.index(known, False).as_py()].as_py())} is not a column of the table"
+        return f"the field {_name(fields[pc.index(known, False).as_py()])} is not a column of the table"
     counted = pc.value_counts(fields)
     twice = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
-    return f"the field {_shown(counted.field('values')[twice].as_py())} is given twice"
+    return f"the field {_name(counted.field('values')[twice])} is given twice"
 
 
-def _shown(name: str) -> str:
-    """The name as a reason can hold it: not longer than a line of a terminal, and nothing that steers one."""
-    cut = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-    return cut if cut.isprintable() else repr(cut)[1:-1]
+def _name(field: pa.StringScalar) -> str:
+    return fitted(field.as_py(), _LONGEST_NAME)
 
 
 def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import BinaryIO
 
 import numpy as np
@@ -13,20 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt, InvalidInput
+from storage_core.foreign_text import shortened
 from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
-from storage_core.ingest.parquet_pages import CheckedPages, Chunk, chunks_of
+from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of
 from storage_core.ingest.rejection import Parsed, RejectedLine
-from storage_core.os_errors import of_the_system, unavailable
+from storage_core.ingest.watched_stream import watched
 from storage_core.rows.calendar import BEYOND, as_text, beyond
 from storage_core.rows.schema import conform
+from storage_core.system_errors import raise_refused
 
 _BATCH_ROWS = 250_000
 _BATCH_BYTES = 256 * 2**20
 _DELTA_ROWS = 256
 """Each value may be as long as a page, though it takes a few bytes of it: it begins like the one before."""
 
-_LONGEST_TEXT = 500
 _MAGIC = b"PAR1"
 _LARGEST_FOOTER = 32 * 2**20
 _MOST_FOOTER_ITEMS = 100_000
@@ -49,22 +51,22 @@ def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.Reco
     """Texts come as dictionaries where the file has them so: a value that it holds once is held once."""
     size = _sized(stream)
     expansion = Expansion(size)
-    checked = CheckedPages(stream)
+    chunks: dict[int, Chunk] = {}
+    checked = watched(stream, partial(check_read, chunks))
     try:
         opened = _open(checked, ())
-        checked.chunks = chunks_of(opened.metadata)
+        chunks.update(chunks_of(opened.metadata))
         texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
         _conformed(opened.schema_arrow.empty_table(), schema)
         opened = _open(checked, texts, opened.metadata)
-        for batch in opened.iter_batches(batch_size=_batch_rows(opened, checked.chunks), use_threads=False):
+        for batch in opened.iter_batches(batch_size=_batch_rows(opened, chunks), use_threads=False):
             expanded = sum(map(plain_bytes, batch.columns))
             expansion.add(expanded)
             rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if of_the_system(error):
-            raise unavailable(file, error) from error
+        raise_refused(file, error)
         raise Corrupt(f"it is not a whole Parquet file ({error})") from error
 
 
@@ -78,10 +80,10 @@ def _sized(stream: BinaryIO) -> int:
     return size
 
 
-def _open(file: CheckedPages, texts: Sequence[str], metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+def _open(file: BinaryIO, texts: Sequence[str], metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
     # In this thread, nothing ahead: one that holds the stream would abort the process where Python ends first.
     return pq.ParquetFile(
-        file.as_file(),
+        file,
         metadata=metadata,
         pre_buffer=False,
         read_dictionary=list(texts),
@@ -125,7 +127,7 @@ def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     try:
         return conform(batch, optional)
     except InvalidInput as error:
-        raise Corrupt(f"its columns are not those of the table ({str(error)[:_LONGEST_TEXT]})") from error
+        raise Corrupt(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
 
 
 def _faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

@@ -6,10 +6,9 @@ them. The headers stand outside of what is compressed: Thrift's compact protocol
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 
@@ -64,47 +63,10 @@ def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
     return found
 
 
-class CheckedPages(io.RawIOBase):
-    """A Parquet file whose column chunks are looked at as they are read; `chunks` is filled once they are known."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-        self.chunks: Mapping[int, Chunk] = {}
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position of the next read."""
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move, and return the new position."""
-        return self._file.seek(offset, whence)
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes. Raises `Corrupt` for a column chunk whose pages claim too much."""
-        chunk = self.chunks.get(self._file.tell())
-        data = self._file.read(size)
-        if chunk is not None:
-            check_pages(data, chunk)
-        return data
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill a writable buffer as far as the file reaches and return the number of bytes."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def as_file(self) -> BinaryIO:
-        """Return it as what readers take."""
-        return cast("BinaryIO", self)
+def check_read(chunks: Mapping[int, Chunk], position: int, data: bytes) -> None:
+    """Raise as `check_pages` does where a column chunk begins at the position."""
+    if position in chunks:
+        check_pages(data, chunks[position])
 
 
 def check_pages(data: bytes, chunk: Chunk) -> None:

@@ -24,9 +24,7 @@ from storage_core.ingest.line_files import ndjson_blocks, pattern_blocks
 from storage_core.ingest.lines import BLOCK_BYTES
 from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.rejection import Parsed, RejectedLine
-from storage_core.os_errors import out_of_memory
-
-__all__ = ["Parsed", "RejectedLine", "parse", "parse_blocks"]
+from storage_core.system_errors import out_of_memory
 
 
 def parse(landed: LandedFile, spec: LandingSpec, schema: pa.Schema, time_column: str | None) -> Parsed:

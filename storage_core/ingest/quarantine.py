@@ -5,10 +5,9 @@ One object (`storage_core.quarantine`) holds the rejections of one block of one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from storage_core.errors import NotFound
 from storage_core.formats.keys import parse
@@ -16,7 +15,7 @@ from storage_core.formats.quarantine_entry import RejectedLines
 from storage_core.ingest.rejection import RejectedLine
 from storage_core.ingest.tally import tally
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.quarantine import Kept, entry_keys, keep, read_entries, read_entry
+from storage_core.quarantine import Kept, entry_keys, keep, read_entry
 
 MOST_ENTRIES = 1_000
 _OF_ROWS = frozenset({"append", "writer", "merge"})
@@ -32,19 +31,8 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
     return keep(store, RejectedLines(source=source, size=size, rejected=lines))
 
 
-def read_quarantine(store: ObjectStore) -> Iterator[dict[str, Any]]:
-    """Yield every rejection: `source`, `size` of the file, `line`, `reason`, `text`, `encoding`, the object's `key`.
-
-    In order of key, then line; rows that were set aside are no rejections. One LIST per 1,000 objects and one GET per
-    object. Raises `Corrupt` naming an object that is no quarantine entry.
-    """
-    for key, entry in read_entries(store):
-        if isinstance(entry, RejectedLines):
-            yield from ({"key": key, "source": entry.source, "size": entry.size, **each} for each in entry.rejected)
-
-
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Quarantined:
     """Rejected lines that stand in a table's quarantine, by reason (`tally`), and how many entries were not read."""
 
     reasons: Mapping[str, int]
@@ -56,7 +44,7 @@ class Standing:
         return sum(self.reasons.values())
 
 
-def standing(store: ObjectStore, most: int = MOST_ENTRIES) -> Standing:
+def quarantined(store: ObjectStore, most: int = MOST_ENTRIES) -> Quarantined:
     """Return the rejected lines that nobody has removed yet, of at most so many entries.
 
     One LIST per 1,000 objects and one GET per entry of a landed file. An entry that is removed meanwhile is none.
@@ -68,7 +56,7 @@ def standing(store: ObjectStore, most: int = MOST_ENTRIES) -> Standing:
             entry = read_entry(store, key)
             if isinstance(entry, RejectedLines):
                 reasons = tally(reasons, entry.reasons)
-    return Standing(reasons, len(keys[most:]))
+    return Quarantined(reasons, len(keys[most:]))
 
 
 def _may_hold_lines(key: str) -> bool:

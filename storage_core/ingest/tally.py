@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from storage_core.foreign_text import fitted
+
 MOST_REASONS = 50
 LONGEST_REASON = 200
 OTHERS = "other reasons"
@@ -19,12 +21,8 @@ def tally(*counts: Mapping[str, int]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for each in counts:
         for reason, count in each.items():
-            total[_shortened(reason)] += count
+            total[fitted(reason, LONGEST_REASON)] += count
     rest = total.pop(OTHERS, 0)
     commonest = dict(total.most_common(MOST_REASONS))
     rest += total.total() - sum(commonest.values())
     return commonest | ({OTHERS: rest} if rest else {})
-
-
-def _shortened(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"

@@ -60,7 +60,7 @@ class IngestResult:
     `rows_in` counts the rows and rejected lines of the whole file, `rows_out` the rows written, `windows` all windows
     in which the file has rows; `rejected` counts the lines that came into quarantine now, by reason (`tally`), and
     `rejected_before` those that another run or attempt had put there; `late` the late rows of the windows that this
-    item settles: those set aside are in `rows_in` only. Without actions there is nothing to commit.
+    item settles: those quarantined or dropped are in `rows_in` only. Without actions there is nothing to commit.
     """
 
     file: str

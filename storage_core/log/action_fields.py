@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from storage_core.errors import Corrupt
+from storage_core.foreign_text import quoted
 from storage_core.log import deletion_vector
 
 MAX_DEPTH = 32
@@ -93,21 +94,6 @@ def read_fields(name: str, rules: Rules, body: Mapping[str, Any], where: str) ->
     return values
 
 
-def shown(value: object) -> str:
-    """Return a value as a message may show it: short, and never by walking through what it holds."""
-    match value:
-        case dict():
-            return f"an object of {len(value)} fields"
-        case list():
-            return f"a list of {len(value)} values"
-        case str():
-            return repr(value[:80])
-        case int() if value.bit_length() > 64:
-            return f"a whole number of {value.bit_length()} bits"
-        case _:
-            return repr(value)
-
-
 def _rule(name: str, annotation: str) -> Rule:
     low, high = _RANGES.get(name, (MIN_INT64, MAX_INT64))
     expected, look = _KINDS[annotation]
@@ -116,7 +102,7 @@ def _rule(name: str, annotation: str) -> Rule:
 
 def _wrong(rule: Rule, value: object) -> str:
     expected = f"int from {rule.low} to {rule.high}" if rule.expected is int else rule.expected.__name__
-    return f"{shown(value)}; expected {expected}"
+    return f"{quoted(value)}; expected {expected}"
 
 
 def _texts(value: list[Any]) -> tuple[str, ...]:
@@ -141,7 +127,7 @@ def _without_nulls(value: dict[str, Any], kinds: frozenset[type], wanted: str) -
     """A null is a value that is not known: the same as no entry."""
     if not set(map(type, value.values())) <= kinds | _NULL:
         wrong = next(key for key, each in value.items() if each is not None and type(each) not in kinds)
-        raise _Misfit(f"holds {shown(value[wrong])} under {wrong[:80]!r}; expected a {wanted}")
+        raise _Misfit(f"holds {quoted(value[wrong])} under {quoted(wrong)}; expected a {wanted}")
     return {key: each for key, each in value.items() if each is not None}
 
 

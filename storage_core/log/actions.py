@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, get_args
 
 from storage_core.errors import Corrupt, Unsupported
+from storage_core.foreign_text import quoted
 from storage_core.log import deletion_vector
-from storage_core.log.action_fields import Rules, read_fields, rules_of, shown
+from storage_core.log.action_fields import Rules, read_fields, rules_of
 from storage_core.log.deletion_vector import DeletionVector
 
 READER_VERSION = 4
@@ -258,7 +259,7 @@ def from_json_object(line: Mapping[str, Any], where: str) -> Action:
     name, body = next(iter(line.items()))
     kind = _BY_NAME.get(name)
     if kind is None:
-        raise Unsupported(f"{where}: unknown action {shown(name)}; this table needs a newer Tidemark", where=where)
+        raise Unsupported(f"{where}: unknown action {quoted(name)}; this table needs a newer Tidemark", where=where)
     if not isinstance(body, dict):
         raise Corrupt(f"{where}: the action {name!r} is not an object", where=where)
     values = read_fields(name, _RULES[name], body, where)

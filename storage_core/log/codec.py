@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from storage_core.errors import Corrupt, InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import (
     Action,
@@ -102,12 +103,12 @@ def decode_line(line: str, where: str) -> Action:
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
-        raise Corrupt(f"{where}: expected a JSON object, found {line[:80]!r}", key=where)
+        raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)
     action = from_json_object(value, where)
     match action:
         case Add() | Remove() | MergeSkip() | IndexSegment() | RemoveIndexSegment():
             if not is_data_path(action.path):
-                raise Corrupt(f"{where}: the path {action.path[:200]!r} leaves the table or its data", key=where)
+                raise Corrupt(f"{where}: the path {quoted(action.path, 200)} leaves the table or its data", key=where)
         case _:
             return action
     if isinstance(action, Add) and action.deletionVector is not None:
@@ -147,7 +148,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {doubled[:80]!r} occurs twice in one object")
+        raise ValueError(f"the key {quoted(doubled)} occurs twice in one object")
     return found
 
 

@@ -20,6 +20,7 @@ import xxhash
 from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.foreign_text import quoted
 from storage_core.log.safe_path import is_safe_path
 
 MAX_ROWS = 2**32
@@ -110,7 +111,7 @@ def from_object(body: Mapping[str, Any], where: str) -> DeletionVector:
     kind = _text(body, "storage", where)
     if kind not in set(VectorStorage):
         raise Unsupported(
-            f"{where}: deletionVector.storage {kind[:80]!r} is not known to this release; upgrade", where=where
+            f"{where}: deletionVector.storage {quoted(kind)} is not known to this release; upgrade", where=where
         )
     storage = VectorStorage(kind)
     inlined = storage is VectorStorage.INLINE
@@ -136,7 +137,7 @@ def from_json(text: str, where: str) -> DeletionVector:
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{where}: the deletion vector is not JSON: {error}", where=where) from error
     if not isinstance(body, dict):
-        raise Corrupt(f"{where}: the deletion vector is not an object: {text[:80]!r}", where=where)
+        raise Corrupt(f"{where}: the deletion vector is not an object: {quoted(text)}", where=where)
     return from_object(body, where)
 
 
@@ -186,7 +187,7 @@ def _text(body: Mapping[str, Any], name: str, where: str, form: re.Pattern[str] 
 def _path(body: Mapping[str, Any], where: str) -> str:
     path = _text(body, "path", where)
     if not is_safe_path(path):
-        raise Corrupt(f"{where}: the path {path[:80]!r} of a deletion vector leaves the table", where=where)
+        raise Corrupt(f"{where}: the path {quoted(path)} of a deletion vector leaves the table", where=where)
     return path
 
 

@@ -1,4 +1,7 @@
-"""The object store contract on a directory of a local file system (docs/architecture/object-store.md)."""
+"""The object store contract on a directory of a local file system (docs/architecture/object-store.md).
+
+More than 300 lines: each call of the contract is here, what it does to files is in `local_files`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ from storage_core.objectstore.local_files import (
     temporary_file,
     what_lies,
 )
-from storage_core.os_errors import REFUSED, not_written, typed, unavailable
+from storage_core.system_errors import REFUSED, not_written, typed, unavailable
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, NotFound, NotWritten, TidemarkError
 from storage_core.objectstore.key_safety import TEMPORARY_FOLDER
-from storage_core.os_errors import typed, unavailable
+from storage_core.system_errors import typed, unavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -127,7 +127,7 @@ def temporary_file(root: Path, data: bytes | memoryview, newer_than_ns: int | No
     With `newer_than_ns` the file's modification time is later than that. File systems stamp with the kernel's tick of
     some milliseconds, and two states of one object within a tick must not look the same.
     """
-    name = f"{uuid.uuid4()}.part"
+    name = f"{uuid.uuid4()}.part"  # not by `Ids`: no answer has it, and a seed used twice must not give it twice
     with open_folder(root, [TEMPORARY_FOLDER], key=TEMPORARY_FOLDER, create=True) as folder:
         try:
             _write_durably(folder, name, data, newer_than_ns)

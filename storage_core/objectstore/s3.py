@@ -11,7 +11,8 @@ from storage_core.errors import Corrupt, InvalidInput, Unavailable, Unsupported
 from storage_core.ids import Ids, SystemIds
 from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, PutMode, PutResult, Unnamed
 from storage_core.objectstore.key_safety import check_key, check_prefix, check_range, is_safe_key, why_unsafe
-from storage_core.objectstore.s3_calls import Failure, Retries, S3Calls, Trouble, printable_code
+from storage_core.objectstore.s3_calls import Retries, S3Calls
+from storage_core.objectstore.s3_failures import Failure, Trouble, printable_code
 from storage_core.objectstore.s3_location import S3Location
 from storage_core.objectstore.s3_put import MultipartPut, SinglePut, Stored, Target, head, put_once, quoted
 

@@ -21,7 +21,8 @@ from storage_core.objectstore.contract import (
     PutMode,
     PutResult,
 )
-from storage_core.objectstore.s3_calls import Failure, S3Calls, Trouble
+from storage_core.objectstore.s3_calls import S3Calls
+from storage_core.objectstore.s3_failures import Failure, Trouble
 
 WRITE_ID = "tidemark-write-id"
 

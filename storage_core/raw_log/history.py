@@ -218,7 +218,7 @@ def union(stores: Sequence[Place | RawStore]) -> History:
         raise Unavailable(f"no store of the raw log answers: {'; '.join(reasons.values())}; try again later")
     history = History(reached, found, sorted(reasons))
     for hole in history.missing:
-        _look_again(found, reached, hole)
+        _recheck(found, reached, hole)
     return history
 
 
@@ -232,7 +232,7 @@ def _add(found: dict[str, dict[int, _Found]], store: ObjectStore, infos: Iterabl
             here.size = max(here.size, info.size)
 
 
-def _look_again(found: dict[str, dict[int, _Found]], stores: Sequence[ObjectStore], hole: MissingChunks) -> None:
+def _recheck(found: dict[str, dict[int, _Found]], stores: Sequence[ObjectStore], hole: MissingChunks) -> None:
     """Look for the chunks of a hole in the segments beside it: a listing is no proof that something is not there."""
     beside = [each for number in (hole.first - 1, hole.last + 1) if (each := found[hole.writer].get(number))]
     for began in sorted({ms for each in beside for ms in each.keys}):

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.formats.raw_fields import Digits, decode_fields
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.raw_log.plain_records import plain_records
 from storage_core.rows.calendar import BEYOND, beyond
 from storage_core.rows.exact import exact_array
 from storage_core.rows.fold import FIELDS, OPERATION, Operation, merging, record_schema
 from storage_core.rows.key_limit import MAX_KEY_BYTES, beyond_limit, size_of_key, too_long
 from storage_core.rows.keys import Positions
+from storage_core.system_errors import raise_refused
 
 FEW = 128
 """Of fewer records, making the columns costs more than looking at each."""
@@ -213,8 +213,7 @@ def _problem(values: Sequence[Any], field: pa.Field) -> str | None:
     try:
         outside = beyond(exact_array(values, field.type))
     except (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowException) as error:
-        if of_the_system(error):
-            raise unavailable(f"records of a raw log: column {field.name!r}", error) from error
+        raise_refused(f"records of a raw log: column {field.name!r}", error)
         return f"column {field.name!r}: a value does not fit the type {field.type}: {error}"
     return None if outside is None else f"column {field.name!r}: a value is {BEYOND}"
 

@@ -3,6 +3,8 @@
 Why a writer that met an unknown outcome is done. Its chunk may be in one store and not in another, or appear later. If
 it went on, the sequence numbers behind would make that chunk's absence a gap that nobody can explain. So it stops, and
 the next one has a new id: a chunk that then turns up is read as written, and its caller was told that it may.
+
+More than 300 lines: all that happens to the state of one writer, under one lock, is in one class.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import QUERY_BYTES, of_the_system, room, unavailable
 from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import prune
 from storage_core.rows import fold
@@ -26,6 +26,7 @@ from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.read import conform_split, open_split
+from storage_core.system_errors import raise_refused
 
 Key = object
 
@@ -60,7 +61,7 @@ def get(
     return get_many(store, snapshot, wanted, records=records)[0]
 
 
-@room("a lookup by key", size=QUERY_BYTES)
+@require_headroom("a lookup by key", size=QUERY_BYTES)
 def get_many(
     store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, records: pa.Table | None = None
 ) -> list[dict[str, object] | None]:
@@ -121,8 +122,7 @@ def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
     try:
         arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        if of_the_system(error):
-            raise unavailable("a lookup", error) from error
+        raise_refused("a lookup", error)
         raise InvalidInput(f"the key {key!r} does not fit the key columns {list(columns)}: {error}", key=key) from error
     return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
 

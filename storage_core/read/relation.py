@@ -18,14 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.engine.session import literally
+from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
+from storage_core.foreign_text import shortened
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import typed, unavailable
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import positions, rows_gone
+from storage_core.system_errors import out_of_memory, typed, unavailable
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,15 +37,13 @@ GRACE_SECONDS = 1.0  # DuckDB's own limit of time speaks first where it counts
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_TIME = "exceeded maximum execution time"
 _INTERRUPTED = "INTERRUPT Error"
-_OUT_OF_MEMORY = "Out of Memory Error:"
-_OUT_OF_REACH = (_OUT_OF_MEMORY, "IO Error:")
+_OUT_OF_REACH = "IO Error:"
 _NO_FILES = "Too many open files"
 _DENIED = "Permission denied"
 # What DuckDB says about the question, whatever names are in it.
 _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
 # These words quote a query or what is in it, and so say nothing of the machine.
 _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
-_SHOWN = 500
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 _OPTIONS = "union_by_name = true, can_have_nan = true"
@@ -122,41 +122,34 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
     """
     import duckdb
 
-    with typed(_shown(query)):
+    with typed(shortened(query, 500)):
         try:
             yield
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-            raise _typed(str(error), query, splits, limits) from error
+            raise _typed(error, query, splits, limits) from error
 
 
-def _typed(text: str, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
-    shown = _shown(query)
+def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
+    text, asked = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
     if ((_OUT_OF_TIME in text and not quotes) or text.startswith(_INTERRUPTED)) and limits is not None:
-        found = (
-            f"{shown!r}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds` (--seconds)"
-        )
+        found = f"{asked}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds` (--seconds)"
         return Unavailable(found, query=query, seconds=limits.seconds)
-    if text.startswith(_OUT_OF_MEMORY) and limits is not None:
+    if out_of_memory(error) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
-        return Unavailable(f"{shown!r}: {found}: {text}; {advice}", query=query)
+        return Unavailable(f"{asked}: {found}: {text}; {advice}", query=query)
     if _NO_FILES in text and not quotes:
-        return unavailable(repr(shown), OSError(errno.EMFILE, text))
-    if text.startswith(_OUT_OF_REACH) or (
-        _DENIED in text and not quotes
-    ):  # also of a split: its bytes were sound a moment ago
-        return Unavailable(f"{shown!r}: {text}; try again later, or ask for less", query=query)
+        return unavailable(asked, OSError(errno.EMFILE, text))
+    # Also of a split: its bytes were sound a moment ago.
+    if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
+        return Unavailable(f"{asked}: {text}; try again later, or ask for less", query=query)
     broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
     if broken is not None:
         return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
     if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
         text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
-    return InvalidInput(f"{shown!r}: {text}", query=query)
-
-
-def _shown(query: str) -> str:
-    return query if len(query) <= _SHOWN else f"{query[:_SHOWN]}…"
+    return InvalidInput(f"{asked}: {text}", query=query)
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:

@@ -13,10 +13,11 @@ from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.extras import PIPELINE, needs
+from storage_core.foreign_text import shortened
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import QUERY_BYTES, room
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BATCH_ROWS = 65_536
-_LONGEST_REPR = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ class Scan:
         """Say what is scanned, in a line; nothing is read."""
         chosen = "" if self.columns is None else f", columns={list(self.columns)}"
         chosen += "" if self.filter is None else f", filter={self.filter.expression}"
-        shown = chosen if len(chosen) <= _LONGEST_REPR else f"{chosen[:_LONGEST_REPR]}…"
-        return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shown})"
+        return f"Scan({self.store.uri!r}, version={self.snapshot.version}{shortened(chosen)})"
 
     def explain(self) -> Pruned:
         """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""
@@ -81,7 +80,7 @@ class Scan:
         splits, source = self._source()
         unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
         with query_errors("scan", splits, bounds):
-            connection, reader = confinement.answer(
+            connection, reader = confinement.run_confined(
                 lambda: nullcontext(session(unhurried, files=source.files)),
                 lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
                 seconds=None if bounds is None else bounds.seconds,
@@ -93,12 +92,12 @@ class Scan:
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds):
-            rows = confinement.answer(
+            rows = confinement.run_confined(
                 lambda: session(bounds, files=source.files),
                 lambda connection: self._relation(connection, source).to_arrow_table(),
                 seconds=None if bounds is None else bounds.seconds + GRACE_SECONDS,
             )
-            self.verified.look_again(self.store, source.splits)
+            self.verified.recheck(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
 
@@ -124,12 +123,12 @@ class Scan:
         seconds = None if limits is None else limits.seconds
         with connection, query_errors("scan", [add for add, _ in source.splits], limits):
             while (
-                batch := confinement.answer(
+                batch := confinement.run_confined(
                     lambda: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
                 )
             ) is not None:
                 yield batch
-            self.verified.look_again(self.store, source.splits)
+            self.verified.recheck(self.store, source.splits)
 
     @property
     def _predicate(self) -> Predicate | None:
@@ -140,14 +139,11 @@ class Scan:
         """A filter is text of somebody, and may ask for much; the rows themselves are what was asked for."""
         return QueryLimits() if self.limits is None and self.filter is not None else self.limits
 
-    @room("scan", size=QUERY_BYTES)
+    @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
-        """The splits that rows come from, which errors name, and the rows."""
-        if self.records is not None:
-            return (), Source(merged_rows(self.store, self.snapshot, self.records))
-        splits = prune(self.snapshot, self._predicate)
-        with query_errors("scan", splits):
-            return splits, splits_source(self.store, splits, self.snapshot.schema, verified=self.verified)
+        return source_of(
+            self.store, self.snapshot, self._predicate, verified=self.verified, records=self.records, asked="scan"
+        )
 
     def _relation(self, connection: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
         source.bind(connection)
@@ -183,6 +179,26 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
+
+
+def source_of(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
+    *,
+    verified: Verified,
+    records: pa.Table | None,
+    asked: str,
+) -> tuple[Sequence[Add], Source]:
+    """Return the splits whose rows a question may need, which errors name, and the rows.
+
+    With `records`, they are folded over the base first and nothing is pruned. Raises what `splits_source` raises.
+    """
+    if records is not None:
+        return (), Source(merged_rows(store, snapshot, records))
+    splits = prune(snapshot, predicate)
+    with query_errors(asked, splits):
+        return splits, splits_source(store, splits, snapshot.schema, verified=verified)
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:

@@ -17,12 +17,12 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
+from storage_core.headroom import require_headroom
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import open_cache
 from storage_core.index.fulltext import Hit
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import room
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_order import Best
 from storage_core.read.search_sources import Source, sources
@@ -85,7 +85,7 @@ def search(
         raise InvalidInput(f"limit is {limit!r}; ask for at least one row")
     covered, overlay = segments.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
     with (
-        room(f"search of index {index!r}"),
+        require_headroom(f"search of index {index!r}"),
         open_cache(cache_dir) as cached,
         sources(store, snapshot, covered=covered, overlay=overlay, cache=cached) as found,
     ):

@@ -10,17 +10,18 @@ import pyarrow as pa
 from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
-from storage_core.engine.tree import Node
+from storage_core.engine.tree import Node, shown
 from storage_core.errors import Unavailable
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import QUERY_BYTES, room, scratch_folder
 from storage_core.read import pruning
-from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors, splits_source
-from storage_core.read.scan import merged_rows
+from storage_core.read.pruning import Pruned
+from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors
+from storage_core.read.scan import source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
+from storage_core.scratch import scratch_folder
 from storage_core.settings.query import QueryLimits
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
-@room("a query", size=QUERY_BYTES)
+@require_headroom("a query", size=QUERY_BYTES)
 def query(
     store: ObjectStore,
     snapshot: Snapshot,
@@ -47,15 +48,10 @@ def query(
     """
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
-    splits = () if records is not None else prune(snapshot, where_of(tree, TABLE))
-    if records is not None:
-        source = Source(merged_rows(store, snapshot, records))
-    else:
-        with query_errors(text, splits):
-            source = splits_source(store, splits, snapshot.schema, verified=verified)
+    splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, asked=text)
     with query_errors(text, splits, bounds):
         answer = ask(source, text, bounds)
-    verified.look_again(store, source.splits)
+    verified.recheck(store, source.splits)
     return answer
 
 
@@ -68,7 +64,7 @@ def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
             rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
             return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
-        return confinement.answer(
+        return confinement.run_confined(
             lambda: session(limits, files=source.files, folder=folder),
             of,
             writable=folder,
@@ -93,5 +89,5 @@ def _bounded(batches: Iterable[pa.RecordBatch], text: str, limits: QueryLimits) 
         held += batch.nbytes
         if held > limits.memory_bytes:
             found = f"its answer is larger than `memory_bytes` = {limits.memory_bytes}"
-            raise Unavailable(f"{text[:500]!r}: {found}; ask for less, or raise it (--memory-mib)", query=text)
+            raise Unavailable(f"{shown(text)}: {found}; ask for less, or raise it (--memory-mib)", query=text)
         yield batch

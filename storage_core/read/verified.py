@@ -42,7 +42,7 @@ class Verified:
         self._files[add.path] = found
         return path
 
-    def look_again(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
+    def recheck(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
         """Return when the files that were just read are what was written, still. Raises `Corrupt` otherwise."""
         for add, path in splits:
             try:

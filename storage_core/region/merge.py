@@ -9,15 +9,14 @@ it carries, and the log refuses it unless they follow the recorded ones (lessons
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.errors import Corrupt
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
@@ -28,12 +27,11 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
-from storage_core.region.refused import REFUSALS, Attempt, Records, keep_aside, refused, text_of
+from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works, quarantine_records, refused
 from storage_core.region.registry import known_regions
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
@@ -81,7 +79,7 @@ def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_record
     )
 
 
-def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, set_aside: bool = False) -> MergeResult:
+def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quarantine: bool = False) -> MergeResult:
     """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
 
     Commits nothing: that is the caller's, with `actions_of`. No split is rewritten; one whose last live row is gone is
@@ -90,15 +88,15 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, set_a
     of the base, one PUT per vector that is stored and per new split. Raises `Corrupt` for a damaged generation or
     split; what was written until then are orphans. An error of the data names region, generation, record and key.
 
-    With `set_aside` the records of a key that cannot be applied are in quarantine when this returns, and the base keeps
-    what it has of that key.
+    With `quarantine` the records of a key that cannot be applied are there when this returns, and the base keeps what
+    it has of that key.
     """
-    with _naming(work):
+    with naming_works(work):
         records = _records(store, work)
-        if set_aside:
+        if quarantine:
             records = _foldable(store, work, records, now_ms=now_ms)
         folded = _folded(records)
-        if set_aside:
+        if quarantine:
             folded = _applicable(store, work, records, folded, ids=ids, now_ms=now_ms)
         return _executed(store, work, records, folded, ids=ids, now_ms=now_ms)
 
@@ -146,7 +144,9 @@ def _foldable(store: ObjectStore, work: MergeWork, records: Records, *, now_ms: 
     found = list(refused(records.rows, lambda part: fold.fold(part, records.key)))
     if not found:
         return records
-    keep_aside(store, [(records.rows.slice(at, 1), why) for at, why in found], region=work.region, now_ms=now_ms)
+    quarantine_records(
+        store, [(records.rows.slice(at, 1), why) for at, why in found], region=work.region, now_ms=now_ms
+    )
     return records.without(np.isin(np.arange(records.rows.num_rows), [at for at, _ in found]))
 
 
@@ -159,7 +159,7 @@ def _applicable(
     if not found:
         return folded
     kept = [(records.rows.filter(pa.array(records.of_key(folded.slice(row, 1)))), why) for row, why in found]
-    keep_aside(store, kept, region=work.region, now_ms=now_ms)
+    quarantine_records(store, kept, region=work.region, now_ms=now_ms)
     return folded.filter(pa.array(~np.isin(np.arange(folded.num_rows), [row for row, _ in found])))
 
 
@@ -178,33 +178,6 @@ def _application(work: MergeWork, read: pa.Table, *, ids: Ids, now_ms: int) -> A
 
 def _read(work: MergeWork, found: Sequence[Superseded]) -> pa.Table:
     return pa.concat_tables([work.context.schema.empty_table(), *(each.read for each in found)])
-
-
-@contextmanager
-def _naming(*works: MergeWork) -> Iterator[None]:
-    """Let an error of the data say which generations of which regions it came up in; others are no fault of theirs."""
-    try:
-        yield
-    except (InvalidInput, Corrupt, Unsupported) as error:
-        raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
-    except (pa.ArrowException, OverflowError, MemoryError) as error:
-        if of_the_system(error):
-            raise unavailable(_named(works), error) from error
-        raise InvalidInput(f"{_named(works)}: {text_of(error)}", **_context(works)) from error
-
-
-def _named(works: Sequence[MergeWork]) -> str:
-    parts = (
-        f"region {each.region}, generations {each.after + 1} to {each.generations[-1].generation}" for each in works
-    )
-    return f"merging {'; '.join(parts)}"
-
-
-def _context(works: Sequence[MergeWork]) -> dict[str, object]:
-    return {
-        "region": ", ".join(each.region for each in works),
-        "generations": [generation.generation for each in works for generation in each.generations],
-    }
 
 
 def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[Superseded]:
@@ -232,7 +205,7 @@ def commit(
     """
     actions = actions_of(log.store, results, ids=log.ids, now_ms=log.clock.now_ms())
     requirements = [each for work in works for each in work.requirements]
-    with _naming(*works):
+    with naming_works(*works):
         return log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
 
 

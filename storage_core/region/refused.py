@@ -1,4 +1,4 @@
-"""Records that a merge cannot apply: which ones, in which generation, and keeping them aside (decision 0088).
+"""Records that a merge cannot apply: which ones, in which generation, and their quarantine (decision 0088).
 
 A row is blamed when it fails by itself, so it is looked for by halves: that costs about as much again as what failed,
 and only then. What fails as a whole and in no single row is nobody's fault here.
@@ -7,22 +7,24 @@ and only then. What fails as a whole and in no single row is nobody's fault here
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unsupported
+from storage_core.foreign_text import quoted
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.os_errors import of_the_system
 from storage_core.quarantine import keep
+from storage_core.region.merge_work import MergeWork
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
+from storage_core.system_errors import of_the_system, raise_refused
 
 Attempt = Callable[[pa.Table], object]
 REFUSALS = (InvalidInput, pa.ArrowException, OverflowError)
-_SHOWN = 80
 SOURCE = "merge"
 
 
@@ -41,7 +43,7 @@ class Records:
         part = int(np.searchsorted(ends, record, side="right"))
         place = record - int(ends[part]) + self.lengths[part]
         values = self.rows.select(self.key).slice(record, 1).to_pylist()[0]
-        key = ", ".join(f"{name}={_shown(value)}" for name, value in values.items())
+        key = ", ".join(f"{name}={quoted(value)}" for name, value in values.items())
         found = f"generation {self.generations[part]}, record {place}, key {key}: {text_of(error)}"
         more = {"generation": self.generations[part], "row": place, "key": key}
         return error.reworded(found, **more) if isinstance(error, InvalidInput) else InvalidInput(found, **more)
@@ -82,13 +84,17 @@ def _refused(rows: pa.Table, attempt: Attempt, start: int) -> Iterator[tuple[int
         yield from _refused(rows.slice(half), attempt, start + half)
 
 
-def keep_aside(store: ObjectStore, kept: Sequence[tuple[pa.Table, Exception]], *, region: str, now_ms: int) -> None:
-    """Keep records in quarantine, one entry per reason, durable when this returns. One PUT each."""
+def quarantine_records(
+    store: ObjectStore, kept: Sequence[tuple[pa.Table, Exception]], *, region: str, now_ms: int
+) -> None:
+    """Put records into quarantine, one entry per reason, durable when this returns. One PUT each."""
     reasons: dict[str, list[pa.Table]] = {}
     for records, error in kept:
         reasons.setdefault(text_of(error), []).append(records)
     for reason, parts in reasons.items():
-        entry = SetAsideRows(source=SOURCE, reason=reason, by=region, arrived_ms=now_ms, rows=pa.concat_tables(parts))
+        entry = QuarantinedRows(
+            source=SOURCE, reason=reason, by=region, arrived_ms=now_ms, rows=pa.concat_tables(parts)
+        )
         keep(store, entry)
 
 
@@ -97,6 +103,27 @@ def text_of(error: Exception) -> str:
     return error.found if isinstance(error, TidemarkError) else f"{type(error).__name__}: {error}"
 
 
-def _shown(value: object) -> str:
-    cut = value[:_SHOWN] if isinstance(value, str | bytes) else value
-    return ascii(cut) + ("…" if cut != value else "")
+@contextmanager
+def naming_works(*works: MergeWork) -> Iterator[None]:
+    """Let an error of the data say which generations of which regions it came up in; others are no fault of theirs."""
+    try:
+        yield
+    except (InvalidInput, Corrupt, Unsupported) as error:
+        raise error.reworded(f"{_named(works)}: {error.found}", **_context(works)) from error
+    except (pa.ArrowException, OverflowError, MemoryError) as error:
+        raise_refused(_named(works), error)
+        raise InvalidInput(f"{_named(works)}: {text_of(error)}", **_context(works)) from error
+
+
+def _named(works: Sequence[MergeWork]) -> str:
+    parts = (
+        f"region {each.region}, generations {each.after + 1} to {each.generations[-1].generation}" for each in works
+    )
+    return f"merging {'; '.join(parts)}"
+
+
+def _context(works: Sequence[MergeWork]) -> dict[str, object]:
+    return {
+        "region": ", ".join(each.region for each in works),
+        "generations": [generation.generation for each in works for generation in each.generations],
+    }

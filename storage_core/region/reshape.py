@@ -32,13 +32,13 @@ _ATTEMPTS = 10
 _logger = logging.getLogger(__name__)
 
 
-def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, set_aside: bool = False) -> Snapshot:
+def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quarantine: bool = False) -> Snapshot:
     """Make these the fields of the table's current region spec, and return the snapshot in which they are.
 
     Nothing happens when they are already. Else the old regions are merged here, sealed, and the rest of them is merged;
     then the new spec is committed. Interrupted anywhere, doing it again finishes. A region that cannot be merged is not
-    sealed: it takes rows as before. With `set_aside`, what cannot be merged goes to quarantine: the way out of a region
-    that is sealed already (decision 0088). Raises what that merge raises, `InvalidInput` when the fields cannot divide
+    sealed: it takes rows as before. With `quarantine`, what cannot be merged goes there: the way out of a region that
+    is sealed already (decision 0088). Raises what that merge raises, `InvalidInput` when the fields cannot divide
     the table, `CommitConflict` when others keep committing to the same rows, and what `seal_spec` raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
@@ -57,9 +57,9 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, set_
         try:
             # A merge that fails should fail while the region still takes what cures it: nothing opens a sealed one.
             _flush_everything(log, snapshot)
-            _merge_everything(log, set_aside=set_aside)
+            _merge_everything(log, quarantine=quarantine)
             progress = seal_spec(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)
-            _merge_everything(log, set_aside=set_aside)
+            _merge_everything(log, quarantine=quarantine)
             _commit_spec(log, spec, progress)
         except CommitConflict:
             if attempt == _ATTEMPTS:
@@ -79,11 +79,11 @@ def _flush_everything(log: TransactionLog, snapshot: Snapshot) -> None:
                 writer.flush()
 
 
-def _merge_everything(log: TransactionLog, *, set_aside: bool) -> None:
+def _merge_everything(log: TransactionLog, *, quarantine: bool) -> None:
     snapshot = log.snapshot()
     while works := merge.plan(log.store, snapshot):
         now_ms = log.clock.now_ms()
-        execute = partial(merge.execute, log.store, ids=log.ids, now_ms=now_ms, set_aside=set_aside)
+        execute = partial(merge.execute, log.store, ids=log.ids, now_ms=now_ms, quarantine=quarantine)
         results = [execute(work) for work in works]
         snapshot = merge.commit(log, snapshot, works, results).snapshot
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from storage_core.clock import Clock
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError
 from storage_core.ids import Ids
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.quarantine import LateDoor, Origin
 from storage_core.region.claim import Claim, claim
 from storage_core.region.group_commit import GroupCommit
 from storage_core.region.memtable import Memtable, matching
@@ -62,8 +62,10 @@ class RegionWriter:
         """Take over what a claim found; `open` makes the claim."""
         self._builder = builder
         self._clock = claimed.appender.clock
-        self._door = LateDoor(claimed.appender.store, late, Origin(source="writer", by=claimed.appender.writer_id))
-        self._at_the_door = threading.Lock()
+        self._late_filter = LateRowFilter(
+            claimed.appender.store, late, Origin(source="writer", by=claimed.appender.writer_id)
+        )
+        self._filtering = threading.Lock()
         self._durable = options.durable
         memtable = Memtable(record_schema(builder.schema), builder.key)
         self._log = RegionLog(claimed, memtable, options=options, ids=ids, indexes=indexes)
@@ -119,7 +121,7 @@ class RegionWriter:
     @property
     def figures(self) -> LateFigures:
         """The late rows that this writer met so far, by what became of them."""
-        return self._door.figures
+        return self._late_filter.figures
 
     def put(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write whole rows, newest wins per key; durable when this returns. One PUT, shared by calls at the same time.
@@ -241,6 +243,6 @@ class RegionWriter:
 
     def _write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         self._group.require_usable()
-        with self._at_the_door:
-            records = self._door.admit_records(records, self._clock.now_ms())
+        with self._filtering:
+            records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)

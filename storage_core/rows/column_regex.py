@@ -18,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.foreign_text import quoted
 from storage_core.rows.statistics import values_and_nulls
 
 MOST_TRANSITIONS: Final = 128
@@ -134,7 +135,7 @@ def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
             found.append(f"column {name!r}: {expression!r} cannot be matched: {error}")
             continue
         if len(lost):
-            found.append(f"column {name!r}: {expression!r} does not match {lost[0].as_py()!r:.80}")
+            found.append(f"column {name!r}: {expression!r} does not match {quoted(lost[0].as_py())}")
     return found
 
 

@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.foreign_text import shortened
+
 _INTEGERS = (int, np.integer)
 _NUMBERS = (*_INTEGERS, float, np.floating)
 
@@ -51,7 +53,7 @@ def _scaled(values: Sequence[object], type_: pa.DataType) -> list[object]:
         try:
             scaled.append(each.quantize(unit, context=context) if isinstance(each, Decimal) else each)
         except (Inexact, InvalidOperation) as error:
-            raise ValueError(f"{str(each)[:80]} has more digits than {type_} keeps") from error
+            raise ValueError(f"{shortened(str(each), 80)} has more digits than {type_} keeps") from error
     return scaled
 
 

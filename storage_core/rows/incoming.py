@@ -8,8 +8,8 @@ from typing import Protocol, TypeAlias, TypeGuard, cast
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.rows.exact import exact_array
+from storage_core.system_errors import of_the_system, unavailable
 
 PIECE_BYTES = 64 * 2**20
 """How much of a stream is in memory at a time: batches up to so many bytes, or one that is larger."""
@@ -86,14 +86,14 @@ def _reader(rows: ArrowStream) -> pa.RecordBatchReader:
     try:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
-    except Exception as error:  # whatever the other library raises
+    except Exception as error:  # the library whose rows these are raises what it likes
         raise _broken(rows, error) from error
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
-    except Exception as error:
+    except Exception as error:  # and so does the generator behind its reader
         raise _broken(reader, error) from error
 
 

@@ -30,7 +30,7 @@ class LateFigures:
     dropped: int = 0
 
     @property
-    def set_aside(self) -> int:
+    def not_written(self) -> int:
         """Rows that came in and are not in the table."""
         return self.quarantined + self.dropped
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted, shortened
 from storage_core.rows.incoming import require_each_once
 
 _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
@@ -58,7 +59,7 @@ def from_schema_string(text: str) -> pa.Schema:
     try:
         return pa.schema(list(_fields_from_spark(_spark_struct(text), "")))
     except RecursionError as error:
-        raise InvalidInput(f"the schema string is nested too deeply: {text[:80]!r}") from error
+        raise InvalidInput(f"the schema string is nested too deeply: {quoted(text)}") from error
 
 
 def _spark_struct(text: str) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def _spark_struct(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidInput(f"the schema string is not JSON: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "struct":
-        raise InvalidInput(f"the schema string must be a Spark struct, found {text[:80]!r}")
+        raise InvalidInput(f"the schema string must be a Spark struct, found {quoted(text)}")
     return parsed
 
 
@@ -235,15 +236,17 @@ def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:
 def _fields_from_spark(struct: Mapping[str, Any], where: str) -> Iterator[pa.Field]:
     listed = struct.get("fields", [])
     if not isinstance(listed, list):
-        raise InvalidInput(f"the fields of the schema string must be a list, found {str(listed)[:80]}")
+        raise InvalidInput(f"the fields of the schema string must be a list, found {quoted(listed)}")
     seen: set[str] = set()
     for field in listed:
         try:
             name, type_, nullable = field["name"], field["type"], field.get("nullable", True)
         except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"the schema string has a field without name or type: {str(field)[:80]}") from error
+            raise InvalidInput(
+                f"the schema string has a field without name or type: {shortened(repr(field), 80)}"
+            ) from error
         if not isinstance(name, str) or not _is_unicode(name) or name in seen:
-            raise InvalidInput(f"the schema string names a column {str(name)[:80]!r}: twice, or no valid text")
+            raise InvalidInput(f"the schema string names a column {quoted(name)}: twice, or no valid text")
         seen.add(name)
         yield pa.field(name, _from_spark(type_, f"{where}{name}"), nullable=bool(nullable) or bool(where))
 
@@ -266,7 +269,7 @@ def _from_spark(type_: object, where: str) -> pa.DataType:
             return pa.list_(pa.field("element", _from_spark(element, f"{where}.element")))
         case {"type": "map", "keyType": key, "valueType": value}:
             return pa.map_(_from_spark(key, f"{where}.key"), _from_spark(value, f"{where}.value"))
-    raise InvalidInput(f"column {where!r} has the unknown Spark type {str(type_)[:80]}", column=where)
+    raise InvalidInput(f"column {where!r} has the unknown Spark type {shortened(str(type_), 80)}", column=where)
 
 
 def _atom_from_spark(text: str, where: str) -> pa.DataType:
@@ -275,4 +278,4 @@ def _atom_from_spark(text: str, where: str) -> pa.DataType:
     decimal = _DECIMAL.fullmatch(text)
     if decimal and 1 <= int(decimal[1]) <= 38 and 0 <= int(decimal[2]) <= int(decimal[1]):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    raise InvalidInput(f"column {where!r} has the unknown Spark type {text[:80]!r}", column=where)
+    raise InvalidInput(f"column {where!r} has the unknown Spark type {quoted(text)}", column=where)

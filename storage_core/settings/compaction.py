@@ -9,6 +9,7 @@ from typing import Any
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.settings.json_text import json_object, json_text
 
 COMPACTION_KEY = "tidemark.compaction"
@@ -67,7 +68,7 @@ class CompactionSettings:
         known = {each.name for each in fields(CompactionSettings)}
         if not known >= body.keys():
             raise InvalidInput(
-                f"{COMPACTION_KEY}: expected an object of {', '.join(sorted(known))}; found {text[:80]!r}",
+                f"{COMPACTION_KEY}: expected an object of {', '.join(sorted(known))}; found {quoted(text)}",
                 key=COMPACTION_KEY,
             )
         for name, value in body.items():

@@ -6,6 +6,7 @@ import json
 from typing import cast
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 
 
 def json_text(value: object) -> str:
@@ -18,14 +19,14 @@ def json_value(key: str, text: str) -> object:
     try:
         return cast("object", json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {text[:80]!r}", key=key) from error
+        raise InvalidInput(f"table configuration {key!r}: not JSON ({error}): {quoted(text)}", key=key) from error
 
 
 def json_object(key: str, text: str) -> dict[str, object]:
     """Return the parsed JSON object of a configuration entry. Raises `InvalidInput` naming the key for all else."""
     value = json_value(key, text)
     if not isinstance(value, dict):
-        raise InvalidInput(f"table configuration {key!r}: expected a JSON object, found {text[:80]!r}", key=key)
+        raise InvalidInput(f"table configuration {key!r}: expected a JSON object, found {quoted(text)}", key=key)
     return value
 
 

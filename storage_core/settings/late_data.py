@@ -7,6 +7,7 @@ from typing import Literal, cast, get_args
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.settings.json_text import json_text, json_value
 
 LATE_DATA_KEY = "tidemark.lateData"
@@ -45,7 +46,7 @@ class LateData:
         window = value.get("acceptanceWindowMs") if isinstance(value, dict) else None
         if not isinstance(value, dict) or type(window) is not int:
             raise InvalidInput(
-                f"table configuration {LATE_DATA_KEY!r}: expected policy and acceptanceWindowMs, found {text[:80]!r}",
+                f"table configuration {LATE_DATA_KEY!r}: expected policy and acceptanceWindowMs, found {quoted(text)}",
                 key=LATE_DATA_KEY,
             )
         return LateData(policy=cast("LatePolicy", value.get("policy")), acceptance_ms=window)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.settings.json_text import json_text, json_value
 
 REGIONS_KEY = "tidemark.regions"
@@ -89,7 +90,7 @@ def specs_from_text(text: str) -> tuple[RegionSpec, ...]:
         return check_specs(tuple(_spec(each) for each in bodies))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            f"table configuration {REGIONS_KEY!r}: not region specs ({error!r}): {text[:80]!r}", key=REGIONS_KEY
+            f"table configuration {REGIONS_KEY!r}: not region specs ({error!r}): {quoted(text)}", key=REGIONS_KEY
         ) from error
 
 

@@ -20,16 +20,15 @@ from pyroaring import BitMap
 
 from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, NotFound, SnapshotExpired, Unsupported
 from storage_core.log.actions import Add
-from storage_core.log.schema_registry import schema_hash
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.os_errors import of_the_system, scratch, typed, unavailable
-from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import OrderColumn
+from storage_core.scratch import scratch
 from storage_core.split.encode import has_float
-from storage_core.split.metadata import FORMAT, PREFIX
 from storage_core.split.row_groups import admitting
 from storage_core.split.vectors import rows_gone, visible
+from storage_core.split.verification import require_itself, require_known_format, whole_file
+from storage_core.system_errors import raise_refused, typed
 
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
@@ -200,8 +199,8 @@ def open_split(
             )
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
         if whole:  # only then the checksum vouches for what the footer says
-            _require_known_format(add, entries)
-        _require_itself(add, entries, schema, file.metadata)
+            require_known_format(add, entries)
+        require_itself(add, entries, schema, file.metadata)
         if gone and gone.max() >= file.metadata.num_rows:
             raise Corrupt(
                 f"{add.path}: its deletion vector names row {gone.max()} of {file.metadata.num_rows}",
@@ -252,7 +251,7 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
-    data = _whole_file(store, add)
+    data = whole_file(store, add)
     if spool is None:
         held = pa.allocate_buffer(len(data))
         memoryview(held).cast("B")[:] = data
@@ -274,43 +273,6 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
-def _whole_file(store: ObjectStore, add: Add) -> bytes:
-    data = store.get(add.path).data
-    if len(data) != add.size:
-        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}", key=add.path)
-    found = xxhash.xxh3_64_hexdigest(data)
-    if add.xxh3 is not None and found != add.xxh3:
-        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {found}", key=add.path)
-    return data
-
-
-def _require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
-    written = metadata.get(PREFIX + "format", FORMAT)
-    if written != FORMAT:
-        raise Unsupported(f"{add.path}: split format {written!r}, this release reads {FORMAT}; upgrade", key=add.path)
-
-
-def _require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
-    """The footer has no checksum of its own: what it says twice must agree, or a damaged name would lose a column."""
-    recorded = metadata.get(PREFIX + "schema_hash")
-    if recorded is not None and recorded != _schema_hash(add, schema):
-        raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written", key=add.path)
-    claimed = metadata.get(PREFIX + "path")
-    if claimed is not None and claimed != add.path:
-        raise Corrupt(f"{add.path}: the object there says that it is {claimed}", key=add.path)
-    rows = sum(footer.row_group(index).num_rows for index in range(footer.num_row_groups))
-    expected = footer.num_rows if add.numRecords is None else add.numRecords
-    if not rows == footer.num_rows == expected:
-        raise Corrupt(f"{add.path}: expected {expected} rows, the file has {rows}", key=add.path)
-
-
-def _schema_hash(add: Add, schema: pa.Schema) -> str:
-    try:
-        return schema_hash(to_schema_string(schema))
-    except InvalidInput as error:
-        raise Corrupt(f"{add.path}: no table can have its columns: {error}", key=add.path) from error
-
-
 @contextmanager
 def _corrupt_on_failure(add: Add) -> Iterator[None]:
     """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
@@ -323,6 +285,5 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
             key=add.path,
         ) from error
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
-        if of_the_system(error):
-            raise unavailable(add.path, error) from error
+        raise_refused(add.path, error)
         raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

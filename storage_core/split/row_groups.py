@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
-from storage_core.os_errors import of_the_system, unavailable
 from storage_core.rows import statistics
 from storage_core.rows.sortable import bound_keys, sortable, unless_false
 from storage_core.split.metadata import PREFIX, json_object, require_sealed
+from storage_core.system_errors import raise_refused
 
 ROWS_PER_GROUP: Final = 65_536
 """A lookup decodes whole column chunks of the row group that holds its key."""
@@ -64,8 +64,7 @@ def admitting(metadata: Mapping[str, str], path: str, groups: int, wanted: pa.Ta
         entry = json_object(metadata, _ENTRY) or {}
         name, texts = entry["column"], [pa.array(entry[end], pa.string()) for end in ("min", "max")]
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        if of_the_system(error):
-            raise unavailable(path, error) from error
+        raise_refused(path, error)
         raise Corrupt(f"{path}: the bounds of its row groups cannot be read: {error}", key=path) from error
     if name not in wanted.column_names or {len(each) for each in texts} != {groups}:
         return range(groups)

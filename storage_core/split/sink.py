@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage_core.os_errors import scratch, typed
+from storage_core.scratch import scratch
+from storage_core.system_errors import typed
 
 _WHAT = "the bytes of a split"
 

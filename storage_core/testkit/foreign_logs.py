@@ -13,7 +13,7 @@ from typing import Any
 
 import fastavro
 
-from storage_core.formats import avro_state
+from storage_core.formats import avro_state_schema
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 
@@ -59,14 +59,14 @@ def put_hint(store: ObjectStore, version: int) -> None:
 def entry_schema() -> dict[str, Any]:
     """Return the schema of a file entry: one unknown field, then the documented ones backwards and renumbered."""
     unknown = {"name": "aggregateHints", "type": ["null", "string"], "default": None, "field-id": 150}
-    documented = [each for each in _fields(avro_state.ENTRY_SCHEMA) if each["field-id"] < min(OWN_FIELD_IDS)]
+    documented = [each for each in _fields(avro_state_schema.ENTRY_SCHEMA) if each["field-id"] < min(OWN_FIELD_IDS)]
     renumbered = [{**each, "field-id": 900 + position} for position, each in enumerate([unknown, *documented[::-1]])]
     return {"type": "record", "name": "FileEntry", "namespace": "somebody.else", "fields": renumbered}
 
 
 def state_schema() -> dict[str, Any]:
     """Return the schema of a state's root with the names in the wild, without our fields."""
-    documented = [each for each in _fields(avro_state.STATE_SCHEMA) if each["name"] != "actions"]
+    documented = [each for each in _fields(avro_state_schema.STATE_SCHEMA) if each["name"] != "actions"]
     return {"type": "record", "name": "StateManifest", "namespace": "io.indextables.state", "fields": documented}
 
 

@@ -150,7 +150,7 @@ class S3Server:
 
     def __init__(self) -> None:
         self.front = Front()
-        self.bucket = f"tidemark-{uuid4()}"
+        self.bucket = f"tidemark-{uuid4()}"  # not by `Ids`: what goes over a socket does not replay
         app = DomainDispatcherApplication(create_backend_app)
         handler = _handler(_Server(app, self.front, threading.Lock()))
         self._server: BaseWSGIServer = make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)

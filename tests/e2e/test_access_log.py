@@ -12,7 +12,7 @@ import pytest
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core.ingest.quarantine import read_quarantine
+from storage_core.testkit.rejected_lines import rejected_lines
 from tests.e2e.conftest import LATE_FILE, Story
 from tests.e2e.raw_access_log import Line, counted, lines_of
 from tidemark import Table
@@ -53,7 +53,7 @@ def test_lines_per_status_and_hour_are_those_of_the_raw_file(story: Story) -> No
 
 def test_rows_and_quarantined_lines_are_all_lines_of_the_files(story: Story) -> None:
     quarantined = {
-        (entry["source"], entry["line"]): entry["text"] for entry in read_quarantine(story.table("late").store)
+        (entry["source"], entry["line"]): entry["text"] for entry in rejected_lines(story.table("late").store)
     }
     broken = {(name, number): text for name, log in story.raw.items() for number, text in log.broken.items()}
     assert quarantined == broken

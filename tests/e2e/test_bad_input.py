@@ -17,7 +17,7 @@ import pytest
 from jobs import ingest
 from jobs.request import JobRequest
 from jobs.spark import Spark
-from storage_core.ingest.quarantine import read_quarantine
+from storage_core.testkit.rejected_lines import rejected_lines
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -58,7 +58,7 @@ class Place:
 
     def rejections(self) -> Rejections:
         """What is in quarantine: file and line, and the reason and text of it."""
-        entries = list(read_quarantine(Table.open(self.request.table_uri).store))
+        entries = list(rejected_lines(Table.open(self.request.table_uri).store))
         found = {(each["source"], each["line"]): (each["reason"], each["text"]) for each in entries}
         assert len(found) == len(entries)
         return found

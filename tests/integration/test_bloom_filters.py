@@ -80,9 +80,11 @@ def test_a_reader_learns_from_the_filters_which_values_no_row_has(table: Table) 
         assert left_out(path, "load", [0.123]) == 0
 
 
-@pytest.mark.parametrize(("column", "told"), [("load", "double"), ("up", "bool"), ("gone", "names the column 'gone'")])
-def test_a_column_that_no_filter_can_hold_is_refused(tmp_path: Path, column: str, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+@pytest.mark.parametrize(
+    ("column", "message"), [("load", "double"), ("up", "bool"), ("gone", "names the column 'gone'")]
+)
+def test_a_column_that_no_filter_can_hold_is_refused(tmp_path: Path, column: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         Table.create(str(tmp_path / "t"), SCHEMA, time_column="at", bloom_filters=[column])
 
 

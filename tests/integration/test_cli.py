@@ -619,9 +619,9 @@ def test_quarantine_shows_the_first_lines_and_rows_cut_and_how_many_more_there_a
     for file in ("a.log", "b.log"):
         lines = [RejectedLine(file, number, "no row, at all", "x" * 5_000) for number in range(1, 16)]
         write_quarantine(store, file, 9, lines)
-    told = run("quarantine", "events", "--show").out
-    assert told.count("and 4,800 more characters") == 20
-    assert told.endswith("\n… and 10 more; --all prints all\n")
+    output = run("quarantine", "events", "--show").out
+    assert output.count("and 4,800 more characters") == 20
+    assert output.endswith("\n… and 10 more; --all prints all\n")
     assert run("quarantine", "events", "--show", "--all").out.count("x" * 5_000) == 30
     assert len(run("quarantine", "events", "--show", "--json").lines) == 30
 
@@ -653,10 +653,10 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
     run("init", "events")
     hours = [{"time": f"2015-05-17T{hour:02}:00:00Z"} for hour in range(24)]
     run("append", "events", str(ndjson(place / "rows.ndjson", hours)))
-    told = run("describe", "events").out
-    assert "2015-05-17T23:00" in told
-    assert "2015-05-17T13:00" not in told
-    assert "… and 14 more; --all prints all" in told
+    output = run("describe", "events").out
+    assert "2015-05-17T23:00" in output
+    assert "2015-05-17T13:00" not in output
+    assert "… and 14 more; --all prints all" in output
     assert "2015-05-17T00:00" in run("describe", "events", "--all").out
 
 
@@ -856,11 +856,11 @@ def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_i
             about = json.loads(process.stdout.readline())
             assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
             assert _answers(port, seconds=240)
-            told = _asked(
+            answer = _asked(
                 port, "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
             )
-            assert ["events", "ingested"] in [each["assetKey"]["path"] for each in told["assetNodes"]]
-            assert told["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
+            assert ["events", "ingested"] in [each["assetKey"]["path"] for each in answer["assetNodes"]]
+            assert answer["workspaceOrError"]["locationEntries"] == [{"id": "tidemark"}]
             environment = Path(f"/proc/{process.pid}/environ")
             assert not environment.exists() or b"DAGSTER_DISABLE_TELEMETRY=1" in environment.read_bytes()
         finally:
@@ -882,8 +882,8 @@ def _asked(port: int, query: str) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", "/graphql", json.dumps({"query": query}), {"Content-Type": "application/json"})
-        told: dict[str, Any] = json.load(connection.getresponse())["data"]
-        return told
+        answer: dict[str, Any] = json.load(connection.getresponse())["data"]
+        return answer
     finally:
         connection.close()
 

@@ -185,8 +185,8 @@ def test_a_request_that_names_a_skipped_window_tries_it_again_and_a_repaired_one
     named = JobRequest(table_uri=table.uri, windows=WindowRange(WINDOWS[0], WINDOWS[4]))
     scheduled = JobRequest(table_uri=table.uri, windows=named.windows, mode=Mode.POLICY)
     assert compact.run(scheduled, spark).status == "nothing_to_do"
-    told = f"{file.name}.* were not compacted.*; no window was compacted; run: tidemark fsck, "
-    with pytest.raises(Corrupt, match=told):
+    message = f"{file.name}.* were not compacted.*; no window was compacted; run: tidemark fsck, "
+    with pytest.raises(Corrupt, match=message):
         compact.run(named, spark)
     (skip,) = Table.open(table.uri).snapshot.mergeskips.values()
     assert skip.skipCount == 2

@@ -43,9 +43,9 @@ AN_HOUR_MS = 3_600_000
 def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The job as a process, which is gone after the block."""
     command = [sys.executable, "-m", "jobs.compact", *to_argv(JobRequest(table_uri=uri, master="local[2]"))]
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         environment = {**os.environ, "JAVA_TOOL_OPTIONS": QUICK_START}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=told)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=output)
         try:
             yield process
         finally:

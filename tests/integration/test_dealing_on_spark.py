@@ -23,7 +23,6 @@ from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs
 from storage_core.declaration import load
 from storage_core.errors import Held
-from storage_core.ingest.quarantine import read_quarantine
 from storage_core.leases.lease import acquire
 from storage_core.objectstore.local import LocalStore
 from storage_core.raw_log.limits import RawLimits
@@ -32,6 +31,7 @@ from storage_core.raw_log.records import RawRecord
 from storage_core.table import Table
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.rejected_lines import rejected_lines
 
 pytestmark = pytest.mark.spark
 
@@ -92,7 +92,7 @@ def records_in_regions(root: Path, name: str) -> int:
     return sum(each.records for each in found)
 
 
-def test_twenty_tables_get_their_rows_once_and_bad_records_are_set_aside(tmp_path: Path, spark: Spark) -> None:
+def test_twenty_tables_get_their_rows_once_and_bad_records_are_quarantined(tmp_path: Path, spark: Spark) -> None:
     tables = [*APPEND, *KEYED]
     request = declare(tmp_path, tables)
     bad = produce(tmp_path, tables)
@@ -102,9 +102,9 @@ def test_twenty_tables_get_their_rows_once_and_bad_records_are_set_aside(tmp_pat
     assert (done.figures.rows_in, done.figures.rows_out) == (len(tables) * PER_TABLE + bad, 20 * PER_TABLE)
     assert {name: numbers(tmp_path, name) for name in tables} == {name: list(range(PER_TABLE)) for name in tables}
     assert [records_in_regions(tmp_path, name) for name in KEYED] == [PER_TABLE] * len(KEYED)
-    reasons = Counter(each["reason"] for each in read_quarantine(LocalStore(tmp_path / "raw")))
+    reasons = Counter(each["reason"] for each in rejected_lines(LocalStore(tmp_path / "raw")))
     assert reasons == {"'nobody' is no table of this raw log": bad // 2}
-    found = [each for name in tables for each in read_quarantine(LocalStore(tmp_path / "warehouse" / name))]
+    found = [each for name in tables for each in rejected_lines(LocalStore(tmp_path / "warehouse" / name))]
     assert len(found) == bad // 2
     assert all("does not fit the type int64" in each["reason"] for each in found)
     assert done.details["rejected"] == bad

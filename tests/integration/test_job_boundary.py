@@ -133,9 +133,9 @@ def stopped(request: JobRequest, spark: Spark) -> JobReport:
 def test_a_job_that_a_signal_stops_reports_it_as_every_other_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert table_command("compact", "A job that is stopped.", stopped, ["--table-uri", "nowhere", "--json"]) == 130
     written = capsys.readouterr()
-    told = "stopped by a signal; run the same command again"
-    assert json.loads(written.out) == {"job": "compact", "status": "failed", "error": "interrupted", "message": told}
-    assert written.err == f"compact: interrupted: {told}\n"
+    message = "stopped by a signal; run the same command again"
+    assert json.loads(written.out) == {"job": "compact", "status": "failed", "error": "interrupted", "message": message}
+    assert written.err == f"compact: interrupted: {message}\n"
 
 
 def partition(item: Item) -> Answer:

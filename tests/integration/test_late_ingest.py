@@ -13,7 +13,7 @@ from jobs import ingest
 from jobs.request import JobRequest
 from jobs.spark import Spark
 from jobs.window_range import window_range
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.quarantine import read_entries
 from storage_core.settings.late_data import LatePolicy
 from tidemark import Table
@@ -57,7 +57,7 @@ def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path,
 
         table = Table.open(uri)
         visible = Counter(table.scan(["id"]).to_arrow().column("id").to_pylist())
-        entries = [entry for _, entry in read_entries(table.store) if isinstance(entry, SetAsideRows)]
+        entries = [entry for _, entry in read_entries(table.store) if isinstance(entry, QuarantinedRows)]
         kept = Counter(each for entry in entries for each in entry.rows.column("id").to_pylist())
         assert visible == Counter(ids if policy == "accept" else ids - late)
         assert kept == Counter(late if policy == "quarantine" else ())

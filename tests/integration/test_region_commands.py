@@ -80,7 +80,7 @@ def test_a_merged_table_has_nothing_that_waits(table: Table, capsys: pytest.Capt
     assert capsys.readouterr().out == "nothing waits: every acknowledged record is merged\n"
 
 
-def test_a_merge_that_one_record_blocks_goes_on_with_set_aside(
+def test_a_merge_that_one_record_blocks_goes_on_with_quarantine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Spark
 ) -> None:
     required = PLANES.set(1, pa.field("seats", pa.int64(), nullable=False))
@@ -92,9 +92,9 @@ def test_a_merge_that_one_record_blocks_goes_on_with_set_aside(
     request = JobRequest(table_uri=table.uri)
     with pytest.raises(InvalidInput, match=r"region .*, generations 1 to 1: generation 1, record 1, key tailnum='b'"):
         run(request, spark)
-    aside = parse(parser("merge", "").parse_args([*to_argv(request), "--set-aside"]))
-    assert parse(parser("merge", "").parse_args(to_argv(aside))) == aside
-    assert run(aside, spark).status == "committed"
+    quarantining = parse(parser("merge", "").parse_args([*to_argv(request), "--quarantine"]))
+    assert parse(parser("merge", "").parse_args(to_argv(quarantining))) == quarantining
+    assert run(quarantining, spark).status == "committed"
     assert [kept["source"] for kept in answers(capsys, "quarantine", table.uri)] == ["merge"]
     assert Table.open(table.uri).scan().to_arrow().num_rows == 1
 
@@ -170,11 +170,11 @@ def test_a_follower_says_what_was_collected_before_it_was_read(
     capsys: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
     _print([CollectedEntries(region_id="r", entries=1234)], as_json=as_json)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     if as_json:
-        assert json.loads(told) == {"region_id": "r", "collected_entries": 1234}
+        assert json.loads(output) == {"region_id": "r", "collected_entries": 1234}
     else:
-        assert told.startswith("not shown: 1,234 WAL entries of region r, ")
+        assert output.startswith("not shown: 1,234 WAL entries of region r, ")
 
 
 def test_following_tells_each_record_once_through_flush_and_merge_until_it_is_interrupted(table: Table) -> None:
@@ -183,15 +183,15 @@ def test_following_tells_each_record_once_through_flush_and_merge_until_it_is_in
         command = [sys.executable, "-m", "pipelines.cli", "tail", table.uri, "--follow", "--json"]
         following = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=-1)
         assert following.stdout is not None
-        with following.stdout as told:
-            ids = [json.loads(told.readline())["fields"]["id"]]
+        with following.stdout as output:
+            ids = [json.loads(output.readline())["fields"]["id"]]
             for number in range(1, 6):
                 writer.put({"id": number})
                 if number % 2:
                     writer.flush()
                     merge(table)
-                ids.append(json.loads(told.readline())["fields"]["id"])
+                ids.append(json.loads(output.readline())["fields"]["id"])
             following.send_signal(signal.SIGINT)
-            assert told.read() == b""
+            assert output.read() == b""
         assert following.wait(timeout=240) == 0
     assert ids == [0, 1, 2, 3, 4, 5]

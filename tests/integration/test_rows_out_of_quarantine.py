@@ -1,4 +1,4 @@
-"""Late rows that were set aside come back by the two commands that `docs/operations.md` names."""
+"""Quarantined late rows come back by the two commands that `docs/operations.md` names."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_no_failure_of_a_request_shows_a_secret(
 ) -> None:
     retries = Retries(attempts=2, first_pause_ms=1)
     store = S3Store(parse_s3_uri(uri, {}), retries=retries)
-    told = []
+    messages = []
     for kind, part in KINDS.items():
         s3_server.front.on(kind, part, *[step] * 20)
     calls: tuple[Callable[[], object], ...] = (
@@ -165,28 +165,28 @@ def test_no_failure_of_a_request_shows_a_secret(
     )
     for call in calls:
         try:
-            told.append(repr(call()))
+            messages.append(repr(call()))
         except TidemarkError as error:
-            told.append(everything_about(error))
-    assert len(told) == len(calls)
-    assert "canary0" not in "\n".join([*told, said()])
+            messages.append(everything_about(error))
+    assert len(messages) == len(calls)
+    assert "canary0" not in "\n".join([*messages, said()])
 
 
 def test_a_server_out_of_reach_and_missing_credentials_show_no_secret(
     monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
 ) -> None:
     retries = Retries(attempts=2, first_pause_ms=1)
-    told = []
+    messages = []
     for each in ("s3://bucket/x?endpoint=http://127.0.0.1:1", "s3://bucket/x?endpoint=http://127.0.0.1:1&region=r-1"):
         with pytest.raises(TidemarkError) as failed:
             S3Store(parse_s3_uri(each, {}), retries=retries).get("k")
-        told.append(everything_about(failed.value))
+        messages.append(everything_about(failed.value))
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         with pytest.raises(TidemarkError, match="check the credentials") as failed:
             S3Store(parse_s3_uri(each, {}), retries=retries).get("k")
-        told.append(everything_about(failed.value))
+        messages.append(everything_about(failed.value))
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY_CANARY)
-    assert "canary0" not in "\n".join([*told, said()])
+    assert "canary0" not in "\n".join([*messages, said()])
 
 
 def test_an_endpoint_of_the_aws_configuration_that_is_none_is_not_repeated(

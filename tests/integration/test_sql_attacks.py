@@ -24,12 +24,12 @@ from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
-from storage_core.os_errors import scratch_folder
 from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.relation import query_errors, splits_source
 from storage_core.read.scan import Scan
 from storage_core.read.sql import ask
 from storage_core.read.verified import Verified
+from storage_core.scratch import scratch_folder
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
@@ -294,13 +294,13 @@ def pq_bytes() -> bytes:
 
 
 def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = split_of(table), confinement.answer
+    path, asked = split_of(table), confinement.run_confined
 
     def replaced(*args: object, **kwargs: object) -> object:
         path.write_bytes(pq_bytes())
         return asked(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(confinement, "answer", replaced)
+    monkeypatch.setattr(confinement, "run_confined", replaced)
     with pytest.raises(Corrupt, match="expected"):
         table.sql("select a from t")
 
@@ -565,7 +565,7 @@ def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
         with scratch_folder("tidemark-spill-") as folder:
             threading.Thread(target=interrupt, daemon=True).start()
             with pytest.raises(KeyboardInterrupt):
-                confinement.answer(lambda: session(files=source.files), ask_long, writable=folder)
+                confinement.run_confined(lambda: session(files=source.files), ask_long, writable=folder)
     finally:
         signal.signal(signal.SIGINT, ignored)
 
@@ -634,7 +634,7 @@ def test_no_text_that_a_relation_of_a_scan_is_given_writes_a_split(table: Table,
 
 HOLDS_A_FOLDER = """
 import sys
-from storage_core.os_errors import scratch_folder
+from storage_core.scratch import scratch_folder
 with scratch_folder("tidemark-spill-") as folder:
     (folder / "block").write_text("spilled")
     print(folder, flush=True)

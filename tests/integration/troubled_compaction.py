@@ -33,8 +33,8 @@ def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]
     answer = tasks.compact_several(item)
     if _is_of(large, item):
         me = _attempt(folder)
-        told = ["wrote", *sorted(path.name for path in Path(folder).glob("small *"))]
-        (Path(folder) / f"attempt {me}").write_text("\n".join(told), encoding="utf-8")
+        lines = ["wrote", *sorted(path.name for path in Path(folder).glob("small *"))]
+        (Path(folder) / f"attempt {me}").write_text("\n".join(lines), encoding="utf-8")
         if me == 1:
             _wait_for(Path(folder) / "attempt 2")
     else:
@@ -70,8 +70,8 @@ def _attempt(folder: str) -> int:
 
 def _parent_of(process: int) -> int:
     """A task's Python is a child of a Python that starts them, which is a child of the executor."""
-    told = subprocess.run(["ps", "-o", "ppid=", "-p", str(process)], capture_output=True, text=True, check=True)
-    return int(told.stdout)
+    output = subprocess.run(["ps", "-o", "ppid=", "-p", str(process)], capture_output=True, text=True, check=True)
+    return int(output.stdout)
 
 
 def _wait_for(file: Path) -> None:

@@ -22,7 +22,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
-from storage_core.ingest.parse import Parsed, RejectedLine, parse_blocks
+from storage_core.ingest.parse import parse_blocks
+from storage_core.ingest.rejection import Parsed, RejectedLine
 from tests.scale import scaled
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])

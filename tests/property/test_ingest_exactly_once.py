@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import CommitConflict
-from storage_core.ingest.batch import IngestResult, execute, plan
+from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore

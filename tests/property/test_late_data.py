@@ -18,7 +18,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.log.actions import Metadata
@@ -124,7 +124,7 @@ def found_in(rows: pa.Table) -> Counter[Row]:
 def kept_in(store: MemoryStore | MeteredStore) -> Counter[Row]:
     found: Counter[Row] = Counter()
     for _, entry in read_entries(store):
-        assert isinstance(entry, SetAsideRows)
+        assert isinstance(entry, QuarantinedRows)
         found += found_in(entry.rows)
     return found
 
@@ -223,7 +223,7 @@ def test_a_batch_loses_nothing_and_straddles_no_window(case: Case, crash: bool, 
                         log.commit(snapshot, done.actions, operation="INGEST")
                         late += done.late
         assert visible_in(log.snapshot(), store) == case.visible
-        lines_aside = [key for key, entry in read_entries(store) if not isinstance(entry, SetAsideRows)]
-        assert len(lines_aside) == 1
-        store.delete(lines_aside)
+        of_lines = [key for key, entry in read_entries(store) if not isinstance(entry, QuarantinedRows)]
+        assert len(of_lines) == 1
+        store.delete(of_lines)
         assert (kept_in(store), late) == (case.kept, case.figures)

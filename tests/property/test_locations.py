@@ -88,9 +88,9 @@ def test_a_location_is_one_place_or_refused_without_a_secret(written: str) -> No
     try:
         store = open_store(written)
     except InvalidInput as refused:
-        told = f"{refused} {refused.context} {refused.__context__!r}"
-        assert CANARY not in told
-        assert not set(told) & {"\r", "\n", "\x00", "\x1b"}
+        message = f"{refused} {refused.context} {refused.__context__!r}"
+        assert CANARY not in message
+        assert not set(message) & {"\r", "\n", "\x00", "\x1b"}
         with pytest.raises(InvalidInput):
             check_location(written)
         return

@@ -230,8 +230,8 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
         the_next_process_finishes(operation, left, after, head)
     assert len(judged) > 1, "a process that ends early leaves something else behind than one that ends late"
     assert [each for each in (before, after) if each not in [expected for _, expected in judged]] == []
-    told = f"{2 * len(requests)} points at {len(requests)} requests leave {len(judged)} different tables behind"
-    print(f"{operation.name}: {told}")  # noqa: T201 -- shown by `pytest -rA`
+    message = f"{2 * len(requests)} points at {len(requests)} requests leave {len(judged)} different tables behind"
+    print(f"{operation.name}: {message}")  # noqa: T201 -- shown by `pytest -rA`
 
 
 def table(operation: Operation) -> MemoryStore:

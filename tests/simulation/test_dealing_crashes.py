@@ -8,7 +8,6 @@ import pytest
 
 from storage_core.dealing.remaining import Terms
 from storage_core.errors import TidemarkError
-from storage_core.ingest.quarantine import read_quarantine
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.limits import RawLimits
@@ -22,6 +21,7 @@ from storage_core.testkit.dealing import Board
 from storage_core.testkit.fault_store import Crash, CrashFault, Fault, FaultStore, PutFault
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.rejected_lines import rejected_lines
 
 NAMES = ("events", "users", "raw")
 LOST = (PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN)
@@ -66,7 +66,7 @@ def judge(stores: dict[str, MemoryStore], seed: int) -> None:
         row for each in flushed for part in generation.read_records(stores["users"], each) for row in part.to_pylist()
     ]
     assert [row["text"] for row in records] == ["direct", "10", "11", "20", "21"], "in their order, each once"
-    assert [len(list(read_quarantine(stores[name]))) for name in NAMES] == [4, 0, 4]
+    assert [len(list(rejected_lines(stores[name]))) for name in NAMES] == [4, 0, 4]
 
 
 @pytest.mark.parametrize("name", NAMES)

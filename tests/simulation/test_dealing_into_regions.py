@@ -14,7 +14,6 @@ from storage_core.errors import RegionSealed
 from storage_core.formats.keys import region_registry_key
 from storage_core.fsck.check import fsck
 from storage_core.gc.collect import collect
-from storage_core.ingest.quarantine import read_quarantine
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.limits import RawLimits
@@ -33,6 +32,7 @@ from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutF
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
 from storage_core.testkit.region_rows import region_of_row
+from storage_core.testkit.rejected_lines import rejected_lines
 
 THREE = ({"transform": "bucket", "source": "n", "n": 3},)
 CONFIG = TableConfig(primary_key=("n",), region_specs=first_specs(THREE, EVENTS))
@@ -94,7 +94,7 @@ def judge(stores: dict[str, ObjectStore]) -> None:
     assert board(stores, 3).deal().failures == {}
     assert texts(stores) == EXPECTED
     assert sum(records_by_region(stores["users"]).values()) == RECORDS, "a record is in a generation once"
-    assert len(list(read_quarantine(stores["users"]))) == 1
+    assert len(list(rejected_lines(stores["users"]))) == 1
     again = board(stores, 4).deal()
     assert (again.records, again.tables["users"].rows) == (0, 0)
 

@@ -69,9 +69,9 @@ def test_rows_are_bounded_unless_everything_is_wanted(capsys: pytest.CaptureFixt
     assert cut[-2:] == ["1,200 rows", "… and 200 more; --all prints all"]
     assert "y" * 201 not in "".join(cut)
     output.rows(rows, as_json=False, everything=True)
-    told = capsys.readouterr().out
-    assert told.count("y" * 201) == 1_200
-    assert told.endswith("\n1,200 rows\n")
+    printed = capsys.readouterr().out
+    assert printed.count("y" * 201) == 1_200
+    assert printed.endswith("\n1,200 rows\n")
 
 
 def test_a_list_of_objects_is_bounded_for_people_and_whole_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

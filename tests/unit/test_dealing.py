@@ -11,7 +11,6 @@ from storage_core.dealing.marks import read_marks
 from storage_core.dealing.plan import HeldChunks, cut_into_works
 from storage_core.dealing.remaining import Terms
 from storage_core.errors import CommitConflict, Fenced, Unavailable
-from storage_core.ingest.quarantine import read_quarantine
 from storage_core.leases.lease import acquire, break_lease
 from storage_core.log.actions import Txn
 from storage_core.log.log import TransactionLog
@@ -31,6 +30,7 @@ from storage_core.testkit.dealing import LATER_MS, Board, Step, TasksMeanwhile
 from storage_core.testkit.fault_store import FaultStore, Interruption
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.rejected_lines import rejected_lines
 
 SECOND = 1_000
 
@@ -161,7 +161,7 @@ def test_patches_deletes_and_resets_across_chunks_end_in_the_fold() -> None:
 # --- what no table takes
 
 
-def test_what_fits_no_table_is_set_aside_with_its_reason_and_once() -> None:
+def test_what_fits_no_table_is_quarantined_with_its_reason_and_once() -> None:
     given = board("a", "users", keyed="users")
     with raw(*given.stores) as log:
         log.append_many(
@@ -180,21 +180,21 @@ def test_what_fits_no_table_is_set_aside_with_its_reason_and_once() -> None:
     assert sum(done.tables["a"].rejected.values()) == 3
     assert dict(done.unknown) == {"nobody": 1}
     source = f"events/{log.writer_id}/1"
-    found = {each["line"]: each for each in read_quarantine(given.tables["a"])}
+    found = {each["line"]: each for each in rejected_lines(given.tables["a"])}
     assert {each["source"] for each in found.values()} == {source}
     assert "does not fit the type int64" in found[2]["reason"]
     assert "it takes puts, found 'delete'" in found[3]["reason"]
     assert "'size': not a column" in found[4]["reason"]
-    (stranger,) = read_quarantine(given.stores[0])
+    (stranger,) = rejected_lines(given.stores[0])
     assert (stranger["source"], stranger["line"]) == (source, 5)
     assert stranger["reason"] == "'nobody' is no table of this raw log"
     assert json.loads(stranger["text"])["key"] == "k"
-    (keyless,) = read_quarantine(given.tables["users"])
+    (keyless,) = rejected_lines(given.tables["users"])
     assert "'n': a value is required" in keyless["reason"]
     newcomer = Board(given.stores, {**given.tables, "new": MemoryStore("new")}, seed=9)
     KeyedTable(newcomer.tables["new"], ids=SeededIds(77)).create()
     newcomer.deal()  # reads every chunk again
-    assert len(list(read_quarantine(given.stores[0]))) == 1
+    assert len(list(rejected_lines(given.stores[0]))) == 1
 
 
 def test_a_table_that_cannot_be_opened_or_written_stops_no_other() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import entry_keys, read_entries
@@ -59,7 +59,7 @@ HOUR_MS = 3_600_000
 
 @pytest.mark.parametrize("type_", [pa.timestamp("ns", "UTC"), pa.timestamp("ns")], ids=str)
 @pytest.mark.parametrize("rows", [1, FEW], ids=["one", "many"])
-def test_a_moment_in_nanoseconds_is_dealt_exactly_or_set_aside_with_its_reason(type_: pa.DataType, rows: int) -> None:
+def test_a_moment_in_nanoseconds_is_dealt_exactly_or_quarantined_with_its_reason(type_: pa.DataType, rows: int) -> None:
     whole = 1_700_000_000_123_456_000
     board = given("a", EVENTS, TableConfig())
     with RawLog(board.stores, clock=ManualClock(), ids=SeededIds(1)) as log:
@@ -112,14 +112,14 @@ def test_late_rows_are_judged_by_when_they_were_written_to_the_raw_log(
     entries = [entry for _, entry in read_entries(board.tables["rows"])]
     assert sum(sum(entry.reasons.values()) for entry in entries) == kept
     for entry in entries:
-        assert isinstance(entry, SetAsideRows)
+        assert isinstance(entry, QuarantinedRows)
         assert (entry.reason, entry.by, entry.arrived_ms) == ("late", "deal", START_MS)
         assert entry.source.startswith("events/")
     metrics = next(TransactionLog(board.tables["rows"]).history()).metrics
     assert metrics["rows_late_quarantined"] == figures.quarantined
 
 
-def test_what_is_dealt_again_sets_the_same_late_rows_aside_once() -> None:
+def test_what_is_dealt_again_quarantines_the_same_late_rows_once() -> None:
     start = late_table("quarantine", keyed=True, regions=2)
     counting = FaultStore(copy_of(start.tables["rows"], "rows"))
     Board(start.stores, {"rows": counting}, seed=2).deal()

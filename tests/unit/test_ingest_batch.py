@@ -12,12 +12,12 @@ import pytest
 from storage_core.compaction.audit import audit
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
-from storage_core.ingest.batch import IngestResult, IngestWork, execute, pending, plan
+from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.ingest.lines import BLOCK_BYTES
-from storage_core.ingest.progress import progress, window_app
-from storage_core.ingest.quarantine import read_quarantine
+from storage_core.ingest.progress import pending, progress, window_app
 from storage_core.ingest.tally import MOST_REASONS, OTHERS, tally
+from storage_core.ingest.work import IngestResult, IngestWork
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
@@ -26,6 +26,7 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.rejected_lines import rejected_lines
 
 SCHEMA = pa.schema(
     [
@@ -85,7 +86,7 @@ class Bench:
         return sorted(value for table in tables for value in table.column("id").to_pylist())
 
     def quarantine(self) -> list[tuple[str, int | None, str]]:
-        return [(each["source"], each["line"], each["reason"]) for each in read_quarantine(self.log.store)]
+        return [(each["source"], each["line"], each["reason"]) for each in rejected_lines(self.log.store)]
 
 
 def landed(result: IngestResult) -> list[str]:

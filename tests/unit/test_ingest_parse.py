@@ -26,7 +26,8 @@ from storage_core.ingest.csv_files import csv_blocks
 from storage_core.ingest.landing import LandedFile, LandingSpec, discover
 from storage_core.ingest.lines import read_lines
 from storage_core.ingest.parquet_files import parquet_blocks
-from storage_core.ingest.parse import Parsed, parse, parse_blocks
+from storage_core.ingest.parse import parse, parse_blocks
+from storage_core.ingest.rejection import Parsed
 from storage_core.settings.query import QueryLimits
 from tests.steps import steps_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, RegionSealed, Unavailable
 from storage_core.formats import generation_manifest, keys, wal_entry
-from storage_core.formats.quarantine_entry import SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.fsck.check import fsck
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -19,7 +19,7 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed
 from storage_core.region import generation, merge, records, reshape, wal
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.refused import refused
+from storage_core.region.refused import naming_works, refused
 from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.key_limit import MAX_KEY_BYTES
@@ -179,7 +179,7 @@ def test_a_merge_that_lacks_memory_is_unavailable_and_blames_no_record() -> None
         pa.allocate_buffer(2**60 * part.num_rows)
 
     named = f"merging region {work.region}, generations 1 to 1: Cannot allocate memory"
-    with pytest.raises(Unavailable, match=named), merge._naming(work):
+    with pytest.raises(Unavailable, match=named), naming_works(work):
         list(refused(rows, attempt))
 
 
@@ -224,7 +224,7 @@ def test_an_error_of_a_merge_names_generation_row_and_key_and_what_it_says_cures
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_a_sealed_region_that_cannot_be_merged_is_cured_by_setting_its_rows_aside(
+def test_a_sealed_region_that_cannot_be_merged_is_cured_by_quarantining_its_rows(
     stuck: KeyedTable, merged: bool
 ) -> None:
     before = stuck.snapshot
@@ -233,11 +233,11 @@ def test_a_sealed_region_that_cannot_be_merged_is_cured_by_setting_its_rows_asid
         stuck.writer()
     with pytest.raises(InvalidInput, match="generation 2, record 3"):
         reshape.change_regions(stuck.log, TWO)
-    found = reshape.change_regions(stuck.log, () if merged else TWO, set_aside=True)
+    found = reshape.change_regions(stuck.log, () if merged else TWO, quarantine=True)
     assert found.config.region_spec.id == 2
     assert seats(stuck) == dict.fromkeys("abcd", 1)
     ((_, entry),) = read_entries(stuck.store)
-    assert isinstance(entry, SetAsideRows)
+    assert isinstance(entry, QuarantinedRows)
     assert (entry.source, entry.by, entry.rows.num_rows) == ("merge", region_of(before.table_id), 2)
     assert set(entry.rows.column("tailnum").to_pylist()) == {NASTY, "no"}
     assert "'seats'" in entry.reason
@@ -247,7 +247,7 @@ def test_a_sealed_region_that_cannot_be_merged_is_cured_by_setting_its_rows_asid
     assert fsck(stuck.store, clock=stuck.clock, deep=True).clean
 
 
-def test_what_is_set_aside_leaves_the_base_row_of_its_key(stuck: KeyedTable) -> None:
+def test_what_is_quarantined_leaves_the_base_row_of_its_key(stuck: KeyedTable) -> None:
     with stuck.writer() as writer:
         writer.delete([NASTY, "no"])
         writer.flush()
@@ -259,14 +259,14 @@ def test_what_is_set_aside_leaves_the_base_row_of_its_key(stuck: KeyedTable) -> 
         writer.flush()
     with pytest.raises(InvalidInput, match="generation 4, record 1, key tailnum='a'"):
         stuck.merge()
-    reshape.change_regions(stuck.log, TWO, set_aside=True)
+    reshape.change_regions(stuck.log, TWO, quarantine=True)
     assert set(seats(stuck)) == {"a", "b", "c", "d", "e"}
     ((_, entry),) = read_entries(stuck.store)
-    assert isinstance(entry, SetAsideRows)
+    assert isinstance(entry, QuarantinedRows)
     assert entry.rows.num_rows == 2
 
 
-def test_a_key_of_17_mb_that_cannot_be_merged_is_named_cut_and_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_17_mb_that_cannot_be_merged_is_named_cut_and_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "k" * 17_000_000
     table = KeyedTable(MemoryStore("planes")).create(REQUIRED)
     with monkeypatch.context() as before, lenient(table) as writer:
@@ -278,14 +278,14 @@ def test_a_key_of_17_mb_that_cannot_be_merged_is_named_cut_and_set_aside(monkeyp
     with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum='kkk") as raised:
         table.merge()
     assert len(str(raised.value)) < 1000
-    reshape.change_regions(table.log, TWO, set_aside=True)
+    reshape.change_regions(table.log, TWO, quarantine=True)
     assert set(seats(table)) == {"a"}
     ((_, entry),) = read_entries(table.store)
-    assert isinstance(entry, SetAsideRows)
+    assert isinstance(entry, QuarantinedRows)
     assert entry.rows.column("tailnum").to_pylist() == [key]
 
 
-def test_a_record_without_a_key_is_named_and_set_aside() -> None:
+def test_a_record_without_a_key_is_named_and_quarantined() -> None:
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
         writer.put([_row("a"), _row("b")])
@@ -299,7 +299,7 @@ def test_a_record_without_a_key_is_named_and_set_aside() -> None:
     table.store.put(keys.wal_entry_key(work.region, held.id), broken, Overwrite())
     with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum=None"):
         table.merge()
-    reshape.change_regions(table.log, TWO, set_aside=True)
+    reshape.change_regions(table.log, TWO, quarantine=True)
     assert seats(table) == {"a": 1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput, Unavailable
-from storage_core.os_errors import of_the_system, out_of_memory, room, typed
+from storage_core.headroom import require_headroom
+from storage_core.system_errors import of_the_system, out_of_memory, typed
 
 TOO_MUCH = 2**60
 QUOTED = "Out of Memory Error (os error 12) memory allocation of 8 bytes"
@@ -60,11 +62,19 @@ def test_what_is_wrong_with_the_bytes_is_no_lack_of_memory(error: Exception) -> 
     assert not of_the_system(error)
 
 
+@pytest.mark.parametrize("text", ['Io(Os { code: 24, kind: Uncategorized, message: "x" })', "Open: (os error 24)"])
+def test_what_rust_has_as_text_only_is_typed_by_its_number(text: str) -> None:
+    assert not out_of_memory(Exception(text))
+    with pytest.raises(Unavailable, match="Too many open files; raise the number of files") as raised, typed("t"):
+        raise Exception(text)  # noqa: TRY002  # DataFusion's own class
+    assert raised.value.context["errno"] == errno.EMFILE
+
+
 def test_duckdbs_text_is_all_that_a_stream_keeps_of_its_lack_of_memory() -> None:
     assert out_of_memory(OSError("Out of Memory Error: failed to allocate"))
 
 
 def test_an_error_of_ours_passes_whatever_it_quotes() -> None:
-    for block in (typed("t"), room("t")):
+    for block in (typed("t"), require_headroom("t")):
         with pytest.raises(InvalidInput), block:
             raise InvalidInput(QUOTED)

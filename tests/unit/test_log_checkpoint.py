@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput
-from storage_core.formats import avro_state
+from storage_core.formats import avro_state, avro_state_schema
 from storage_core.formats.keys import last_checkpoint_key, state_key
 from storage_core.log import state_layout
 from storage_core.log.actions import Add, Txn
@@ -100,7 +100,7 @@ def test_an_empty_table_has_a_state_without_manifests() -> None:
 
 
 def test_the_schema_keeps_the_field_ids_and_the_order_of_the_source() -> None:
-    declared = [(each["name"], each["field-id"]) for each in _fields(avro_state.ENTRY_SCHEMA)]
+    declared = [(each["name"], each["field-id"]) for each in _fields(avro_state_schema.ENTRY_SCHEMA)]
     assert declared[:18] == [
         ("path", 100), ("partitionValues", 101), ("size", 102), ("modificationTime", 103), ("dataChange", 104),
         ("stats", 110), ("minValues", 111), ("maxValues", 112), ("numRecords", 113), ("footerStartOffset", 120),

@@ -11,12 +11,13 @@ import pytest
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import KeyKind, parse
-from storage_core.formats.quarantine_entry import SetAsideRows
-from storage_core.ingest.parse import RejectedLine
-from storage_core.ingest.quarantine import Standing, read_quarantine, standing, write_quarantine
+from storage_core.formats.quarantine_entry import QuarantinedRows
+from storage_core.ingest.quarantine import Quarantined, quarantined, write_quarantine
+from storage_core.ingest.rejection import RejectedLine
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import Kept, keep
+from storage_core.testkit.rejected_lines import rejected_lines
 
 LINES = [
     RejectedLine("a/b c.log", 3, "the line does not match the pattern", 'caf\xe9 "q"'),
@@ -31,7 +32,7 @@ def test_rejections_are_kept_with_file_line_and_reason() -> None:
     assert parsed is not None
     assert parsed.kind is KeyKind.QUARANTINE
     common = {"key": key, "source": "a/b c.log", "size": 100}
-    assert list(read_quarantine(store)) == [
+    assert list(rejected_lines(store)) == [
         common | {"line": 3, "reason": LINES[0].reason, "text": 'caf\xe9 "q"', "encoding": "utf-8"},
         common | {"line": 9, "reason": LINES[1].reason, "text": "/w==", "encoding": "base64"},
     ]
@@ -56,10 +57,10 @@ def test_a_damaged_entry_is_named_and_a_foreign_object_left_alone() -> None:
     store = MemoryStore("quarantine")
     key = write_quarantine(store, "a.log", 100, LINES).key
     store.put("quarantine/readme.txt", b"not ours", Overwrite())
-    assert len(list(read_quarantine(store))) == 2
+    assert len(list(rejected_lines(store))) == 2
     store.put(key, b"{}", Overwrite())
     with pytest.raises(Corrupt, match=key):
-        list(read_quarantine(store))
+        list(rejected_lines(store))
 
 
 def test_an_entry_of_a_newer_format_is_refused() -> None:
@@ -68,7 +69,7 @@ def test_an_entry_of_a_newer_format_is_refused() -> None:
     newer = store.get(key).data.replace(b'"formatVersion":1', b'"formatVersion":3').replace(b'": 1', b'": 3')
     store.put(key, newer, Overwrite())
     with pytest.raises(Unsupported, match="format 3"):
-        list(read_quarantine(store))
+        list(rejected_lines(store))
 
 
 @pytest.mark.parametrize("version", ["0", "-1", "1.5", "null", '"1"', "[]"])
@@ -81,17 +82,17 @@ def test_an_entry_of_a_format_that_never_was_is_damage(version: str) -> None:
 
 def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> None:
     store = MemoryStore("quarantine")
-    assert standing(store) == Standing({}, unread=0)
-    rows = SetAsideRows(source="a.log", size=7, reason="late", by="x", arrived_ms=5, rows=pa.table({"n": [1]}))
+    assert quarantined(store) == Quarantined({}, unread=0)
+    rows = QuarantinedRows(source="a.log", size=7, reason="late", by="x", arrived_ms=5, rows=pa.table({"n": [1]}))
     keep(store, rows)
-    assert standing(store).lines == 0
+    assert quarantined(store).lines == 0
     keys = [write_quarantine(store, f"{name}.log", 100, LINES).key for name in "ab"]
-    assert standing(store) == Standing({LINES[0].reason: 2, LINES[1].reason: 2}, unread=0)
-    assert standing(store, most=1).unread == 2
+    assert quarantined(store) == Quarantined({LINES[0].reason: 2, LINES[1].reason: 2}, unread=0)
+    assert quarantined(store, most=1).unread == 2
     keep(store, replace(rows, source="append"))
-    assert standing(store, most=3).unread == 0, "rows of appends are no lines, and are not read"
+    assert quarantined(store, most=3).unread == 0, "rows of appends are no lines, and are not read"
     store.delete(keys)
-    assert standing(store).lines == 0
+    assert quarantined(store).lines == 0
 
 
 def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
@@ -102,7 +103,7 @@ def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
         writer.write_table(rows)
     offsets = struct.pack("<4i", 0, 2, 4, 6)
     hostile = sink.getvalue().to_pybytes().replace(offsets, struct.pack("<4i", 0, 2**30, 4, 6))
-    sound = SetAsideRows(source="s", reason="r", by="b", arrived_ms=1, rows=rows)
+    sound = QuarantinedRows(source="s", reason="r", by="b", arrived_ms=1, rows=rows)
     body = {**json.loads(quarantine_entry.encode(sound)), "rows": base64.b64encode(hostile).decode()}
     data = json.dumps(body, sort_keys=True).encode()
     with pytest.raises(Corrupt, match="q: the quarantine entry is no Arrow stream"):

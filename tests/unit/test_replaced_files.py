@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.errors import CommitConflict
-from storage_core.ingest.batch import IngestResult, IngestWork, execute, plan
+from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.content import ContentHash, as_hex
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec, content_of, discover, open_bytes
 from storage_core.ingest.parse import parse_blocks
 from storage_core.ingest.progress import progress
-from storage_core.ingest.quarantine import read_quarantine
 from storage_core.ingest.waiting import WindowedRows, fingerprint, look, waiting_files
+from storage_core.ingest.work import IngestResult, IngestWork
 from storage_core.log.actions import Metadata, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
@@ -36,6 +36,7 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.rejected_lines import rejected_lines
 
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False), pa.field("id", pa.int64())])
 FILE = "a.ndjson"
@@ -89,7 +90,7 @@ class Bench:
         return sorted(value for table in tables for value in table.column("id").to_pylist())
 
     def reasons(self) -> list[str]:
-        return [each["reason"] for each in read_quarantine(self.log.store)]
+        return [each["reason"] for each in rejected_lines(self.log.store)]
 
 
 @pytest.fixture

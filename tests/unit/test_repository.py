@@ -15,6 +15,8 @@ from tests.tiers import LONG, SPEAK_FOR_THE_PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
+MOST_LINES = 300
+WHY_LONGER = "More than 300 lines: "
 # Folders that only ever hold what a tool or a run made; .gitignore says the same to git.
 MADE = {".git", ".venv", ".uv", ".java", ".dagster", "warehouse", "landing", "spark-warehouse", "__pycache__", "build"}
 
@@ -142,6 +144,17 @@ def test_every_public_module_class_and_function_has_a_docstring() -> None:
     modules = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
     assert modules
     assert [gap for path in modules for gap in _without_docstring(path)] == []
+
+
+def test_a_module_of_more_than_300_lines_says_why_and_no_other_does() -> None:
+    modules = {path: path.read_text(encoding="utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")}
+    long = {str(path.relative_to(ROOT)) for path, text in modules.items() if len(text.splitlines()) > MOST_LINES}
+    reasoned = {
+        str(path.relative_to(ROOT))
+        for path, text in modules.items()
+        if WHY_LONGER in " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    }
+    assert long == reasoned
 
 
 def test_every_package_ships_its_types() -> None:

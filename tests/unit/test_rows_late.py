@@ -80,4 +80,4 @@ def test_an_acceptance_window_alone_means_quarantine_after_an_hour() -> None:
 def test_figures_add_up_and_tell_what_is_not_in_the_table() -> None:
     total = LateFigures(accepted=1, dropped=2) + LateFigures(accepted=10, quarantined=5)
     assert total.as_mapping() == {"rows_late_accepted": 11, "rows_late_quarantined": 5, "rows_late_dropped": 2}
-    assert total.set_aside == 7
+    assert total.not_written == 7

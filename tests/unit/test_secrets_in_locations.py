@@ -67,12 +67,12 @@ COMMANDS = ("describe", "ingest", "raw", "fsck", "probe", "gc", "history", "init
 
 
 def everything_about(error: BaseException | None) -> str:
-    told = []
+    messages = []
     while error is not None:
         lines = (line for line in traceback.format_exception_only(error))
-        told += [*lines, repr(error.args), repr(vars(error))]
+        messages += [*lines, repr(error.args), repr(vars(error))]
         error = error.__cause__ or error.__context__
-    return "\n".join(told)
+    return "\n".join(messages)
 
 
 def stored_in(folder: Path) -> str:
@@ -89,20 +89,20 @@ def test_a_location_with_a_secret_is_refused_everywhere_and_repeated_nowhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.DEBUG)
-    told = []
+    messages = []
     for call in CALLS:
         with pytest.raises(ValueError, match=r"\S") as refused:
             call(written)
-        told.append(everything_about(refused.value))
+        messages.append(everything_about(refused.value))
     for name, text, load in FILES:
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(text.replace(HERE, written))
         with pytest.raises(InvalidInput, match=name) as refused:
             load(file)
-        told.append(everything_about(refused.value))
+        messages.append(everything_about(refused.value))
         if name.startswith("tables"):
-            told += [each.message for each in read_tables(file.parent).problems]
+            messages += [each.message for each in read_tables(file.parent).problems]
             for command in ("init", "describe", "ingest"):
                 with suppress(SystemExit):
                     assert main([command, "events"]) != 0
@@ -111,6 +111,6 @@ def test_a_location_with_a_secret_is_refused_everywhere_and_repeated_nowhere(
         with suppress(SystemExit):
             assert main([command, written]) != 0
     shown = capsys.readouterr()
-    told += [shown.out, shown.err, *(f"{each.getMessage()} {each.args}" for each in caplog.records)]
-    assert CANARY not in "\n".join(told)
+    messages += [shown.out, shown.err, *(f"{each.getMessage()} {each.args}" for each in caplog.records)]
+    assert CANARY not in "\n".join(messages)
     assert stored_in(tmp_path) == ""

@@ -13,8 +13,8 @@ import pytest
 
 from storage_core.errors import Unavailable
 from storage_core.formats.avro_container import read_columns
-from storage_core.os_errors import scratch_folder
 from storage_core.rows.sort_order import SortOrder
+from storage_core.scratch import scratch_folder
 from storage_core.split.encode import FileWriter
 from tests.limits import limited
 

@@ -1,4 +1,4 @@
-"""Late rows at the door of every way in: accepted, kept aside or dropped before anything is acknowledged."""
+"""Late rows on every way in: accepted, quarantined or dropped before anything is acknowledged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from storage_core.clock import HOUR_MS
 from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
 from storage_core.formats import quarantine_entry
 from storage_core.formats.keys import quarantine_key
-from storage_core.formats.quarantine_entry import RejectedLines, SetAsideRows
+from storage_core.formats.quarantine_entry import QuarantinedRows, RejectedLines
+from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.quarantine import LateDoor, Origin, keep, read_entries, read_entry
+from storage_core.quarantine import keep, read_entries, read_entry
 from storage_core.rows.late import LateFigures, LateRule
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.late_data import LateData, LatePolicy
@@ -59,8 +60,10 @@ def table_of(policy: LatePolicy) -> Table:
     return Table(store, log, log.create(metadata))
 
 
-def set_aside(store: MemoryStore | MeteredStore) -> list[dict[str, object]]:
-    return [row for _, each in read_entries(store) if isinstance(each, SetAsideRows) for row in each.rows.to_pylist()]
+def quarantined(store: MemoryStore | MeteredStore) -> list[dict[str, object]]:
+    return [
+        row for _, each in read_entries(store) if isinstance(each, QuarantinedRows) for row in each.rows.to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -72,7 +75,7 @@ def test_an_append_counts_its_late_rows_and_loses_none_unasked(policy: LatePolic
     kept = {1, 4} if policy == "accept" else set()
     assert {row["id"] for row in visible} == {0, 2, 3, 5} | kept
     assert done.late == FIGURES[policy]
-    assert (done.rows, len(set_aside(table.store))) == (len(visible), 2 if policy == "quarantine" else 0)
+    assert (done.rows, len(quarantined(table.store))) == (len(visible), 2 if policy == "quarantine" else 0)
     (entry, *_) = table.history()
     counted = {"rows_in": 6, "rows_out": len(visible), "splits_out": done.splits}
     assert entry.metrics == {**counted, **done.late.as_mapping()}
@@ -83,7 +86,7 @@ def test_an_append_of_late_rows_only_commits_nothing_and_keeps_them() -> None:
     done = table.append(rows_of(61, 62))
     assert (done.version, done.commit_id, done.rows, done.late.quarantined) == (0, "", 0, 2)
     ((_, entry),) = read_entries(table.store)
-    assert isinstance(entry, SetAsideRows)
+    assert isinstance(entry, QuarantinedRows)
     assert (entry.source, entry.reason, entry.arrived_ms) == ("append", "late", START_MS)
     assert entry.rows.schema.equals(SCHEMA)
     assert entry.rows.to_pylist() == rows_of(61, 62)
@@ -93,14 +96,14 @@ def test_equal_appends_are_each_kept() -> None:
     table = table_of("quarantine")
     for _ in range(3):
         table.append(rows_of(61))
-    assert len(set_aside(table.store)) == 3
+    assert len(quarantined(table.store)) == 3
 
 
-def test_a_row_that_does_not_fit_keeps_nothing_aside() -> None:
+def test_a_row_that_does_not_fit_quarantines_nothing() -> None:
     table = table_of("quarantine")
     with pytest.raises(InvalidInput):
         table.append([*rows_of(61), {"at": at(0), "id": "many"}])
-    assert set_aside(table.store) == []
+    assert quarantined(table.store) == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -115,7 +118,7 @@ def test_a_region_writer_judges_puts_and_patches_and_never_deletes(policy: LateP
     found = {name: row["at"] for name, row in table.rows().items()}
     assert found == ({1: at(500), 2: at(61), 7: None} if policy == "accept" else {1: at(0), 7: None})
     assert figures == FIGURES[policy]
-    kept = set_aside(store)
+    kept = quarantined(store)
     assert sorted((row["_op"], row["_fields"], row["id"]) for row in kept) == (
         [(0, None, 2), (1, ["at"], 1)] if policy == "quarantine" else []
     )
@@ -155,10 +158,10 @@ def test_a_lost_reply_of_the_quarantine_keeps_the_rows_once() -> None:
     with table.writer() as writer:
         store.on_put("quarantine/", PutFault.APPLIED_THEN_UNKNOWN)
         writer.put(rows_of(0, 61))
-    assert [each.rows.num_rows for _, each in read_entries(store) if isinstance(each, SetAsideRows)] == [1]
+    assert [each.rows.num_rows for _, each in read_entries(store) if isinstance(each, QuarantinedRows)] == [1]
 
 
-def test_a_closed_writer_keeps_nothing_aside() -> None:
+def test_a_closed_writer_quarantines_nothing() -> None:
     store = MemoryStore("late")
     writer = KeyedTable(store, clock=ManualClock()).create(SCHEMA, KEYED).writer()
     writer.close()
@@ -170,13 +173,13 @@ def test_a_closed_writer_keeps_nothing_aside() -> None:
 def test_one_way_in_keeps_an_entry_per_window_where_it_asks_for_it() -> None:
     store = MemoryStore("late")
     rule = LateRule("at", LateData())
-    door = LateDoor(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
+    late_filter = LateRowFilter(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
     rows = pa.Table.from_pylist(rows_of(0, 61, 300, 62), SCHEMA)
-    assert door.admit(rows, START_MS).column("id").to_pylist() == [0]
-    again = LateDoor(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
+    assert late_filter.admit(rows, START_MS).column("id").to_pylist() == [0]
+    again = LateRowFilter(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
     again.admit(pa.concat_tables([rows.slice(0, 2), rows.slice(2)]), START_MS)
-    assert again.keys == door.keys
-    kept = [each for _, each in read_entries(store) if isinstance(each, SetAsideRows)]
+    assert again.keys == late_filter.keys
+    kept = [each for _, each in read_entries(store) if isinstance(each, QuarantinedRows)]
     assert sorted(each.rows.column("id").to_pylist() for each in kept) == [[1, 3], [2]]
 
 
@@ -196,9 +199,9 @@ EVERY_TYPE = pa.table(
 
 def test_rows_come_back_exactly_as_they_came_in() -> None:
     store = MemoryStore("late")
-    entry = SetAsideRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
+    entry = QuarantinedRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
     found = read_entry(store, keep(store, entry).key)
-    assert isinstance(found, SetAsideRows)
+    assert isinstance(found, QuarantinedRows)
     assert found.rows.equals(EVERY_TYPE)
     assert (found.source, found.size, found.by, found.arrived_ms) == ("writer", None, "me", 5)
     assert found.reasons == {"late": 2}
@@ -208,9 +211,9 @@ def test_lines_and_rows_are_told_apart() -> None:
     store = MemoryStore("late")
     lines = ({"line": 1, "reason": "x", "text": "", "encoding": "utf-8"}, {"line": 2, "reason": "x", "text": "a"})
     keep(store, RejectedLines(source="a.log", size=7, rejected=lines))
-    keep(store, SetAsideRows(source="a.log", size=7, reason="late", by="ingest", arrived_ms=5, rows=EVERY_TYPE))
+    keep(store, QuarantinedRows(source="a.log", size=7, reason="late", by="ingest", arrived_ms=5, rows=EVERY_TYPE))
     kinds = {type(each): each.reasons for _, each in read_entries(store)}
-    assert kinds == {RejectedLines: Counter(x=2), SetAsideRows: {"late": 2}}
+    assert kinds == {RejectedLines: Counter(x=2), QuarantinedRows: {"late": 2}}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_lines_and_rows_are_told_apart() -> None:
 )
 def test_a_damaged_or_invented_entry_is_named(harm: dict[str, object]) -> None:
     store = MemoryStore("late")
-    entry = SetAsideRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
+    entry = QuarantinedRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
     harmed = json.dumps({**json.loads(quarantine_entry.encode(entry)), **harm}).encode()
     for key in (keep(store, entry).key, quarantine_key("writer", quarantine_entry.id_of(harmed))):
         store.put(key, harmed, Overwrite())

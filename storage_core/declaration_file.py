@@ -1,0 +1,68 @@
+"""A file that declares something: read whole, checked completely, each problem with its file, line and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from storage_core.declaration_parts import Closed
+from storage_core.errors import InvalidInput, NotFound
+from storage_core.foreign_text import shortened
+from storage_core.formats import located_yaml
+from storage_core.objectstore.resolve import without_locations
+
+MOST_PROBLEMS = 100
+
+Model = TypeVar("Model", bound=Closed)
+
+
+def load_as(model: type[Model], path: str | Path) -> Model:
+    """Return what one file declares.
+
+    Raises `InvalidInput` with one line per problem, `<file>:<line>: field `<name>`: <what is wrong>`, as many problems
+    as can be seen at once, and a hundred at most; `NotFound` when there is no such file.
+    """
+    where = str(path)
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(located_yaml.MOST_BYTES + 1)
+    except OSError as error:
+        raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
+    document = located_yaml.parse(data, where)
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        problems = [_problem(each, document, where, model) for each in found[:MOST_PROBLEMS]]
+        if len(found) > MOST_PROBLEMS:
+            problems.append(f"{where}: and {len(found) - MOST_PROBLEMS} more problems")
+    # Not from the error itself: it holds the values, and there may be a secret in them.
+    raise InvalidInput("\n".join(problems), file=where)
+
+
+def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str, model: type[Closed]) -> str:
+    field = ".".join(str(part) for part in error["loc"]) or "(file)"
+    return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error, model)}"
+
+
+def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
+    match error["type"]:
+        case "missing":
+            return "is missing; add it"
+        case "extra_forbidden":
+            return "is not a field that a declaration has; check its spelling"
+        case "model_type" if not error["loc"]:
+            *others, last = [name for name, each in model.model_fields.items() if each.is_required()]
+            least = f"{', '.join(others)} and {last}"
+            return f"a declaration is a mapping with at least {least}; found {_found(error['input'])}"
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case _:
+            return f"{error['msg']}; found {_found(error['input'])}"
+
+
+def _found(value: object) -> str:
+    return shortened(without_locations(repr(value)), 80)

@@ -1,0 +1,45 @@
+"""Text and values of others as messages show them: of bounded length, and with nothing that steers a terminal."""
+
+from __future__ import annotations
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """Return the first `most` characters of the text, escaped, and how many more there are."""
+    return escaped(text[:most]) + _more(len(text) - most, "character")
+
+
+def fitted(text: str, most: int) -> str:
+    """Return the text, escaped, in at most `most` characters: for names, tags and keys. What is cut ends with `…`."""
+    shown = escaped(text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def quoted(value: object, most: int = 80) -> str:
+    """Return a value as Python writes it: of text its first `most` characters, of a list or an object how many it has.
+
+    What a list or an object holds is never walked through.
+    """
+    match value:
+        case str():
+            return repr(value[:most]) + _more(len(value) - most, "character")
+        case bytes():
+            return repr(value[:most]) + _more(len(value) - most, "byte")
+        case dict():
+            return f"an object of {len(value)} fields"
+        case list() | tuple():
+            return f"a list of {len(value)} values"
+        case int() if value.bit_length() > 64:
+            return f"a whole number of {value.bit_length()} bits"
+        case _:
+            return shortened(repr(value), most)
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return the text with each character that does not print as its escape, but for those of `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
+
+
+def _more(count: int, noun: str) -> str:
+    return f"… and {count:,} more {noun if count == 1 else noun + 's'}" if count > 0 else ""

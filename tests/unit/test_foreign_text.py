@@ -1,0 +1,64 @@
+"""Foreign text in messages: bounded, escaped, and it says how much is left out; by one module of the product."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from storage_core.foreign_text import escaped, fitted, quoted, shortened
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
+
+# A text that is cut where it is quoted: `text[:80]!r`, `str(error)[:500]`, `{value!r:.80}`, `f"{text[:80]}…"`.
+CUT = re.compile(r"\[:\s?\w+\]!r|\b(?:str|repr)\((?:[^()]|\([^()]*\))*\)\[:|\{[^{}]*:\.\d+\}|\[:[^\]]*\]\}…")
+
+
+def test_text_is_cut_escaped_and_says_what_is_left_out() -> None:
+    assert shortened("as it is") == "as it is"
+    assert shortened("x" * 5, 5) == "xxxxx"
+    assert shortened("x" * 6, 5) == "xxxxx… and 1 more character"
+    assert shortened("x" * 2005, 5) == "xxxxx… and 2,000 more characters"
+    assert shortened("a\x1b[2J\nb\ud800") == "a\\x1b[2J\\nb\\ud800"
+
+
+@pytest.mark.parametrize("text", ["x" * 10, "\x1b" * 10, "xy\x1b" + "é" * 100, "", "x" * 9 + "\n"])
+def test_a_fitted_text_is_never_longer_and_stays_as_it_is_when_it_is_fitted_again(text: str) -> None:
+    once = fitted(text, 10)
+    assert len(once) <= 10
+    assert once.isprintable()
+    assert fitted(once, 10) == once
+
+
+def test_a_fitted_text_shows_that_it_was_cut() -> None:
+    assert fitted("x" * 10, 10) == "x" * 10
+    assert fitted("x" * 11, 10) == "x" * 9 + "…"
+
+
+def test_values_are_quoted_without_a_walk_through_them() -> None:
+    assert quoted("it's\x1b") == '"it\'s\\x1b"'
+    assert quoted("x" * 81) == f"'{'x' * 80}'… and 1 more character"
+    assert quoted(b"\0" * 3, 2) == "b'\\x00\\x00'… and 1 more byte"
+    assert quoted({"a": 1}) == "an object of 1 fields"
+    assert quoted([1, 2]) == "a list of 2 values"
+    assert quoted(10**5000) == f"a whole number of {(10**5000).bit_length()} bits"
+    assert quoted(None) == "None"
+
+
+def test_a_kept_character_is_not_escaped() -> None:
+    assert escaped("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+def test_no_other_module_cuts_what_it_quotes() -> None:
+    files = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files
+        if path.name != "foreign_text.py" and "testkit" not in path.parts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if CUT.search(line)
+    ]
+    assert files
+    assert found == []
