@@ -84,13 +84,14 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 _READING = ("Tables", "Versions", "Questions")
 
 
-def build() -> typer.Typer:
-    """Return the command with all of its subcommands."""
+def build(only: str | None = None) -> typer.Typer:
+    """Return the command with all of its subcommands, or with one of this name alone: each costs some milliseconds."""
     app = typer.Typer(name="tidemark", pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(_start)
     for panel, commands in _PANELS.items():
         for name, command in commands.items():
-            app.command(name, rich_help_panel=panel)(command)
+            if only in (None, name):
+                app.command(name, rich_help_panel=panel)(command)
     return app
 
 
@@ -148,7 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str], *, is_process: bool) -> int:
     """Run the command and return its exit code. Raises `KeyboardInterrupt` for Ctrl-C, also where typer made it 130."""
-    code = build()(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
+    first = arguments[0] if arguments else ""
+    only = first if any(first in commands for commands in _PANELS.values()) else None
+    code = build(only)(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
     sys.stdout.flush()
     if code == Interrupted.exit_code:
         raise KeyboardInterrupt
