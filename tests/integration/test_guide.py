@@ -154,7 +154,9 @@ def follow(page: str, reader: Reader) -> None:
 
 
 def test_every_page_is_followed_here_and_listed() -> None:
-    listed = re.findall(r"^\d\. \[[^\]]+\]\((.+?)\.md\)", (GUIDE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"^\d\. \[[^\]]+\]\((.+?)\.md\)", (GUIDE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert listed == [*PAGES, "4-scheduling", "5-s3"]
     assert sorted(listed) == sorted(page.stem for page in GUIDE.glob("*.md") if page.stem != "README")
 
