@@ -35,6 +35,7 @@ from pipelines.commands import (
     versions,
     writing,
 )
+from pipelines.commands.as_given import as_given
 from pipelines.commands.without_pandas import without_pandas
 from storage_core.errors import Interrupted, InvalidInput, TidemarkError, typed
 
@@ -151,7 +152,8 @@ def _run(arguments: Sequence[str], *, is_process: bool) -> int:
     """Run the command and return its exit code. Raises `KeyboardInterrupt` for Ctrl-C, also where typer made it 130."""
     first = arguments[0] if arguments else ""
     only = first if any(first in commands for commands in _PANELS.values()) else None
-    code = build(only)(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
+    command = as_given(typer.main.get_command(build(only)))
+    code = command(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
     sys.stdout.flush()
     if code == Interrupted.exit_code:
         raise KeyboardInterrupt

@@ -6,7 +6,6 @@ Python looks into `PYTHONPATH` before what is installed, and a user's project ma
 from __future__ import annotations
 
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -14,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = ("assets", "jobs", "pipelines", "storage_core")
 
 
-class _Ours(MetaPathFinder):
+class _Ours:
     """Finds our packages beside this one, before anybody else is asked."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:

@@ -100,8 +100,8 @@ class Failure:
                 return InvalidInput(f"{subject}: {self}; check bucket, region and endpoint", key=subject)
             case Trouble.NOT_SENT:
                 return Unavailable(
-                    f"{subject}: {self}; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the region, "
-                    "or try again later",
+                    f"{subject}: {self}; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the "
+                    "region, or try again later",
                     key=subject,
                 )
             case _:
