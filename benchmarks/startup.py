@@ -54,7 +54,7 @@ def measure(*, small: bool) -> Iterator[Figure]:
         _make_tables(Path(folder))
         programs = {name: [sys.executable, "-c", text] for name, text in LIBRARIES.items()}
         programs |= {name: [sys.executable, "-m", "tidemark", *words] for name, words in COMMANDS.items()}
-        seconds = _seconds(programs, Path(folder), runs=2 if small else 15)
+        seconds = _seconds(programs, Path(folder), runs=1 if small else 10)
     for name, (wall, processor) in seconds.items():
         aim = IMPORT_AIM if name == "tm.Table" else COMMAND_AIM if name in COMMANDS else None
         against = None if aim is None else f"{aim} s"

@@ -86,8 +86,8 @@ def _make(lock: Path, *, usable: bool) -> None:
     install(PYTHON, "--require-hashes", "--no-build-isolation", "-r", str(lock))
     install(PYTHON, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     if sys.dont_write_bytecode:
-        compiler = [PYTHON, "-m", "compileall", "-qq", "-j", "0"]  # it says of templates that they are no Python
-        subprocess.run([*compiler, ENVIRONMENT / "lib", *(ROOT / each for each in OURS)], check=False)
+        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # it says of templates that they are no Python
+        subprocess.run([*compiler, str(ENVIRONMENT / "lib"), *(str(ROOT / each) for each in OURS)], check=False)
 
 
 if __name__ == "__main__":

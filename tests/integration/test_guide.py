@@ -106,7 +106,7 @@ class Reader:
         assert self._python.stdout is not None
         self._python.stdin.write(json.dumps(text) + "\n")
         self._python.stdin.flush()
-        printed = []
+        printed: list[str] = []
         for line in self._python.stdout:
             if line == DONE:
                 return "".join(printed)
