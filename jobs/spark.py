@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from jobs.failure import Failed
+from jobs.lists import counted
 from jobs.master import LOCAL_SPARK, resolved
 from jobs.spark_errors import failure_of, spark_errors
 from jobs.spark_session import active, start
@@ -88,6 +90,7 @@ class Spark:
             started = time.perf_counter()
             master = resolved(self._master)
             self._joined = active() is not None
+            _tell(f"starting Spark on {master}")
             self._session = start(master)
             LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)
         return self._session
@@ -123,6 +126,7 @@ class Spark:
 
     def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         session = self.session()
+        _tell(f"{execute.__name__}: {counted(len(items), 'task')}")
         numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
         with self._busy, self._an_item_a_task(session):
             frame = session.createDataFrame(numbered).mapInArrow(_task(execute), "item long, answer string")
@@ -145,6 +149,12 @@ class Spark:
                 self._mapping -= 1
                 if not self._mapping:
                     session.conf.unset(_PARTS_OF_ROWS)
+
+
+def _tell(doing: str) -> None:
+    """Say on a terminal what takes a while. Spark's own progress bar counts the tasks there."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"tidemark: {doing} …\n")
 
 
 def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -5,6 +5,7 @@ Where the tasks are elsewhere, their code travels with the session (decision 006
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from jobs import code_archive
 from jobs.code_archive import ROOT
+from jobs.jvm_messages import without_warnings
 from jobs.master import CONNECT
 from jobs.reach import connect, require_master
 from jobs.stop_signals import handlers_kept
@@ -64,12 +66,13 @@ def _start_driver(master: str, *, local: bool) -> SparkSession:
         from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
 
     require_master(master)
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # not each connection that it closes
     _settle_environment(local=local)
 
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
-    with handlers_kept():
+    with handlers_kept(), without_warnings():
         return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
 
 

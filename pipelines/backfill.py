@@ -45,8 +45,8 @@ class ChunkDone:
     """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None;
     it is `interrupted` of a chunk that a signal ended.
 
-    `rows` were written by the last step. `failed` names the windows of the chunk that failed, where the error is only
-    theirs; the other windows are done. `following` is the first window of the chunk that comes next, if any.
+    `rows` were written by the last step that wrote any. `failed` names the windows of the chunk that failed, where the
+    error is only theirs; the other windows are done. `following` is the first window of the next chunk, if any.
     """
 
     chunk: Chunk
@@ -109,7 +109,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult) -
         number=number,
         of=len(parts),
         run_id=result.run_id,
-        rows=_rows(facts[-1]) if facts else _rows_of_last_step(result),
+        rows=_rows(facts[-1]) if facts else _rows_written(result),
         failed=tuple(failed),
         error=None if result.success else error,
         following=parts[number].first if number < len(parts) else None,
@@ -128,9 +128,12 @@ def _names(value: MetadataValue[Any]) -> list[str]:
     return list(value.value) if isinstance(value.value, Mapping) else []
 
 
-def _rows_of_last_step(result: ExecuteInProcessResult) -> int:
-    made = [event.materialization for event in result.get_asset_materialization_events()]
-    return sum(_rows(each.metadata) for each in made if each.asset_key == made[-1].asset_key)
+def _rows_written(result: ExecuteInProcessResult) -> int:
+    rows: dict[AssetKey, int] = {}
+    for event in result.get_asset_materialization_events():
+        made = event.materialization
+        rows[made.asset_key] = rows.get(made.asset_key, 0) + _rows(made.metadata)
+    return next(filter(None, reversed(rows.values())), 0)
 
 
 def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:

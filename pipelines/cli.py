@@ -35,6 +35,7 @@ from pipelines.commands import (
     versions,
     writing,
 )
+from pipelines.commands.as_given import as_given
 from pipelines.without_pandas import without_pandas
 from storage_core.errors import Interrupted, InvalidInput, TidemarkError, typed
 
@@ -84,13 +85,14 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 _READING = ("Tables", "Versions", "Questions")
 
 
-def build() -> typer.Typer:
-    """Return the command with all of its subcommands."""
+def build(only: str | None = None) -> typer.Typer:
+    """Return the command with all of its subcommands, or with one of this name alone: each costs some milliseconds."""
     app = typer.Typer(name="tidemark", pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(_start)
     for panel, commands in _PANELS.items():
         for name, command in commands.items():
-            app.command(name, rich_help_panel=panel)(command)
+            if only in (None, name):
+                app.command(name, rich_help_panel=panel)(command)
     return app
 
 
@@ -148,7 +150,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str], *, is_process: bool) -> int:
     """Run the command and return its exit code. Raises `KeyboardInterrupt` for Ctrl-C, also where typer made it 130."""
-    code = build()(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
+    first = arguments[0] if arguments else ""
+    only = first if any(first in commands for commands in _PANELS.values()) else None
+    command = as_given(typer.main.get_command(build(only)))
+    code = command(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
     sys.stdout.flush()
     if code == Interrupted.exit_code:
         raise KeyboardInterrupt

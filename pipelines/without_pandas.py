@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Python finds every module but pandas."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:

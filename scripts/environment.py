@@ -22,6 +22,7 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 COMMAND = ENVIRONMENT / "bin" / "tidemark"
 STAMP = ENVIRONMENT / ".tidemark-setup.json"
 OLDEST = (3, 11)
+OURS = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 
 
 def main(arguments: list[str]) -> int:
@@ -74,13 +75,19 @@ def _stamp() -> dict[str, str]:
 
 
 def _make(lock: Path, *, usable: bool) -> None:
-    """Install the lock and the project. The build tools come first: what has no wheel is built with them."""
+    """Install the lock and the project. The build tools come first: what has no wheel is built with them.
+
+    Where Python writes no bytecode, each start of a program would compile what it imports: it is compiled now.
+    """
     STAMP.unlink(missing_ok=True)
     if not usable:
         make_environment(ENVIRONMENT, find_uv())
     install(PYTHON, "--require-hashes", "-r", str(REQUIREMENTS / "build.lock"))
     install(PYTHON, "--require-hashes", "--no-build-isolation", "-r", str(lock))
     install(PYTHON, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    if sys.dont_write_bytecode:
+        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # it says of templates that they are no Python
+        subprocess.run([*compiler, str(ENVIRONMENT / "lib"), *(str(ROOT / each) for each in OURS)], check=False)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage_core.clock import SystemClock
-from storage_core.compaction.policy import Mode
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
@@ -34,6 +33,7 @@ from storage_core.system_errors import typed
 if TYPE_CHECKING:
     from storage_core.append import Appended
     from storage_core.compaction.debt import Debt
+    from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
@@ -511,14 +511,15 @@ class Table:
         return list(describe.files(self.snapshot))
 
     @_loading
-    def debt(self, mode: Mode = Mode.FINALIZE) -> list[Debt]:
-        """Return the windows where a compaction of this mode or the retention has something to do now, or waits to.
+    def debt(self, mode: Mode | None = None) -> list[Debt]:
+        """Return the windows where a compaction of this mode (`finalize`) or the retention has, or will have, work.
 
         With what it is, why, how many bytes, and what the next run costs (`compaction.debt`). No request.
         """
         from storage_core.compaction.debt import debt
+        from storage_core.compaction.policy import Mode
 
-        return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode)
+        return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
 
     def _require_writable(self) -> None:
         if self._view.pinned:

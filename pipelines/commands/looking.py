@@ -57,8 +57,9 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     output.fields(about, {**shown, "timestamp": moment_ms})
     windows = {"window_start": window, "splits": figure, **_FIGURES}
     most = None if everything else _MOST_DESCRIBED
+    nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
     newest_first = reversed(about["windows"])
-    output.records(newest_first, windows, as_json=False, nothing="no rows yet", most=most)
+    output.records(newest_first, windows, as_json=False, nothing=nothing, most=most)
     if about["indexes"]:
         indexes = {"name": cell, "kind": cell, "watermark": figure, "segments": figure, "covered_splits": figure}
         output.records(about["indexes"], indexes, as_json=False, nothing="", most=most)

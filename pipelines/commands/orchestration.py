@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -73,7 +74,12 @@ def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, 
         from pipelines.instance import open_instance
 
     known = _declared(table)
-    with _progress(f"{table} {start} to {end}") as advance, open_instance() as instance, _own_stdout() as ours:
+    with (
+        open_instance() as instance,
+        _own(1, sys.stdout) as ours,
+        _own_errors() as errors,
+        _progress(f"{table} {start} to {end}", errors) as advance,
+    ):
         for done in runs.backfill(
             known.declaration, start, end, chunk, only_failed=only_failed, instance=instance, file=known.file
         ):
@@ -127,23 +133,28 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _own_stdout() -> Iterator[TextIO]:
-    """Standard output for our own lines only: while the block runs, what jobs write to theirs is in the UI alone.
+def _own(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
+    """Standard output or error for our own lines only: while the block runs, what jobs write there is in the UI alone.
 
     It is the descriptor that is changed, because a job is a process of its own; Dagster still captures it.
     """
-    sys.stdout.flush()
-    kept = os.dup(1)
+    stream.flush()
+    kept = os.dup(descriptor)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    os.dup2(nowhere, descriptor)
     os.close(nowhere)
     try:
         with os.fdopen(os.dup(kept), "w", encoding="utf-8") as ours:
             yield ours
     finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
+        stream.flush()
+        os.dup2(kept, descriptor)
         os.close(kept)
+
+
+def _own_errors() -> AbstractContextManager[TextIO]:
+    """Standard error, for our own lines only unless `tidemark --verbose` asks for those of the jobs."""
+    return nullcontext(sys.stderr) if logging.getLogger().isEnabledFor(logging.INFO) else _own(2, sys.stderr)
 
 
 @contextmanager
@@ -155,14 +166,14 @@ def _quiet_previews() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while the block runs, with the time that is left, where that is a terminal."""
+def _progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], None]]:
+    """A bar on this standard error while the block runs, with the time that is left, where that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
+        console=Console(file=errors),
+        disable=not errors.isatty(),
         transient=True,
         speed_estimate_period=_LONGEST_CHUNK_SECONDS,
     ) as bar:

@@ -11,8 +11,9 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING
+from unicodedata import combining, east_asian_width
 
 from jobs.lists import counted
 from pipelines.commands.plain import plain
@@ -33,7 +34,7 @@ LONGEST_EXCERPT = 200
 _BATCH_ROWS = 10_000
 _MOST_REASONS = 20
 _TAB = 4
-_UNLIMITED_WIDTH = 100_000
+_GAP = "   "
 
 
 class OutputClosedError(Exception):
@@ -90,8 +91,9 @@ def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int |
 
     Columns that hold figures only are aligned on the right. Without a width, as through a pipe, everything fits.
     """
-    if width is None or max(map(len, _drawn(columns, lines, None))) <= width:
-        line("\n".join(_drawn(columns, lines, width)))
+    drawn = _drawn(columns, lines)
+    if width is None or max(map(_cells, drawn)) <= width:
+        line("\n".join(drawn))
         return
     names = [f"{printable(name):<{max(map(len, columns))}}" for name in columns]
     for number, values in enumerate(lines, 1):
@@ -162,23 +164,31 @@ def error(found: TidemarkError, *, as_json: bool) -> int:
     return found.exit_code
 
 
-def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
+def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: an empty one, the names, a rule, and the values, whose own lines stay below each other."""
+    head, *parts = [_lines(values) for values in [[printable(name) for name in columns], *body]]
+    lines = [*head, *(each for part in parts for each in part)]
+    widths = [max(map(_cells, column)) for column in zip(*lines, strict=True)]
+    right = [bool(body) and all(map(_is_figure, values)) for values in zip(*body, strict=True)] or [False] * len(widths)
+    drawn = [" " + _GAP.join(map(_filled, values, widths, right)).rstrip() for values in lines]
+    rule = " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    return ["", *drawn[: len(head)], rule, *drawn[len(head) :]]
 
-    table = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        figures = bool(body) and all(_is_figure(each[index]) for each in body)
-        table.add_column(Text(printable(name)), justify="right" if figures else "left", overflow="fold")
-    for each in body:
-        table.add_row(*map(Text, each))
-    colors: Literal["auto"] | None = "auto" if width else None
-    console = Console(width=width or _UNLIMITED_WIDTH, color_system=colors, highlight=False)
-    with console.capture() as drawn:
-        console.print(table)
-    return [each.rstrip() for each in drawn.get().rstrip().split("\n")]
+
+def _lines(values: Sequence[str]) -> list[tuple[str, ...]]:
+    return list(zip_longest(*(value.split("\n") for value in values), fillvalue=""))
+
+
+def _filled(text: str, width: int, right: object) -> str:
+    gap = " " * (width - _cells(text))
+    return gap + text if right else text + gap
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
 def _terminal_width() -> int | None:

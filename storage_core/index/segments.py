@@ -23,7 +23,6 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
-from storage_core.split.read import conform_split, read_split
 
 _logger = logging.getLogger(__name__)
 
@@ -104,6 +103,8 @@ def build(store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.
     bounded by the split. A column that the split does not have is null. Raises what `read_split` raises.
     """
     # The whole file is read even for few columns: a segment must not preserve damage that only a checksum shows.
+    from storage_core.split.read import conform_split, read_split  # and Parquet, which coverage does not need
+
     rows = read_split(store, add.as_written, verify=True)
     return build_rows(conform_split(rows, pa.schema([schema.field(each) for each in definition.columns])), definition)
 

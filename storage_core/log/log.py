@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage_core.clock import Clock, SystemClock
 from storage_core.errors import CommitUnknown, InvalidInput, TidemarkError
@@ -13,7 +13,6 @@ from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
 from storage_core.log.actions import Action, Metadata
 from storage_core.log.boundary import first_version
-from storage_core.log.checkpoint import CheckpointResult, write_checkpoint
 from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
 from storage_core.log.conflicts import Plan, Rebase, require_writable, validated
@@ -35,6 +34,9 @@ from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.create import put_or_unknown, require_durable
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
+
+if TYPE_CHECKING:
+    from storage_core.log.checkpoint import CheckpointResult
 
 _logger = logging.getLogger(__name__)
 
@@ -163,6 +165,8 @@ class TransactionLog:
 
         Work is proportional to what is new since the newest state, amortized.
         """
+        from storage_core.log.checkpoint import write_checkpoint  # which readers do not need
+
         require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)
         behind = recovery(self.store, based.version)

@@ -14,7 +14,6 @@ from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import Place
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_location import FROM_THE_ENVIRONMENT, USERINFO, parse_s3_uri
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.ASCII | re.IGNORECASE)
@@ -48,6 +47,8 @@ def open_store(uri: str | Path) -> Place:
         case "memory":
             return _memory_store(_memory_name(uri))
         case _:
+            from storage_core.objectstore.s3 import S3Store  # and HTTP, which other places do not need
+
             return S3Store(parse_s3_uri(uri, os.environ))
 
 

@@ -83,6 +83,12 @@ class Failure:
                 )
             case Trouble.REFUSED:
                 return InvalidInput(f"{subject}: {self}; check bucket, region and endpoint", key=subject)
+            case Trouble.NOT_SENT:
+                return Unavailable(
+                    f"{subject}: {self}; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the "
+                    "region, or try again later",
+                    key=subject,
+                )
             case _:
                 return Unavailable(f"{subject}: {self}; try again later", key=subject)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from storage_core.index.catch_up import watermark
-from storage_core.index.segments import coverage
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -77,6 +75,9 @@ def _windows(snapshot: Snapshot) -> list[Row]:
 
 
 def _index(snapshot: Snapshot, definition: IndexDefinition) -> Row:
+    from storage_core.index.catch_up import watermark  # which tables without indexes do not need
+    from storage_core.index.segments import coverage
+
     covered = coverage(snapshot, definition)
     return {
         "name": definition.name,

@@ -53,6 +53,12 @@ def test_the_small_benchmark_of_compaction_plans_many_splits_and_says_what_openi
     assert any(figure["name"] == f"peak memory, {case}" and figure["holds"] for figure in figures)
 
 
+def test_the_small_benchmark_of_startup_prints_every_command_by_the_clock_and_by_the_processor() -> None:
+    figures = _figures("startup")
+    for name in ("tm.Table", "tidemark describe", "tidemark sql", "tidemark search", "tidemark get"):
+        assert {name, f"{name}, processor"} <= {figure["name"] for figure in figures}
+
+
 @pytest.mark.spark
 def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
     figures = _figures("ingestion")

@@ -26,7 +26,7 @@ from scripts.installer import REQUIREMENTS, ROOT, find_uv, install, make_environ
 SOURCES = ("assets", "jobs", "pipelines", "storage_core", "tidemark")
 FILES = ("LICENSE", "NOTICE", "README.md", "pyproject.toml")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
-PIPELINE = ("dagster", "dagster_pipes", "dagster_webserver", "delta", "pandas", "py4j", "pyspark")
+PIPELINE = ("dagster", "dagster_pipes", "dagster_webserver", "pandas", "py4j", "pyspark")
 
 PROGRAM = """
 import datetime as dt, json, sys
@@ -155,8 +155,7 @@ def test_a_command_that_needs_the_pipeline_says_so(core: Installed) -> None:
 
 def test_the_pipeline_extra_brings_the_rest(wheel: Path, tmp_path: Path) -> None:
     whole = installed(tmp_path, ["build", "demo"], wheel)
-    names = ", ".join(name for name in PIPELINE if name != "delta")
-    whole.said("python", "-c", f"import {names}")
+    whole.said("python", "-c", f"import {', '.join(PIPELINE)}")
     for command in ("ui", "backfill", "compact"):
         assert whole.said("tidemark", command, "--help")
     (whole.folder / "tables").mkdir()

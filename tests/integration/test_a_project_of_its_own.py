@@ -67,6 +67,16 @@ def test_a_job_that_we_start_is_ours(
     assert "--table-uri" in ended.stdout
 
 
+@pytest.mark.parametrize("start", [[TIDEMARK], [sys.executable, "-P", "-m", "tidemark"]], ids=["tidemark", "-m"])
+def test_the_command_is_ours_whatever_the_path_holds(project: Path, start: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    ended = subprocess.run(
+        [*start, "init", "--json"], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads(ended.stdout)["name"] == "events"
+
+
 @pytest.mark.spark
 @pytest.mark.dagster
 def test_a_backfill_runs_our_jobs_and_their_tasks_on_spark(project: Path) -> None:

@@ -153,7 +153,7 @@ def start(*arguments: str, cwd: Path, stdin: str | None = None) -> Ended:
 
 def test_the_installed_command_is_this_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"] == {"tidemark": "pipelines.cli:main"}
+    assert project["scripts"] == {"tidemark": "tidemark.__main__:main"}
 
 
 def test_help_names_every_command_and_each_command_explains_itself(run: Run) -> None:

@@ -80,6 +80,14 @@ def test_a_merged_table_has_nothing_that_waits(table: Table, capsys: pytest.Capt
     assert capsys.readouterr().out == "nothing waits: every acknowledged record is merged\n"
 
 
+def test_a_table_whose_rows_all_wait_is_not_described_as_empty(
+    table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.append({"id": 1})
+    assert main(["describe", table.uri]) == 0
+    assert "no rows are merged yet" in capsys.readouterr().out
+
+
 def test_a_merge_that_one_record_blocks_goes_on_with_quarantine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Spark
 ) -> None:

@@ -16,6 +16,7 @@ TESTKIT = "storage_core.testkit"
 # From the highest to the lowest. A module may import its own layer and every layer below; names that share a line are
 # one height and know nothing of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("tidemark.__main__",),
     ("pipelines",),
     ("assets",),
     ("jobs",),

@@ -1,0 +1,188 @@
+"""Every block of the guide, as a reader follows it: shell in a shell, Python in one session, from an empty folder.
+
+The block of `text` after one is what the reader sees, errors included: `…` in a line stands for anything, a line with
+nothing else for any lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from storage_core.testkit.s3_server import S3Server
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+PAGES = ("1-first-table", "2-own-data", "3-keyed-tables")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+LANGUAGES = {"sh", "python", "text"}
+
+# Reads blocks as lines of JSON, runs each in the same namespace, and says that it is done: what `python` does, without
+# its prompts.
+SESSION = """
+import json, sys
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    exec(compile(json.loads(line), "guide", "exec"), names)
+    print("\\N{END OF TRANSMISSION}", flush=True)
+"""
+DONE = "\N{END OF TRANSMISSION}\n"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block and the output that the page shows below it, None where it shows none."""
+
+    language: str
+    text: str
+    line: int
+    shown: str | None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The blocks to run, in the order of the page."""
+    text = page.read_text(encoding="utf-8")
+    found = list(FENCED.finditer(text))
+    for number, each in enumerate(found):
+        assert each[1] in LANGUAGES, f"{page.name}: a block of {each[1]!r}, which nothing runs"
+        if each[1] == "text":
+            continue
+        after = found[number + 1] if number + 1 < len(found) else None
+        below = after is not None and after[1] == "text" and not text[each.end() : after.start()].strip()
+        yield Block(each[1], each[2], text.count("\n", 0, each.start()) + 1, after[2] if below and after else None)
+
+
+class Reader:
+    """Someone with `tidemark` and `python` on the PATH, in one folder, with one shell and one Python session."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "work"
+        self._folder.mkdir()
+        self._exports = folder / "exports.sh"
+        self._exports.touch()
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        gone = ("PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY")
+        self._environment = {name: value for name, value in os.environ.items() if name not in gone} | {"PATH": path}
+        self._python: subprocess.Popen[str] | None = None
+
+    def shell(self, text: str) -> str:
+        """What a block of shell prints; what it exports stays for the next one."""
+        script = f". '{self._exports}'\n{text}\nexport -p > '{self._exports}'\n"
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout
+        return ended.stdout
+
+    def python(self, text: str) -> str:
+        """What a block of Python prints in the session."""
+        if self._python is None:
+            self._python = subprocess.Popen(
+                [Path(sys.executable).parent / "python", "-c", SESSION],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        assert self._python.stdin is not None
+        assert self._python.stdout is not None
+        self._python.stdin.write(json.dumps(text) + "\n")
+        self._python.stdin.flush()
+        printed: list[str] = []
+        for line in self._python.stdout:
+            if line == DONE:
+                return "".join(printed)
+            printed.append(line)
+        raise AssertionError("".join(printed))
+
+    def close(self) -> None:
+        """End the session."""
+        if self._python is not None:
+            self._python.communicate()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    someone = Reader(tmp_path)
+    yield someone
+    someone.close()
+
+
+def plain(text: str) -> list[str]:
+    """The lines without colours, and without blanks at their ends."""
+    return [line.rstrip() for line in COLOURS.sub("", text).rstrip().split("\n")]
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether the output that a page shows stands for what was printed."""
+    pattern = ""
+    for line in plain(shown):
+        pattern += r"(?:.*\n)*?" if line.strip() == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n"
+    return re.fullmatch(pattern, "\n".join(plain(printed)) + "\n") is not None
+
+
+def follow(page: str, reader: Reader) -> None:
+    """Run every block of a page, and compare what it prints with what the page shows."""
+    for block in blocks(GUIDE / f"{page}.md"):
+        where = f"{page}.md, line {block.line}"
+        try:
+            printed = reader.shell(block.text) if block.language == "sh" else reader.python(block.text)
+        except AssertionError as error:
+            raise AssertionError(f"{where} failed:\n{error}") from None
+        assert block.shown is not None or not printed, f"{where} prints what the page does not show:\n{printed}"
+        assert block.shown is None or matches(block.shown, printed), (
+            f"{where} shows\n{block.shown}\nand it printed\n{printed}"
+        )
+
+
+def test_every_page_is_followed_here_and_listed() -> None:
+    listed = re.findall(
+        r"^\d\. \[[^\]]+\]\((.+?)\.md\)", (GUIDE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert listed == [*PAGES, "4-scheduling", "5-s3"]
+    assert sorted(listed) == sorted(page.stem for page in GUIDE.glob("*.md") if page.stem != "README")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_for_the_core_does_what_it_shows(page: str, reader: Reader) -> None:
+    follow(page, reader)
+
+
+@pytest.mark.spark
+@pytest.mark.dagster
+def test_the_page_on_scheduling_does_what_it_shows(reader: Reader) -> None:
+    follow("4-scheduling", reader)
+
+
+def test_the_page_on_s3_does_what_it_shows(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+    monkeypatch.setenv("BUCKET", urlsplit(s3_server.uri("guide")).netloc)
+    follow("5-s3", request.getfixturevalue("reader"))  # once the environment says where S3 is
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [("1\n", "2\n"), ("a …\n", "b c\n"), ("a\n…\nz\n", "a\n"), ("a\n", "a\nb\n"), ("", "a\n")],
+)
+def test_an_output_that_differs_from_what_is_shown_is_found(shown: str, printed: str) -> None:
+    assert not matches(shown, printed)
