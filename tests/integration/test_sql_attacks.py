@@ -20,11 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.engine import confinement
+from storage_core.engine import confinement, landlock
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
-from storage_core.os_errors import scratch_folder
 from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.relation import query_errors, splits_source
 from storage_core.read.scan import Scan
@@ -238,7 +237,7 @@ def _quoted(text: str) -> str:
 
 
 @pytest.mark.skipif(
-    not confinement.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
+    not landlock.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
 )
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
@@ -562,10 +561,9 @@ def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
 
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
     try:
-        with scratch_folder("tidemark-spill-") as folder:
-            threading.Thread(target=interrupt, daemon=True).start()
-            with pytest.raises(KeyboardInterrupt):
-                confinement.answer(lambda: session(files=source.files), ask_long, writable=folder)
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            confinement.answer(lambda _: session(files=source.files), ask_long)
     finally:
         signal.signal(signal.SIGINT, ignored)
 
@@ -601,7 +599,7 @@ def test_a_filter_that_takes_too_much_memory_ends_with_the_name_of_the_setting(
 
 
 @pytest.mark.skipif(
-    not confinement.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
+    not landlock.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
 )
 @pytest.mark.parametrize("read", READERS)
 def test_the_session_of_a_scan_cannot_write_even_what_was_not_checked(
