@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from storage_core.engine.functions import COPYING
-from storage_core.engine.tree import Node, refused
+from storage_core.engine.tree import Node, arguments, refused
 
 MOST_GROWN = 1_000_000
 MOST_COPIES = 4
@@ -48,6 +48,7 @@ _LONGER: Mapping[str, int] = {
     "url_encode": 3,
 }
 """How many times longer than their argument the texts of these are."""
+_CALLS = frozenset({"FUNCTION", "WINDOW"})
 _SPLITTING = frozenset({"split", "str_split", "string_split"})
 
 
@@ -60,10 +61,10 @@ def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOS
     streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
     grown = 1
     for node in nodes:
-        if node.get("class") != "FUNCTION" or id(node) in streamed:
+        if node.get("class") not in _CALLS or id(node) in streamed:
             continue
         name = str(node["function_name"]).lower()
-        factor = _factor(name, [each["expression"] for each in node["arguments"]], strict=strict)
+        factor = _factor(name, arguments(node), strict=strict)
         if factor is None:
             advice = "; call it after FROM" if name in _SERIES else ""
             raise refused(text, what, f"how much {name} makes must be written out in it{advice}")
