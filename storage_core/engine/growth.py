@@ -28,7 +28,7 @@ _BY_NUMBER: Mapping[str, int] = {
     "lttb": 2,
 }
 """The argument that says how much becomes of the others."""
-_SERIES = frozenset({"range", "generate_series"})
+SERIES = frozenset({"range", "generate_series"})
 _BY_FORMAT = frozenset({"format", "printf"})
 _WIDTH = re.compile(r"[0-9]+")
 _WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
@@ -64,11 +64,11 @@ def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOS
         if node.get("class") not in _CALLS or id(node) in streamed:
             continue
         name = str(node["function_name"]).lower()
-        factor = _factor(name, arguments(node), strict=strict)
-        if factor is None:
-            advice = "; call it after FROM" if name in _SERIES else ""
+        times = factor(name, arguments(node), strict=strict)
+        if times is None:
+            advice = "; call it after FROM" if name in SERIES else ""
             raise refused(text, what, f"how much {name} makes must be written out in it{advice}")
-        grown *= max(1, factor)
+        grown *= max(1, times)
         if grown > most:
             raise refused(text, what, f"it makes {grown} of one value where {most} are the most")
 
@@ -88,9 +88,9 @@ def check_copies(tree: Any, text: str, what: str) -> None:
             waiting.extend((each, around) for each in node)
 
 
-def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
+def factor(name: str, given: Sequence[Node], *, strict: bool = False) -> int | None:
     """How many times longer than its arguments the value is; None where the text does not say."""
-    if name in _SERIES:
+    if name in SERIES:
         ends = [_number(each) for each in given]
         return None if None in ends else 2 * max((abs(each or 0) for each in ends), default=0)
     if name in _BY_FORMAT:
