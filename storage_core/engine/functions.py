@@ -3,8 +3,8 @@
 What is not listed is refused, so a function that a newer DuckDB brings waits until somebody has looked at it;
 `tests/unit/test_sql_functions.py` fails where the engine's own list has changed. Left out: what reads files, settings,
 variables, the catalogue or other queries, what plans or runs text, what sleeps, logs or counts, what takes the inner
-form of an aggregate or a sort key, which DuckDB believes unseen, `json_pretty`, which makes the square of deep JSON, and
-all of VARIANT, whose cast from deep JSON ends the process.
+form of an aggregate or a sort key, which DuckDB believes unseen, `json_pretty`, which squares deep JSON, and all of
+VARIANT, whose cast from deep JSON ends the process.
 """
 
 from __future__ import annotations

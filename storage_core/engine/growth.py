@@ -13,7 +13,6 @@ from typing import Any
 from storage_core.engine.functions import COPYING
 from storage_core.engine.tree import Node, arguments, refused
 
-MOST_GROWN = 1_000_000
 MOST_COPIES = 4
 _BY_NUMBER: Mapping[str, int] = {
     "repeat": 1,
@@ -48,26 +47,22 @@ _LONGER: Mapping[str, int] = {
     "url_encode": 3,
 }
 """How many times longer than their argument the texts of these are."""
-_CALLS = frozenset({"FUNCTION", "WINDOW"})
 _SPLITTING = frozenset({"split", "str_split", "string_split"})
 
 
-def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOST_GROWN, strict: bool = False) -> None:
+def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int) -> None:
     """Return when what the functions in these nodes make of their arguments is bounded by `most`, all taken together.
 
-    Splitting, which makes many small texts of one, counts with `strict` only. Raises `InvalidInput`.
+    Of one SELECT without others in it: layers are `layers`' to count. Raises `InvalidInput`.
     """
-    nodes = list(nodes)
-    streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
     grown = 1
     for node in nodes:
-        if node.get("class") not in _CALLS or id(node) in streamed:
+        if node.get("class") != "FUNCTION":
             continue
         name = str(node["function_name"]).lower()
-        times = factor(name, arguments(node), strict=strict)
+        times = factor(name, arguments(node), strict=True)
         if times is None:
-            advice = "; call it after FROM" if name in SERIES else ""
-            raise refused(text, what, f"how much {name} makes must be written out in it{advice}")
+            raise refused(text, what, f"how much {name} makes must be written out in it")
         grown *= max(1, times)
         if grown > most:
             raise refused(text, what, f"it makes {grown} of one value where {most} are the most")
@@ -89,7 +84,10 @@ def check_copies(tree: Any, text: str, what: str) -> None:
 
 
 def factor(name: str, given: Sequence[Node], *, strict: bool = False) -> int | None:
-    """How many times longer than its arguments the value is; None where the text does not say."""
+    """Return how many times longer than its arguments the value is; None where the text does not say.
+
+    Splitting, which makes many small texts of one, counts with `strict` only.
+    """
     if name in SERIES:
         ends = [_number(each) for each in given]
         return None if None in ends else 2 * max((abs(each or 0) for each in ends), default=0)

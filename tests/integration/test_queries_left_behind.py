@@ -34,7 +34,7 @@ from tidemark import QueryLimits, Table
 SLOW = "levenshtein(repeat('ab', 200000), repeat('ba', 200000) || a) > 5"
 table = Table.open(sys.argv[1])
 limits = QueryLimits(seconds=0.3)
-scan = replace(table.scan(), filter=Filter(Opaque("unchecked"), duckdb.SQLExpression(SLOW)), limits=limits)
+scan = replace(table.scan(), filter=Filter(Opaque("unchecked"), (duckdb.SQLExpression(SLOW),)), limits=limits)
 
 def query():
     with query_errors(SLOW, (), limits):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import signal
 import stat
@@ -12,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -611,7 +614,7 @@ def test_the_session_of_a_scan_cannot_write_even_what_was_not_checked(
     before = everything(tmp_path)
     text = copied("format parquet, use_tmp_file false", split_of(table))
     unchecked = duckdb.SQLExpression(f"a in (with x as ({text}) select 99 from x)")
-    scan = replace(table.scan(filter="a > 5"), filter=Filter(Opaque("unchecked"), unchecked))
+    scan = replace(table.scan(filter="a > 5"), filter=Filter(Opaque("unchecked"), (unchecked,)))
     with pytest.raises((TidemarkError, OSError, duckdb.Error)):
         read(scan)
     assert everything(tmp_path) == before
@@ -662,6 +665,37 @@ def test_what_a_killed_process_spilled_is_removed_by_the_next_and_nothing_of_one
     for process in (running, following):
         process.communicate()
     assert [path.name for path in tmp_path.iterdir()] == ["tidemark-spill-of-another"]
+
+
+def nested_filters(depth: int) -> Iterator[Callable[[], Filter]]:
+    one, another = col("a") == 1, col("a") < 100
+    steps: list[Callable[[Filter, int], Filter]] = [
+        lambda made, _: ~made,
+        lambda made, at: made | one if at % 2 else made & another,
+        lambda made, at: one & made if at % 2 else another | made,
+        lambda made, _: ~(made | one),
+    ]
+    for step in steps:
+        yield partial(functools.reduce, step, range(depth), one)
+
+
+@pytest.mark.parametrize("depth", [201, 5_000])
+@pytest.mark.parametrize("kind", range(4))
+def test_a_filter_of_columns_that_is_nested_too_deep_is_refused(depth: int, kind: int) -> None:
+    with pytest.raises(InvalidInput, match="nested at most 200 deep"):
+        list(nested_filters(depth))[kind]()
+
+
+def test_a_filter_of_columns_may_be_a_long_chain(table: Table) -> None:
+    chosen = [col("a") == each for each in range(5, 1_505)]
+    for chain in (functools.reduce(operator.or_, chosen), functools.reduce(lambda made, each: each | made, chosen)):
+        assert table.scan(filter=chain).to_arrow().num_rows == 5
+        assert table.scan(filter=chain & (col("a") != 5)).to_arrow().num_rows == 4
+    assert table.scan(filter=functools.reduce(operator.and_, [~each for each in chosen])).to_arrow().num_rows == 5
+    for made in list(nested_filters(90)):
+        assert table.scan(filter=made()).to_arrow().num_rows <= 10
+    with pytest.raises(InvalidInput, match="at most 10000 conditions"):
+        functools.reduce(operator.or_, [col("a") == 1] * 10_001)
 
 
 def test_a_filter_is_held_to_the_same_parts_as_a_query(table: Table) -> None:
