@@ -34,7 +34,7 @@ STILL_RUNNING = "one call of a function still runs"
 _RUNNING, _LEFT = "tidemark-query", "tidemark-query-left"
 
 
-def answer(
+def run_confined(
     opened: Callable[[Path | None], AbstractContextManager[duckdb.DuckDBPyConnection]],
     ask: Callable[[duckdb.DuckDBPyConnection], T],
     *,

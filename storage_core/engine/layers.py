@@ -157,7 +157,7 @@ class _Reckoning:
             case "STAR":
                 return self._item(node, scope)[1]
             case "CONSTANT":
-                return max(PER_BYTE, len(str((node.get("literal") or {}).get("text", "")).encode()))
+                return max(PER_BYTE, _literal_bytes(node))
             case "COMPARISON" | "CONJUNCTION" | "BETWEEN":
                 self._parts(node, scope)
                 return PER_BYTE
@@ -191,11 +191,8 @@ class _Reckoning:
             return self._noted(inner if "JSON" not in names and _is_text(node["child"]) else inner * AS_TEXT)
         if not names & NESTED_TYPES:
             return self._noted(inner)
-        texts = 0
+        texts = sum(_literal_bytes(each) for each in nodes_of(node["type_expr"]))
         places = PER_BYTE * len(types)
-        for each in nodes_of(node["type_expr"]):
-            literal = str((each.get("literal") or {}).get("text", ""))
-            texts += len(literal.encode())
         for each in types:
             if str(each["type_name"]).upper() == "ARRAY":
                 sizes = [str((part.get("literal") or {}).get("text", "")) for part in each["children"]]
@@ -217,14 +214,14 @@ class _Reckoning:
         if name in ("concat", "concat_ws", "printf", "format"):
             sizes = [size if _is_text(each) else size * AS_TEXT for size, each in zip(sizes, given, strict=True)]
         made = sum(sizes) + sum(len(str(each.get("name") or "")) for each in node["arguments"])
-        if name == "concat_ws":
+        if name == "concat_ws" and sizes:
             made += len(sizes) * sizes[0]
         grown = factor(name, given)
         if grown is None:
             advice = "; call it after FROM" if name in SERIES else ""
             raise refused(self.text, self.what, f"how much {name} makes must be written out in it{advice}")
         times = TIMES.get(name, 1) * max(1, grown)
-        if name in PRODUCTS or (name in MANY_PATHS and not _is_one(given[-1])):
+        if sizes and (name in PRODUCTS or (name in MANY_PATHS and not _is_one(given[-1]))):
             times *= max(ROW, sizes[-1])
         return self._noted(made * times)
 
@@ -256,6 +253,10 @@ class _Reckoning:
         return size
 
 
+def _literal_bytes(node: Node) -> int:
+    return len(str((node.get("literal") or {}).get("text", "")).encode())
+
+
 def _is_text(node: Node) -> bool:
     if node["class"] == "CAST":
         return str(node["type_expr"].get("type_name", "")).upper() in TEXT_TYPES
@@ -276,10 +277,7 @@ def _told(node: Node) -> int | None:
     literal = node.get("literal") or {}
     if literal.get("kind") == "STRING":
         return max(1, len(str(literal["text"])))
-    if str(node.get("function_name", "")).lower() in ("left", "substr", "substring"):
-        last = (arguments(node)[-1].get("literal") or {}) if node["arguments"] else {}
-        if last.get("kind") == "INTEGER" and (
-            str(node["function_name"]).lower() == "left" or len(arguments(node)) == 3
-        ):
-            return int(last["text"]) if len(last["text"]) < 20 else None
-    return None
+    places = {"left": 2, "substr": 3, "substring": 3}.get(str(node.get("function_name", "")).lower())
+    given = arguments(node) if places else []
+    length = str((given[-1].get("literal") or {}).get("text", "")) if len(given) == places else ""
+    return int(length) if length.isdecimal() and len(length) < 20 else None

@@ -81,7 +81,7 @@ class Scan:
         splits, source = self._source()
         unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
         with query_errors("scan", splits, bounds):
-            connection, reader = confinement.answer(
+            connection, reader = confinement.run_confined(
                 lambda _: nullcontext(session(unhurried, files=source.files)),
                 lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
                 seconds=None if bounds is None else bounds.seconds,
@@ -93,7 +93,7 @@ class Scan:
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds):
-            rows = confinement.answer(
+            rows = confinement.run_confined(
                 lambda _: session(bounds, files=source.files),
                 lambda connection: self._relation(connection, source).to_arrow_table(),
                 seconds=None if bounds is None else bounds.seconds,
@@ -124,7 +124,7 @@ class Scan:
         seconds = None if limits is None else limits.seconds
         with query_errors("scan", [add for add, _ in source.splits], limits):
             while (
-                batch := confinement.answer(
+                batch := confinement.run_confined(
                     lambda _: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
                 )
             ) is not None:

@@ -67,7 +67,7 @@ def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
         rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
         return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
-    return confinement.answer(
+    return confinement.run_confined(
         lambda folder: session(limits, files=source.files, folder=folder),
         of,
         folder=scratch_folder("tidemark-spill-"),

@@ -68,7 +68,7 @@ class Held:
         self.sessions: list[duckdb.DuckDBPyConnection] = []
 
     def query(self, seconds: float | None = 0.1) -> object:
-        return confinement.answer(
+        return confinement.run_confined(
             self._opened, lambda _: "answer", folder=scratch_folder("tidemark-spill-"), seconds=seconds
         )
 

@@ -296,13 +296,13 @@ def pq_bytes() -> bytes:
 
 
 def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = split_of(table), confinement.answer
+    path, asked = split_of(table), confinement.run_confined
 
     def replaced(*args: object, **kwargs: object) -> object:
         path.write_bytes(pq_bytes())
         return asked(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(confinement, "answer", replaced)
+    monkeypatch.setattr(confinement, "run_confined", replaced)
     with pytest.raises(Corrupt, match="expected"):
         table.sql("select a from t")
 
@@ -569,7 +569,7 @@ def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            confinement.answer(lambda _: session(files=source.files), ask_long)
+            confinement.run_confined(lambda _: session(files=source.files), ask_long)
     finally:
         signal.signal(signal.SIGINT, ignored)
 

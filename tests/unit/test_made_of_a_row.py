@@ -44,6 +44,13 @@ ORDINARY = (
     "select columns(*) || 'x', concat(*columns(*)) from t",
     "select * from t a join t b on a.s || 'x' = b.s, lateral (select a.s || b.s)",
     "summarize t",
+    "unpivot t on a, s into name n value v",
+    "select concat_ws(), list_zip(), json_extract(), concat(), levenshtein('a', 'b')",
+    "select a, sum(b) filter (b > 1) over w from t group by grouping sets ((a), ()) window w as (order by a) qualify 1",
+    "(select 1 union select 2) intersect select a from t order by 1 limit (select 3)",
+    "select {'a': s}.a, [1, 2][1:2], (select a), exists (select 1), array(select s from t), s collate nocase from t",
+    "select t.* exclude a, t.* rename (a as b) from t positional join t b using sample 10%",
+    "values (s, 1), ((select max(s) from t), 2)",
 )
 LARGE = (
     layers(EIGHT, 7),
@@ -66,6 +73,7 @@ LARGE = (
     "select null::int[100000][100000] from t",
     "with recursive r(s) as (select 'x' union all select repeat(s, 1000) from r) from r",
     "select levenshtein(s, s) from t",
+    "select levenshtein(left(s, -1), left(s, -2)) from t",
     "select damerau_levenshtein(repeat(s, 9), substr(s, 5)) from t",
     "select s.repeat(2000000000) from t",
     "select json_pretty(s) from t",
