@@ -1,26 +1,24 @@
-"""A thread that cannot write: the last hedge around a query, kept by the operating system, not by DuckDB.
+"""A query in a thread that cannot write and does not keep its caller: the last hedge around what DuckDB runs.
 
-DuckDB has one permission for a file, to read and to write it, and no mode in which it does not write. On Linux a thread
-may give up rights for itself and every thread that it starts (Landlock): a session that is opened and asked in such a
-thread can make, change or remove no file outside the folder it spills to, and reach no TCP port, whatever text it runs.
-Elsewhere `statement` alone stands before it (decision 0083).
+DuckDB has one permission for a file, to read and to write it, and no mode in which it does not write. So a session is
+opened and asked in a thread that has given up its rights (`landlock`): it can make, change or remove no file outside
+the folder it spills to, and reach no TCP port, whatever text it runs. Elsewhere `statement` alone stands before it
+(decision 0083).
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from storage_core.engine import landlock
 from storage_core.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -28,119 +26,138 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
-_ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
-# write, remove (folder, file), make (device, folder, file, socket, pipe, block device, link); then refer and truncate
-_WRITING = 1 << 1 | sum(1 << bit for bit in range(4, 13))
-_REFER, _TRUNCATE = 1 << 13, 1 << 14
-_TCP = 0b11
 _SLICE_SECONDS = 0.25
+_GRACE_SECONDS = 1.0
+MOST_LEFT = 4
+"""Calls that outlive their query, at which no further query is taken."""
+STILL_RUNNING = "one call of a function still runs"
+_RUNNING, _LEFT = "tidemark-query", "tidemark-query-left"
 
 
 def run_confined(
-    opened: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]],
+    opened: Callable[[Path | None], AbstractContextManager[duckdb.DuckDBPyConnection]],
     ask: Callable[[duckdb.DuckDBPyConnection], T],
     *,
-    writable: Path | None = None,
+    folder: AbstractContextManager[Path] | None = None,
     seconds: float | None = None,
 ) -> T:
-    """Return what `ask` returns of the session that `opened` opens, in a thread that writes beneath `writable` only.
+    """Return what `ask` returns of the session that `opened` opens, in a thread that writes beneath `folder` only.
 
-    Their errors are raised here. An exception that arrives while they run, such as Ctrl-C, interrupts the query, and so
-    does the end of its time, which DuckDB's own limit does not count while it plans: then the error is DuckDB's of an
-    interrupted query. One call of a function over one batch of rows hears no interrupt.
+    `opened` is given that folder. Errors of both are raised here. An exception that arrives while they run, such as
+    Ctrl-C, interrupts the query, and so does the end of its time, which DuckDB's own limit does not count while it
+    plans: then the error is DuckDB's of an interrupted query. The session of a query that is given up is closed.
+
+    One call of a function over one batch of rows hears no interrupt. A second later it is left: the error says
+    `STILL_RUNNING`, and when the call ends, its threads close the session, free its memory and remove `folder`. While
+    `MOST_LEFT` are left, `Unavailable` refuses another query; those that have begun may become more. The end of the
+    process waits for none. It loses nothing, for a query writes nothing; the folder is removed by the next process, as
+    that of a killed one is.
     """
     import duckdb
 
-    done: Future[T] = Future()
-    given_up = threading.Event()
-    ended = threading.Event()  # not join(), which takes a running thread for ended when it is interrupted
-    running: list[duckdb.DuckDBPyConnection] = []
-
-    def run() -> None:
-        try:
-            try:
-                _give_up_writing(writable)
-            except OSError as error:
-                raise Unavailable(f"this system keeps no thread from writing: {error}; see decision 0083") from error
-            with opened() as connection:
-                running.append(connection)
-                _require_wanted(given_up)
-                done.set_result(ask(connection))
-        except BaseException as error:  # noqa: BLE001  # raised again where the answer is waited for
-            done.set_exception(error)
-        finally:
-            ended.set()
-
-    thread = threading.Thread(target=run, name="tidemark-query")  # no daemon: a process waits for it as it ends
+    _require_few_left()
+    query = _Query(opened, ask, folder)
+    keeper = threading.Thread(target=query.keep, name=_RUNNING, daemon=True)
     until = time.monotonic() + (math.inf if seconds is None else seconds)
     try:
-        thread.start()  # which may be interrupted itself, before the thread has begun
+        keeper.start()  # which may be interrupted itself, before the thread has begun
         # In slices: a signal that arrives just before the wait begins does not wake it, and is only heard after it.
-        while (left := until - time.monotonic()) > 0 and not ended.wait(min(left, _SLICE_SECONDS)):
+        while (left := until - time.monotonic()) > 0 and not query.ended.wait(min(left, _SLICE_SECONDS)):
             pass
     finally:
-        given_up.set()
-        # Again and again: an interrupt before the query has begun says nothing to it.
-        while thread.ident is not None and not ended.is_set():
-            for connection in running:
+        query.given_up.set()
+        query.woken.set()
+        try:
+            if keeper.ident is not None:
+                query.ended.wait(_GRACE_SECONDS)
+        finally:
+            if not query.ended.is_set():
+                keeper.name = _LEFT
+    if not query.ended.is_set():
+        raise duckdb.InterruptException(f"INTERRUPT Error: {STILL_RUNNING}")
+    keeper.join()
+    return query.done.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Query(Generic[T]):
+    """Two threads: one asks, without rights. The other has them, so it makes and removes the folder, and interrupts.
+
+    What has been opened is theirs alone to close, however often their caller is interrupted.
+    """
+
+    opened: Callable[[Path | None], AbstractContextManager[duckdb.DuckDBPyConnection]]
+    ask: Callable[[duckdb.DuckDBPyConnection], T]
+    folder: AbstractContextManager[Path] | None
+    done: Future[T] = field(default_factory=Future)
+    running: list[duckdb.DuckDBPyConnection] = field(default_factory=list)
+    given_up: threading.Event = field(default_factory=threading.Event)
+    asked: threading.Event = field(default_factory=threading.Event)
+    """The thread that asks has closed its session."""
+    woken: threading.Event = field(default_factory=threading.Event)
+    """It has, or the query is given up."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Nothing of the query is left."""
+
+    def keep(self) -> None:
+        """Return when the query has ended and its folder is removed."""
+        try:
+            with nullcontext() if self.folder is None else self.folder as writable:
+                asking = threading.Thread(target=self._run, args=(writable,), name=_RUNNING, daemon=True)
+                asking.start()
+                self.woken.wait()
+                self._interrupt()
+                asking.join()
+        except BaseException as error:  # noqa: BLE001  # raised again where the answer is waited for
+            if not self.done.done():
+                self.done.set_exception(error)
+        finally:
+            self.ended.set()
+
+    def _run(self, writable: Path | None) -> None:
+        try:
+            try:
+                landlock.give_up_writing(writable)
+            except OSError as error:
+                raise Unavailable(f"this system keeps no thread from writing: {error}; see decision 0083") from error
+            with self.opened(writable) as connection:
+                self.running.append(connection)
+                try:
+                    self._require_wanted()
+                    found = self.ask(connection)
+                    self._require_wanted()  # else the error of its caller would keep it
+                    self.done.set_result(found)
+                finally:
+                    if self.given_up.is_set():
+                        connection.close()
+        except BaseException as error:  # noqa: BLE001  # as above
+            self.done.set_exception(error)
+        finally:
+            self.asked.set()
+            self.woken.set()
+
+    def _interrupt(self) -> None:
+        """Again and again until the session is closed: an interrupt before the query has begun says nothing to it."""
+        import duckdb
+
+        while not self.asked.is_set():
+            for connection in self.running:
                 with suppress(duckdb.ConnectionException):  # it has just ended and is closed
                     connection.interrupt()
-            ended.wait(0.05)
-    return done.result()
+            self.asked.wait(0.05)
+
+    def _require_wanted(self) -> None:
+        import duckdb
+
+        if self.given_up.is_set():
+            raise duckdb.InterruptException("INTERRUPT Error: its time was over")
 
 
-def can_be_kept() -> bool:
-    """Whether this system lets a thread give up its rights."""
-    return _version() > 0
-
-
-def _require_wanted(given_up: threading.Event) -> None:
-    import duckdb
-
-    if given_up.is_set():
-        raise duckdb.InterruptException("INTERRUPT Error: its time was over before the query began")
-
-
-def _give_up_writing(writable: Path | None) -> None:
-    version = _version()
-    if version < 1:
-        return
-    rights = _WRITING | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    # The records grew with the versions of the kernel, which takes the length of what it knows.
-    handled = struct.pack("=QQ", rights, _TCP) if version >= 4 else struct.pack("=Q", rights)
-    rules = _call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
-    try:
-        if writable is not None:
-            _keep(rules, rights, writable)
-        if _libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl")
-        _call(_RESTRICT_SELF, rules, 0)
-    finally:
-        os.close(rules)
-
-
-def _keep(rules: int, rights: int, writable: Path) -> None:
-    folder = os.open(writable, os.O_PATH | os.O_CLOEXEC)
-    try:
-        _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)
-    finally:
-        os.close(folder)
-
-
-def _version() -> int:
-    """The version of Landlock that the kernel speaks; 0 or less where there is none."""
-    if sys.platform != "linux":
-        return 0
-    return int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION))
-
-
-def _call(number: int, *arguments: object) -> int:
-    found = int(_libc().syscall(number, *arguments))
-    if found < 0:
-        raise OSError(ctypes.get_errno(), f"system call {number}: {os.strerror(ctypes.get_errno())}")
-    return found
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _require_few_left() -> None:
+    left = sum(thread.name == _LEFT for thread in threading.enumerate())
+    if left >= MOST_LEFT:
+        raise Unavailable(
+            f"{left} queries of this process were given up and are still within one call of a function, which hears no "
+            f"interrupt; while there are {MOST_LEFT}, no other begins: try again when they have ended, or end the "
+            "process"
+        )

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from storage_core.engine.functions import COPYING
-from storage_core.engine.tree import Node, refused
+from storage_core.engine.tree import Node, arguments, refused
 
-MOST_GROWN = 1_000_000
 MOST_COPIES = 4
 _BY_NUMBER: Mapping[str, int] = {
     "repeat": 1,
@@ -28,7 +27,7 @@ _BY_NUMBER: Mapping[str, int] = {
     "lttb": 2,
 }
 """The argument that says how much becomes of the others."""
-_SERIES = frozenset({"range", "generate_series"})
+SERIES = frozenset({"range", "generate_series"})
 _BY_FORMAT = frozenset({"format", "printf"})
 _WIDTH = re.compile(r"[0-9]+")
 _WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
@@ -51,23 +50,20 @@ _LONGER: Mapping[str, int] = {
 _SPLITTING = frozenset({"split", "str_split", "string_split"})
 
 
-def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int = MOST_GROWN, strict: bool = False) -> None:
+def check_growth(nodes: Iterable[Node], text: str, what: str, *, most: int) -> None:
     """Return when what the functions in these nodes make of their arguments is bounded by `most`, all taken together.
 
-    Splitting, which makes many small texts of one, counts with `strict` only. Raises `InvalidInput`.
+    Of one SELECT without others in it: layers are `layers`' to count. Raises `InvalidInput`.
     """
-    nodes = list(nodes)
-    streamed = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
     grown = 1
     for node in nodes:
-        if node.get("class") != "FUNCTION" or id(node) in streamed:
+        if node.get("class") != "FUNCTION":
             continue
         name = str(node["function_name"]).lower()
-        factor = _factor(name, [each["expression"] for each in node["arguments"]], strict=strict)
-        if factor is None:
-            advice = "; call it after FROM" if name in _SERIES else ""
-            raise refused(text, what, f"how much {name} makes must be written out in it{advice}")
-        grown *= max(1, factor)
+        times = factor(name, arguments(node), strict=True)
+        if times is None:
+            raise refused(text, what, f"how much {name} makes must be written out in it")
+        grown *= max(1, times)
         if grown > most:
             raise refused(text, what, f"it makes {grown} of one value where {most} are the most")
 
@@ -87,9 +83,12 @@ def check_copies(tree: Any, text: str, what: str) -> None:
             waiting.extend((each, around) for each in node)
 
 
-def _factor(name: str, given: Sequence[Node], *, strict: bool) -> int | None:
-    """How many times longer than its arguments the value is; None where the text does not say."""
-    if name in _SERIES:
+def factor(name: str, given: Sequence[Node], *, strict: bool = False) -> int | None:
+    """Return how many times longer than its arguments the value is; None where the text does not say.
+
+    Splitting, which makes many small texts of one, counts with `strict` only.
+    """
+    if name in SERIES:
         ends = [_number(each) for each in given]
         return None if None in ends else 2 * max((abs(each or 0) for each in ends), default=0)
     if name in _BY_FORMAT:

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES, words
-from storage_core.engine.growth import check_copies, check_growth
+from storage_core.engine.growth import check_copies
+from storage_core.engine.layers import check_layers
 from storage_core.engine.session import session
 from storage_core.engine.tree import Node, nodes_of, refused, shown
 from storage_core.errors import InvalidInput
@@ -113,8 +114,8 @@ def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
         why = _objection(node, named | {table})
         if why is not None:
             raise refused(text, what, why)
-    check_growth(nodes, text, what)
     check_copies(tree, text, what)
+    check_layers(tree, text, what, table=table)
 
 
 def _is_common_table(value: object) -> bool:

@@ -10,6 +10,8 @@ from storage_core.foreign_text import quoted
 
 Node = Mapping[str, Any]
 _NESTED = (dict, list)  # as JSON gives them
+_SCHEMAS = (["main"], ["system", "main"])
+"""Where DuckDB looks for a function before it looks for a column of that name."""
 
 
 def nodes_of(tree: Any) -> Iterator[Node]:
@@ -22,6 +24,13 @@ def nodes_of(tree: Any) -> Iterator[Node]:
             waiting.extend(each for each in node.values() if each.__class__ in _NESTED)
         else:
             waiting.extend(each for each in node if each.__class__ in _NESTED)
+
+
+def arguments(call: Node) -> list[Node]:
+    """Return what a function is called with; of `s.repeat(3)`, which the parser takes for a schema, the column too."""
+    given: list[Node] = [each["expression"] for each in call["arguments"]]
+    before = [str(each) for each in call["qualified_name"]["path"][:-1]]
+    return given if not before or before in _SCHEMAS else [{"class": "COLUMN_REF", "column_names": before}, *given]
 
 
 def refused(text: str, what: str, why: str) -> InvalidInput:

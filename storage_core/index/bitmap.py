@@ -23,10 +23,12 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import quoted, shortened
+from storage_core.headroom import require_headroom
 from storage_core.index.native_errors import REBUILD
 from storage_core.settings.index import IndexDefinition
-from storage_core.system_errors import of_the_system
+from storage_core.system_errors import of_the_system, out_of_memory, unavailable
 
+_COPIES = 8  # of a text, of which each character may take four bytes, and its Arrow forms
 _MAGIC_BYTES = 8  # of an Arrow file, with the padding behind it
 
 
@@ -228,7 +230,9 @@ def _value_array(column: str, given: object, definition: IndexDefinition, schema
     listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
     if not listed:
         raise _refused(definition, f"no value to look for in {column!r}")
-    return pa.array([_scalar(column, each, definition, kind).as_py() for each in listed], type=kind)
+    size = sum(len(each) for each in listed if isinstance(each, str))
+    with require_headroom(f"values to look for in {column!r}", size=_COPIES * size):  # for which Arrow ends the process
+        return pa.array([_scalar(column, each, definition, kind).as_py() for each in listed], type=kind)
 
 
 def _scalar(column: str, value: object, definition: IndexDefinition, kind: pa.DataType) -> pa.Scalar:
@@ -239,7 +243,9 @@ def _scalar(column: str, value: object, definition: IndexDefinition, kind: pa.Da
         raise _refused(definition, f"{column!r} holds strings, found {quoted(value, 300)}; put it in quotes")
     try:
         return pa.scalar(_text(value), pa.string()).cast(kind)
-    except (pa.ArrowException, ValueError) as error:  # the latter for half a character, or a number of many digits
+    except (pa.ArrowException, MemoryError, ValueError) as error:  # the last for half a character, or many digits
+        if out_of_memory(error):
+            raise unavailable(f"a value of {column!r}", error) from error
         reason = f"{quoted(value, 300)} does not read as {kind} for {column!r}: {shortened(str(error))}"
         raise _refused(definition, reason) from error
 

@@ -9,6 +9,7 @@ greatest and equal to itself (docs/architecture/compaction.md).
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -100,28 +101,67 @@ class Opaque:
 Predicate = Compare | IsNull | And | Or | Opaque
 
 
+MOST_NESTED = 200
+"""Filters within filters; a chain of `&`, or of `|`, is one."""
+MOST_CLAUSES = 10_000
+"""Conditions of a chain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter that reads like Python: combine with `&`, `|` and `~`. Build one with `col` or `from_sql`."""
+    """A filter that reads like Python: combine with `&`, `|` and `~`. Build one with `col` or `from_sql`.
+
+    What is nested deeper than `MOST_NESTED` or chains more than `MOST_CLAUSES` is `InvalidInput` where it is made.
+    """
 
     predicate: Predicate
-    expression: duckdb.Expression
+    parts: tuple[duckdb.Expression, ...]
+    """One, or those of a chain, which `predicate` is then too."""
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidInput` for a filter that is too large."""
+        if self.depth > MOST_NESTED:
+            raise InvalidInput(f"a filter is nested at most {MOST_NESTED} deep; chain conditions by one of & and |")
+        if len(self.parts) > MOST_CLAUSES:
+            raise InvalidInput(f"a filter chains at most {MOST_CLAUSES} conditions; use isin for values of a column")
+
+    @property
+    def expression(self) -> duckdb.Expression:
+        """The filter as DuckDB has it: a chain is a tree as flat as can be, for each level is read within another."""
+        join = operator.and_ if isinstance(self.predicate, And) else operator.or_
+        left = list(self.parts)
+        while len(left) > 1:
+            pairs = [join(one, two) for one, two in zip(left[::2], left[1::2], strict=False)]
+            left = pairs + left[len(pairs) * 2 :]
+        return left[0]
 
     def __and__(self, other: Filter) -> Filter:
         """Both filters hold."""
-        return Filter(And((self.predicate, other.predicate)), self.expression & other.expression)
+        return self._chained(And, other)
 
     def __or__(self, other: Filter) -> Filter:
         """At least one of the filters holds."""
-        return Filter(Or((self.predicate, other.predicate)), self.expression | other.expression)
+        return self._chained(Or, other)
 
     def __invert__(self) -> Filter:
         """The filter is false; where it is unknown (null), so is its inversion."""
-        return Filter(negate(self.predicate), ~self.expression)
+        return Filter(negate(self.predicate), (~self.expression,), self.depth + 1)
+
+    def _chained(self, kind: type[And | Or], other: Filter) -> Filter:
+        (first, left, above), (second, right, below) = _links(self, kind), _links(other, kind)
+        return Filter(kind((*first, *second)), (*left, *right), 1 + max(above, below))
 
     def __bool__(self) -> NoReturn:
         """Raise `InvalidInput`: `and`, `or`, `not`, `if` and chained comparisons would drop conditions."""
         raise _no_truth_value()
+
+
+def _links(given: Filter, kind: type[And | Or]) -> tuple[tuple[Predicate, ...], tuple[duckdb.Expression, ...], int]:
+    """The filter as links of a chain, and how deep the deepest is: its own links, where it is one of that kind."""
+    if isinstance(given.predicate, kind) and len(given.parts) > 1:
+        return given.predicate.children, given.parts, given.depth - 1
+    return (given.predicate,), (given.expression,), given.depth
 
 
 class Column:
@@ -146,7 +186,7 @@ class Column:
             Comparison.GT: lambda: column > constant,
             Comparison.GE: lambda: column >= constant,
         }[comparison]()
-        return Filter(Compare(self._name, comparison, value), expression)
+        return Filter(Compare(self._name, comparison, value), (expression,))
 
     def __eq__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
         """Rows whose value equals `value`."""
@@ -180,18 +220,18 @@ class Column:
 
         chosen = tuple(values)
         if not chosen:
-            return Filter(Or(()), duckdb.SQLExpression("false"))
+            return Filter(Or(()), (duckdb.SQLExpression("false"),))
         column = _column(self._name)
         members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
-        return Filter(Or(members), column.isin(*map(_constant, chosen)))
+        return Filter(Or(members), (column.isin(*map(_constant, chosen)),))
 
     def is_null(self) -> Filter:
         """Rows where the column is null."""
-        return Filter(IsNull(self._name), _column(self._name).isnull())
+        return Filter(IsNull(self._name), (_column(self._name).isnull(),))
 
     def is_not_null(self) -> Filter:
         """Rows where the column is not null."""
-        return Filter(IsNull(self._name, negated=True), _column(self._name).isnotnull())
+        return Filter(IsNull(self._name, negated=True), (_column(self._name).isnotnull(),))
 
 
 def _no_truth_value() -> InvalidInput:

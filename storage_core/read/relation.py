@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_core.engine.confinement import STILL_RUNNING
 from storage_core.engine.session import literally
 from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     import duckdb
 
 TABLE = "t"
-GRACE_SECONDS = 1.0  # DuckDB's own limit of time speaks first where it counts
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
 _OUT_OF_TIME = "exceeded maximum execution time"
 _INTERRUPTED = "INTERRUPT Error"
@@ -133,7 +133,9 @@ def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLim
     text, asked = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
     if ((_OUT_OF_TIME in text and not quotes) or text.startswith(_INTERRUPTED)) and limits is not None:
-        found = f"{asked}: it took longer than {limits.seconds:g} seconds; ask for less, or raise `seconds` (--seconds)"
+        left = f"; {STILL_RUNNING}, and its memory and spill come free when it ends" if STILL_RUNNING in text else ""
+        advice = "ask for less, or raise `seconds` (--seconds)"
+        found = f"{asked}: it took longer than {limits.seconds:g} seconds{left}; {advice}"
         return Unavailable(found, query=query, seconds=limits.seconds)
     if out_of_memory(error) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"

@@ -21,7 +21,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors, splits_source
+from storage_core.read.relation import TABLE, Source, query_errors, splits_source
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.verified import Verified
 from storage_core.rows import fold
@@ -81,7 +81,7 @@ class Scan:
         unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
         with query_errors("scan", splits, bounds):
             connection, reader = confinement.run_confined(
-                lambda: nullcontext(session(unhurried, files=source.files)),
+                lambda _: nullcontext(session(unhurried, files=source.files)),
                 lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
                 seconds=None if bounds is None else bounds.seconds,
             )
@@ -93,9 +93,9 @@ class Scan:
         splits, source = self._source()
         with query_errors("scan", splits, bounds):
             rows = confinement.run_confined(
-                lambda: session(bounds, files=source.files),
+                lambda _: session(bounds, files=source.files),
                 lambda connection: self._relation(connection, source).to_arrow_table(),
-                seconds=None if bounds is None else bounds.seconds + GRACE_SECONDS,
+                seconds=None if bounds is None else bounds.seconds,
             )
             self.verified.recheck(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
@@ -121,13 +121,14 @@ class Scan:
     ) -> Iterator[pa.RecordBatch]:
         """Each batch is made in a thread of its own that cannot write; at the end the files are looked at again."""
         seconds = None if limits is None else limits.seconds
-        with connection, query_errors("scan", [add for add, _ in source.splits], limits):
+        with query_errors("scan", [add for add, _ in source.splits], limits):
             while (
                 batch := confinement.run_confined(
-                    lambda: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
+                    lambda _: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
                 )
             ) is not None:
                 yield batch
+            connection.close()
             self.verified.recheck(self.store, source.splits)
 
     @property

@@ -17,7 +17,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned
-from storage_core.read.relation import GRACE_SECONDS, TABLE, Source, query_errors
+from storage_core.read.relation import TABLE, Source, query_errors
 from storage_core.read.scan import source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
@@ -57,19 +57,18 @@ def query(
 
 def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
     """Return the answer of a query that was checked, from a session that can write nowhere but to its own folder."""
-    with scratch_folder("tidemark-spill-") as folder:
 
-        def of(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-            source.bind(connection)
-            rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
-            return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
+    def of(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+        source.bind(connection)
+        rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
+        return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
 
-        return confinement.run_confined(
-            lambda: session(limits, files=source.files, folder=folder),
-            of,
-            writable=folder,
-            seconds=limits.seconds + GRACE_SECONDS,
-        )
+    return confinement.run_confined(
+        lambda folder: session(limits, files=source.files, folder=folder),
+        of,
+        folder=scratch_folder("tidemark-spill-"),
+        seconds=limits.seconds,
+    )
 
 
 def explain(snapshot: Snapshot, text: str) -> Pruned:

@@ -54,7 +54,7 @@ def from_sql(text: str) -> Filter:
     where = node.get("where_clause")
     if not shape or extra or where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(_predicate(where, "t"), duckdb.SQLExpression(text))
+    return Filter(_predicate(where, "t"), (duckdb.SQLExpression(text),))
 
 
 def where_of(query: Node, table: str) -> Predicate | None:

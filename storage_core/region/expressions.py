@@ -23,8 +23,10 @@ from storage_core.engine.session import session
 from storage_core.engine.statement import parse
 from storage_core.engine.tree import Node, nodes_of
 from storage_core.errors import InvalidInput, Unavailable
+from storage_core.foreign_text import quoted
 from storage_core.region.transforms import widen, widened
 from storage_core.settings.query import QueryLimits
+from storage_core.system_errors import out_of_memory
 
 if TYPE_CHECKING:
     import duckdb
@@ -40,7 +42,7 @@ _ZONED = {"TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE", "TIMETZ", "TIME WITH TIME Z
 _BATCH_ROWS = 2048
 _CLAUSES = ("where_clause", "group_expressions", "having", "qualify", "sample", "modifiers")
 _UTC_FREE = pa.timestamp("us")
-_OF_LIMITS = ("INTERRUPT Error", "Out of Memory Error")
+_INTERRUPTED = "INTERRUPT Error"
 LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
 _PIECE_BYTES = LIMITS.memory_bytes // LONGEST_EXPRESSION
 """Of columns at a time: a call makes at most so many times as much of them as an expression may say."""
@@ -59,7 +61,7 @@ def check_bounded(text: str) -> None:
     """Return when the text tells how long its values can be, at most. Raises `InvalidInput`."""
     try:
         tree = _parsed(text)
-        check_growth(nodes_of(tree), text, "region expression", most=LONGEST_EXPRESSION, strict=True)
+        check_growth(nodes_of(tree), text, "region expression", most=LONGEST_EXPRESSION)
         check_copies(tree, text, "region expression")
     except InvalidInput as error:
         raise InvalidInput(error.found, expression=text) from error
@@ -78,7 +80,7 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
         try:
             answer = pa.concat_arrays([_answer(connection, text, piece) for piece in _pieces(rows)])
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-            if str(error).startswith(_OF_LIMITS):
+            if out_of_memory(error) or str(error).startswith(_INTERRUPTED):
                 raise Unavailable(
                     f"the region expression {text!r} takes more than {LIMITS.seconds:g} seconds or "
                     f"{LIMITS.memory_bytes} bytes of memory for {rows.num_rows} rows: {error}; write fewer at a time, "
@@ -146,7 +148,7 @@ def _settled(answer: pa.Array, text: str) -> pa.Array:
 
 def _parsed(text: str) -> Node:
     if len(text) > LONGEST_EXPRESSION:
-        raise _refused(text[:100], f"it has more than {LONGEST_EXPRESSION} characters")
+        raise _refused(text, f"it has more than {LONGEST_EXPRESSION} characters")
     try:
         node = parse(_statement(text), "region expression")
     except InvalidInput as error:
@@ -182,7 +184,7 @@ def _check_node(node: Node, text: str, columns: int) -> None:
 
 
 def _refused(text: str, why: str) -> InvalidInput:
-    return InvalidInput(f"the region expression {text!r} cannot be used: {why}", expression=text)
+    return InvalidInput(f"the region expression {quoted(text)} cannot be used: {why}", expression=text)
 
 
 def sample(type_: pa.DataType) -> pa.Array:

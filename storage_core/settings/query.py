@@ -18,10 +18,9 @@ class QueryLimits:
     bounds what DuckDB keeps for the query, and the answer of `sql`. What does not fit is spilled, up to `spill_bytes`,
     to a private folder that ends with the query; a scan spills nothing.
 
-    Both are looked at between batches of 2,048 rows: what one call makes of one batch is beside them. The numbers in a
-    text (`repeat(s, n)`, `replace` by a longer text) multiplied are at most 1,000,000, and a batch becomes that much
-    larger at most. Layers of concatenations or of quoting, and comparisons of long texts, have no such bound
-    (docs/threat-model.md).
+    Both are looked at between batches of 2,048 rows. A call that is within one when the time is over is left a second
+    later: the error says so, and its memory and spill come free when it ends. What all functions of a query make of a
+    batch is beside `memory_bytes`, and at most 1,000,000 times the batch (docs/threat-model.md, decision 0097).
     """
 
     seconds: float = 300.0

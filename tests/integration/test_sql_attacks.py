@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import signal
 import stat
@@ -12,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.engine import confinement
+from storage_core.engine import confinement, landlock
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
@@ -29,7 +32,6 @@ from storage_core.read.relation import query_errors, splits_source
 from storage_core.read.scan import Scan
 from storage_core.read.sql import ask
 from storage_core.read.verified import Verified
-from storage_core.scratch import scratch_folder
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
@@ -238,7 +240,7 @@ def _quoted(text: str) -> str:
 
 
 @pytest.mark.skipif(
-    not confinement.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
+    not landlock.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
 )
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
@@ -395,9 +397,9 @@ def test_limits_that_are_none_are_refused(limits: dict[str, int]) -> None:
 
 
 def test_no_thread_and_no_session_outlives_a_query(table: Table) -> None:
-    for text, error in ((LONG[0][0], Unavailable), ("select cast(s as int) from t", InvalidInput)):
+    for text, seconds, error in ((LONG[0][0], 0.2, Unavailable), ("select cast(s as int) from t", 60, InvalidInput)):
         with pytest.raises(error):
-            table.sql(text, limits=QueryLimits(seconds=0.2))
+            table.sql(text, limits=QueryLimits(seconds=seconds))
     assert not [each for each in threading.enumerate() if each.name == "tidemark-query"]
 
 
@@ -406,6 +408,9 @@ GROWN = (
     "rpad(s, 2000000000, 'x')",
     "repeat(s, 2000000000)",
     "repeat(repeat(s, 50000), 50000)",
+    "s.repeat(200000000)",
+    "t.s.repeat(200000000)",
+    "(s).repeat(200000000)",
     "repeat(s, a)",
     "replace(s, 'r', s)",
     "replace(replace(replace(s, 'r', 'KILO'), 'r', 'KILO'), 'r', 'KILO')",
@@ -562,10 +567,9 @@ def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
 
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
     try:
-        with scratch_folder("tidemark-spill-") as folder:
-            threading.Thread(target=interrupt, daemon=True).start()
-            with pytest.raises(KeyboardInterrupt):
-                confinement.run_confined(lambda: session(files=source.files), ask_long, writable=folder)
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            confinement.run_confined(lambda _: session(files=source.files), ask_long)
     finally:
         signal.signal(signal.SIGINT, ignored)
 
@@ -601,7 +605,7 @@ def test_a_filter_that_takes_too_much_memory_ends_with_the_name_of_the_setting(
 
 
 @pytest.mark.skipif(
-    not confinement.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
+    not landlock.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
 )
 @pytest.mark.parametrize("read", READERS)
 def test_the_session_of_a_scan_cannot_write_even_what_was_not_checked(
@@ -610,7 +614,7 @@ def test_the_session_of_a_scan_cannot_write_even_what_was_not_checked(
     before = everything(tmp_path)
     text = copied("format parquet, use_tmp_file false", split_of(table))
     unchecked = duckdb.SQLExpression(f"a in (with x as ({text}) select 99 from x)")
-    scan = replace(table.scan(filter="a > 5"), filter=Filter(Opaque("unchecked"), unchecked))
+    scan = replace(table.scan(filter="a > 5"), filter=Filter(Opaque("unchecked"), (unchecked,)))
     with pytest.raises((TidemarkError, OSError, duckdb.Error)):
         read(scan)
     assert everything(tmp_path) == before
@@ -661,6 +665,37 @@ def test_what_a_killed_process_spilled_is_removed_by_the_next_and_nothing_of_one
     for process in (running, following):
         process.communicate()
     assert [path.name for path in tmp_path.iterdir()] == ["tidemark-spill-of-another"]
+
+
+def nested_filters(depth: int) -> Iterator[Callable[[], Filter]]:
+    one, another = col("a") == 1, col("a") < 100
+    steps: list[Callable[[Filter, int], Filter]] = [
+        lambda made, _: ~made,
+        lambda made, at: made | one if at % 2 else made & another,
+        lambda made, at: one & made if at % 2 else another | made,
+        lambda made, _: ~(made | one),
+    ]
+    for step in steps:
+        yield partial(functools.reduce, step, range(depth), one)
+
+
+@pytest.mark.parametrize("depth", [201, 5_000])
+@pytest.mark.parametrize("kind", range(4))
+def test_a_filter_of_columns_that_is_nested_too_deep_is_refused(depth: int, kind: int) -> None:
+    with pytest.raises(InvalidInput, match="nested at most 200 deep"):
+        list(nested_filters(depth))[kind]()
+
+
+def test_a_filter_of_columns_may_be_a_long_chain(table: Table) -> None:
+    chosen = [col("a") == each for each in range(5, 1_505)]
+    for chain in (functools.reduce(operator.or_, chosen), functools.reduce(lambda made, each: each | made, chosen)):
+        assert table.scan(filter=chain).to_arrow().num_rows == 5
+        assert table.scan(filter=chain & (col("a") != 5)).to_arrow().num_rows == 4
+    assert table.scan(filter=functools.reduce(operator.and_, [~each for each in chosen])).to_arrow().num_rows == 5
+    for made in list(nested_filters(90)):
+        assert table.scan(filter=made()).to_arrow().num_rows <= 10
+    with pytest.raises(InvalidInput, match="at most 10000 conditions"):
+        functools.reduce(operator.or_, [col("a") == 1] * 10_001)
 
 
 def test_a_filter_is_held_to_the_same_parts_as_a_query(table: Table) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.index import bitmap
 from storage_core.settings.index import IndexDefinition
+from tests.limits import address_space, limited
 
 SCHEMA = pa.schema([
     ("status", pa.int32()),
@@ -165,3 +166,9 @@ def test_a_value_that_no_text_or_number_can_hold_is_refused_briefly(value: objec
     with pytest.raises(InvalidInput) as raised:
         bitmap.parse(value, definition, SCHEMA)
     assert len(str(raised.value)) < 2_000
+
+
+def test_a_value_for_which_memory_is_lacking_is_unavailable() -> None:
+    value = "x" * 2**28
+    with limited(*address_space(2**27)), pytest.raises(Unavailable, match="Cannot allocate memory"):
+        bitmap.parse([value], index("method"), SCHEMA)

@@ -1,0 +1,121 @@
+"""What the functions of a query make of a row is bounded, however they are put upon each other.
+
+Towers are made of every function of the engine that a query may call, of concatenations, casts, list functions and
+subqueries, each layer on the one before. A tower is refused, or is run in a process of its own whose memory is looked
+at: it stays within what the text says, which is `MOST_MADE` times the rows of the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage_core.engine.functions import SCALARS
+from storage_core.engine.layers import MOST_MADE, ROW
+from storage_core.engine.statement import check, parse
+from storage_core.errors import InvalidInput
+from tests.scale import scaled
+
+MEMORY = 64 * 2**20
+WHOLE = MOST_MADE * ROW
+"""What all functions of a query may make of the one row of the table."""
+ASKING = """
+import json, sys
+import pyarrow as pa
+from storage_core.errors import InvalidInput, Unavailable
+from tidemark import QueryLimits, Table
+
+def most_held():
+    (line,) = [each for each in open("/proc/self/status") if each.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+table = Table.create(sys.argv[1], pa.schema([("s", pa.string())]))
+table.append([{"s": ("a' b, €" + chr(92) + chr(34) + chr(1)) * 5}])
+limits = QueryLimits(seconds=20, memory_bytes=int(sys.argv[2]))
+table.sql("select s from t")
+before = most_held()
+for text in json.load(sys.stdin):
+    try:
+        table.sql(text, limits=limits)
+        kind = "answer"
+    except (InvalidInput, Unavailable) as error:
+        kind = error.kind
+    print(json.dumps([text, kind, most_held() - before]))
+"""
+LAYERS = (
+    "s || s",
+    "s || s || s || s || s || s || s || s",
+    "concat(s, s, s, s)",
+    "concat_ws(s, s, s, s)",
+    "concat(*columns(*))",
+    "to_json(s)::varchar",
+    "json_quote(s)::varchar",
+    "json_array(s, s)::varchar",
+    "json_object(s, s)::varchar",
+    "{'a': s, 'b': s}::varchar",
+    "[s, s, s]::varchar",
+    "[[s], [s]]::varchar",
+    "split(s, '')::varchar",
+    "array_to_string([s, s], 'and')",
+    "array_to_string(split(s, ''), '-----')",
+    "list_transform([s, s], lambda x: x || x)::varchar",
+    "list_transform(split(s, ''), lambda x: s)::varchar",
+    "list_aggregate([s, s, s], 'string_agg', '-')",
+    "encode(s)::varchar",
+    "hex(s)",
+    "base64(encode(s))",
+    "bin(s)",
+    "url_encode(s)",
+    "regexp_escape(s)",
+    "repeat(s, 9)",
+    "s.repeat(9)",
+    "lpad(s, 1000, s)",
+    "list_resize([s], 20, s)::varchar",
+    "replace(s, 'a', 'aaaaaaaa')",
+    r"regexp_replace(s, '.', '\0\0\0', 'g')",
+    "translate(s, 'abc', '€€€')",
+    "format('{}{}{}', s, s, s)",
+    "printf('%s%s', s, s)",
+    "(select string_agg(s, '') from t)",
+    "(select max(x.s || s) from t x)",
+)
+
+
+def towers(seed: str) -> Iterator[str]:
+    """Towers of layers that are known to grow, and of calls of any function."""
+    any_of = random.Random(seed)
+    calls = [f"{name}({', '.join(['s'] * count)})::varchar" for name in sorted(SCALARS) for count in (1, 2, 3)]
+    while True:
+        below = "t"
+        for height in range(any_of.randint(1, 12)):
+            chosen = any_of.choice(calls if height == 0 and any_of.random() < 0.5 else LAYERS)
+            below = f"(select {chosen} as s from {below} as t)"
+        yield f"select strlen(s) from {below}"
+
+
+def test_no_tower_makes_more_of_a_row_than_is_promised(tmp_path: Path) -> None:
+    seed = f"towers {scaled(1)}"
+    passed: list[str] = []
+    refused = 0
+    for text in itertools.islice(towers(seed), scaled(40)):
+        try:
+            check(parse(text), text, table="t")
+        except InvalidInput:
+            refused += 1
+            continue
+        passed.append(text)
+    assert passed
+    assert refused
+    command = [sys.executable, "-c", ASKING, str(tmp_path / "t"), str(MEMORY)]
+    asked = subprocess.run(command, input=json.dumps(passed), capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, f"{seed}: {asked.stderr}"
+    told = [json.loads(line) for line in asked.stdout.splitlines()]
+    assert len(told) == len(passed)
+    over = [each for each in told if each[2] > MEMORY + 3 * WHOLE]
+    assert not over, f"{seed}: {over[0]}"
+    assert "answer" in {kind for _, kind, _ in told}
