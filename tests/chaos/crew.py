@@ -17,9 +17,6 @@ from typing import Self
 from tests.chaos.board import Board
 from tests.chaos.processes import Task, run
 
-PATIENCE_S = 300.0
-"""So long nobody is silent on any machine, or something hangs."""
-
 LONGEST_PAUSE_S = 0.05
 """A blow lands up to so long after a call ended: somewhere within the next ones."""
 
@@ -72,7 +69,7 @@ class Crew:
         """Let everybody end by itself. Raises when somebody failed."""
         self.board.stop()
         for member in self._members:
-            member.process.join(PATIENCE_S)
+            member.process.join()
             self._require_sound(member)
             assert member.process.exitcode == 0, f"{member.task.name} ended with {member.process.exitcode}"
 
@@ -103,13 +100,11 @@ class Crew:
             os.kill(pid, signal.SIGCONT)
 
     def _wait(self, member: _Member, events: int) -> None:
-        """Wait until somebody has done something more."""
+        """Wait until somebody has done something more. One that never does hangs, and the whole test with it."""
         enough = self.board.events(member.task.place) + events
-        patience = time.monotonic() + PATIENCE_S
         while self.board.events(member.task.place) < enough:
             for each in self._members:
                 self._require_sound(each)
-            assert time.monotonic() < patience, f"{member.task.name} does nothing any more"
             time.sleep(0.002)
 
     @staticmethod
