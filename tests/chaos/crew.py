@@ -58,7 +58,7 @@ class Crew:
         """Kill or stop one of them, so many times; one that was stopped goes on when others have done something."""
         for _ in range(rounds):
             member = self.random.choice(self._members)
-            self._wait(member, self.random.randint(1, 3))
+            self._wait(member, 1)
             time.sleep(self.random.uniform(0.0, LONGEST_PAUSE_S))
             if self.random.random() < 0.5:
                 self._kill(member)
@@ -95,7 +95,7 @@ class Crew:
         try:
             others = [each for each in self._members if each is not member]
             for each in self.random.sample(others, 2):
-                self._wait(each, self.random.randint(1, 4))
+                self._wait(each, self.random.randint(1, 2))
         finally:
             os.kill(pid, signal.SIGCONT)
 
