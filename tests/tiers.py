@@ -1,7 +1,7 @@
 """Which tests are `extended`: `make test` leaves them to `make test-all` and `make check`.
 
-The rule: what starts Spark or Dagster, kills processes, or simulates for long is extended, but for the files that speak
-for the product to somebody who runs the tests for the first time.
+The rule: what starts Spark or Dagster, kills processes, simulates, or tries cases that are drawn is extended, but for
+the files that speak for the product to somebody who runs the tests for the first time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
         "tests/e2e/test_access_log.py",  # every job, on Spark
         "tests/integration/test_dagster_definitions.py",
         "tests/integration/test_dagster_runs.py",
+        "tests/property/test_ingest_exactly_once.py",
+        "tests/property/test_log_state_machine.py",
+        "tests/property/test_region_against_a_dictionary.py",
         "tests/simulation/test_lease_crash_matrix.py",
         "tests/simulation/test_writer_crash_matrix.py",
         "tests/unit/test_docs.py",
@@ -23,7 +26,9 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
 )
 """Files that are not extended, whatever they start."""
 
-LONG_FOLDERS = ("tests/chaos/", "tests/simulation/")
+LONG_FOLDERS = ("tests/chaos/", "tests/property/", "tests/simulation/")
+"""Folders of tests that repeat one thing over many seeds or drawn cases: so long as one likes."""
+
 LONG = frozenset(
     {
         "tests/e2e/test_benchmarks_run.py",

@@ -20,7 +20,12 @@ from tests.chaos.processes import Task, run
 LONGEST_PAUSE_S = 0.05
 """A blow lands up to so long after a call ended: somewhere within the next ones."""
 
-_PRELOADED = ["tests.chaos.processes", "boto3", "duckdb", "tantivy", "fastavro", "pyarrow.parquet"]
+_PRELOADED = [
+    *("tests.chaos.processes", "storage_core.read.search", "storage_core.read.sql", "storage_core.read.history_pages"),
+    *("boto3", "botocore.session", "datafusion", "duckdb", "fastavro", "google.protobuf.message", "pandas"),
+    *("pyarrow.parquet", "storage_core.region.router", "tantivy"),
+]
+"""What a process would load by itself, in two seconds of its own."""
 
 
 @dataclass(slots=True)
