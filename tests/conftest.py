@@ -40,7 +40,8 @@ settings.load_profile("tidemark")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that `make test` leaves out."""
     for item in items:
-        if is_extended(item.path.relative_to(REPOSITORY).as_posix(), {mark.name for mark in item.iter_markers()}):
+        file, markers = item.path.relative_to(REPOSITORY).as_posix(), {mark.name for mark in item.iter_markers()}
+        if is_extended(file, item.name, markers):
             item.add_marker(pytest.mark.extended)
 
 

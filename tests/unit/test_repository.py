@@ -176,7 +176,11 @@ def test_every_package_ships_its_types() -> None:
 
 
 def test_every_file_that_a_tier_names_exists() -> None:
-    assert [name for name in sorted(SPEAK_FOR_THE_PRODUCT | LONG) if not (ROOT / name).is_file()] == []
+    named = SPEAK_FOR_THE_PRODUCT.union(*LONG.values())
+    for name in sorted(named):
+        file, _, test = name.partition("::")
+        assert (ROOT / file).is_file(), name
+        assert f"def {test}" in (ROOT / file).read_text(), name
 
 
 def test_every_file_that_a_package_reads_is_installed_with_it() -> None:
