@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 NEEDS_SECONDS_TO_START = frozenset({"spark", "dagster"})
-"""Markers of tests that are extended."""
+"""Markers, and fixtures, of tests that are extended."""
 
 SPEAK_FOR_THE_PRODUCT = frozenset(
     {
@@ -83,9 +83,9 @@ LONG = {
 """Files that are extended for other reasons, which take more than ten seconds each."""
 
 
-def is_extended(file: str, test: str, markers: Collection[str]) -> bool:
-    """Return whether a test of this file (its path from the repository's root) with these markers is extended."""
+def is_extended(file: str, test: str, needs: Collection[str]) -> bool:
+    """Return whether a test of this file (its path from the repository's root) with these markers and fixtures is."""
     if not SPEAK_FOR_THE_PRODUCT.isdisjoint({file, f"{file}::{test}"}):
         return False
     is_long = any(file in files for files in LONG.values())
-    return is_long or file.startswith(LONG_FOLDERS) or not NEEDS_SECONDS_TO_START.isdisjoint(markers)
+    return is_long or file.startswith(LONG_FOLDERS) or not NEEDS_SECONDS_TO_START.isdisjoint(needs)
