@@ -1,8 +1,8 @@
 """Which tests are `extended`: `make test` leaves them to `make test-all` and `make check`.
 
-The rule: what starts Spark or Dagster, simulates, or tries cases that are drawn is extended, and so is what goes through
-a matrix of kills, damages, attacks, processes or sizes (`LONG` says which file for which reason); but not the files that
-speak for the product to somebody who runs the tests for the first time.
+The rule: what starts Spark or Dagster, simulates, or tries cases that are drawn is extended. So is what goes through a
+matrix of kills, damages, attacks, processes or sizes; `LONG` says which file for which reason. Not extended is what
+speaks for the product to somebody who runs the tests for the first time.
 """
 
 from __future__ import annotations
