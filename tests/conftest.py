@@ -40,7 +40,9 @@ settings.load_profile("tidemark")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that `make test` leaves out."""
     for item in items:
-        if is_extended(item.path.relative_to(REPOSITORY).as_posix(), {mark.name for mark in item.iter_markers()}):
+        needs = {mark.name for mark in item.iter_markers()}
+        needs.update(item.fixturenames if isinstance(item, pytest.Function) else ())
+        if is_extended(item.path.relative_to(REPOSITORY).as_posix(), item.name, needs):
             item.add_marker(pytest.mark.extended)
 
 

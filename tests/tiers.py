@@ -1,7 +1,8 @@
 """Which tests are `extended`: `make test` leaves them to `make test-all` and `make check`.
 
-The rule: what starts Spark or Dagster, kills processes, or simulates for long is extended, but for the files that speak
-for the product to somebody who runs the tests for the first time.
+The rule: what starts Spark or Dagster, simulates, or tries cases that are drawn is extended. So is what goes through a
+matrix of kills, damages, attacks, processes or sizes; `LONG` says which file for which reason. Not extended is what
+speaks for the product to somebody who runs the tests for the first time.
 """
 
 from __future__ import annotations
@@ -9,44 +10,82 @@ from __future__ import annotations
 from collections.abc import Collection
 
 NEEDS_SECONDS_TO_START = frozenset({"spark", "dagster"})
-"""Markers of tests that are extended."""
+"""Markers, and fixtures, of tests that are extended."""
 
 SPEAK_FOR_THE_PRODUCT = frozenset(
     {
         "tests/e2e/test_access_log.py",  # every job, on Spark
-        "tests/integration/test_dagster_definitions.py",
-        "tests/integration/test_dagster_runs.py",
+        "tests/integration/test_dagster_runs.py::test_a_ranged_run_ingests_and_compacts_with_all_figures",
+        "tests/property/test_ingest_exactly_once.py",
+        "tests/property/test_log_state_machine.py",
+        "tests/property/test_region_against_a_dictionary.py",
         "tests/simulation/test_lease_crash_matrix.py",
         "tests/simulation/test_writer_crash_matrix.py",
         "tests/unit/test_docs.py",
     }
 )
-"""Files that are not extended, whatever they start."""
+"""Files, and single tests, that are not extended, whatever they start."""
 
-LONG_FOLDERS = ("tests/chaos/", "tests/simulation/")
-LONG = frozenset(
-    {
-        "tests/e2e/test_benchmarks_run.py",
-        "tests/e2e/test_concurrent_appends.py",
-        "tests/e2e/test_installed_wheel.py",
-        "tests/e2e/test_killed_compaction.py",
-        "tests/integration/test_consistency.py",
-        "tests/integration/test_corruption_matrix.py",
-        "tests/integration/test_history_on_s3.py",
-        "tests/integration/test_killed_writers.py",
-        "tests/integration/test_log_two_processes.py",
-        "tests/integration/test_paused_maintainer.py",
-        "tests/integration/test_paused_writer.py",
-        "tests/integration/test_raw_log_processes.py",
-        "tests/integration/test_s3_lost_replies.py",
-        "tests/integration/test_writer_memory.py",
-    }
-)
-"""Files that are extended for other reasons: kills, pauses, processes that race, matrices of faults."""
+LONG_FOLDERS = ("tests/chaos/", "tests/property/", "tests/simulation/")
+"""Folders of tests that repeat one thing over many seeds or drawn cases: so long as one likes."""
+
+LONG = {
+    "kills, pauses and forks, and processes or threads that race": frozenset(
+        {
+            "tests/e2e/test_concurrent_appends.py",
+            "tests/e2e/test_killed_compaction.py",
+            "tests/integration/test_consistency.py",
+            "tests/integration/test_forked_writers.py",
+            "tests/integration/test_killed_writers.py",
+            "tests/integration/test_log_two_processes.py",
+            "tests/integration/test_paused_maintainer.py",
+            "tests/integration/test_paused_writer.py",
+            "tests/integration/test_raw_log_processes.py",
+            "tests/integration/test_s3_store.py",
+        }
+    ),
+    "damage and faults in every place": frozenset(
+        {
+            "tests/integration/test_corruption_matrix.py",
+            "tests/integration/test_repair.py",
+            "tests/integration/test_s3_lost_replies.py",
+            "tests/unit/test_refusing_systems.py",
+            "tests/unit/test_row_groups.py",
+        }
+    ),
+    "lists of attacks and bombs": frozenset(
+        {
+            "tests/integration/test_landed_bombs.py",
+            "tests/integration/test_sql_attacks.py",
+            "tests/unit/test_avro_container.py",
+        }
+    ),
+    "a process or an installation per case": frozenset(
+        {
+            "tests/e2e/test_benchmarks_run.py",
+            "tests/e2e/test_installed_wheel.py",
+            "tests/integration/test_unclosed_writers.py",
+            "tests/integration/test_what_is_loaded.py",
+            "tests/unit/test_search_on_a_poor_machine.py",
+            "tests/unit/test_secrets_in_locations.py",
+        }
+    ),
+    "tables of many versions, pages or rows": frozenset(
+        {
+            "tests/integration/test_history_on_s3.py",
+            "tests/integration/test_writer_memory.py",
+            "tests/unit/test_compaction_planning_budget.py",
+            "tests/unit/test_history_pages.py",
+            "tests/unit/test_log_budgets.py",
+        }
+    ),
+}
+"""Files that are extended for other reasons, which take more than ten seconds each."""
 
 
-def is_extended(file: str, markers: Collection[str]) -> bool:
-    """Return whether a test of this file (its path from the repository's root) with these markers is extended."""
-    if file in SPEAK_FOR_THE_PRODUCT:
+def is_extended(file: str, test: str, needs: Collection[str]) -> bool:
+    """Return whether a test of this file (its path from the repository's root) with these markers and fixtures is."""
+    if not SPEAK_FOR_THE_PRODUCT.isdisjoint({file, f"{file}::{test}"}):
         return False
-    return file in LONG or file.startswith(LONG_FOLDERS) or not NEEDS_SECONDS_TO_START.isdisjoint(markers)
+    is_long = any(file in files for files in LONG.values())
+    return is_long or file.startswith(LONG_FOLDERS) or not NEEDS_SECONDS_TO_START.isdisjoint(needs)

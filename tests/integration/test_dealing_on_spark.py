@@ -119,13 +119,12 @@ def test_two_dealers_at_once_and_one_that_is_killed_deal_once(tmp_path: Path, sp
     request = declare(tmp_path, tables)
     produce(tmp_path, tables)
     racing = [_started(request) for _ in range(2)]
-    assert {each.wait(timeout=400) for each in racing} <= {0, 3}
+    assert {each.wait() for each in racing} <= {0, 3}
     produce(tmp_path, tables, seed=2)
     killed = _started(request)
     log = tmp_path / "warehouse" / APPEND[0] / "_transaction_log"
     before = len(list(log.glob("*.json")))
-    deadline = time.monotonic() + 300
-    while len(list(log.glob("*.json"))) == before and time.monotonic() < deadline and killed.poll() is None:
+    while len(list(log.glob("*.json"))) == before and killed.poll() is None:
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)
     killed.wait()

@@ -24,7 +24,6 @@ from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
 from storage_core.testkit.s3_server import S3Server
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 300
 COPY = "copied_process"
 REGIONS = TableConfig(
     primary_key=("tailnum",), region_specs=first_specs([{"transform": "bucket", "source": "tailnum", "n": 4}], PLANES)
@@ -85,7 +84,7 @@ def _run(uris: Mapping[str, str], folder: Path) -> Mapping[str, Run]:
     """Return what parents and children were told. None may hang or die."""
     work = json.dumps([(name, uri, str(folder)) for name, uri in uris.items()])
     command = [sys.executable, "-m", "tests.integration.forking_program", work]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = dict(zip(uris, map(json.loads, done.stdout.splitlines()), strict=True))
     assert [name for name, each in found.items() if each["status"] or each["child"] is None] == [], done.stderr

@@ -8,7 +8,6 @@ took at its peak is measured from outside of Python's own accounting.
 from __future__ import annotations
 
 import json
-import resource
 import struct
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import context, events
 from storage_core.testkit.ids import SeededIds
+from tests.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 TEN_GB = 10 * 2**30
@@ -182,19 +182,21 @@ def cases() -> Mapping[str, Case]:
 def measure() -> None:
     """Run every case in this process; print what each one raised, and by how much the peak of memory grew."""
     prepared = cases()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     raised = {}
-    for name, case in prepared.items():
-        try:
-            case()
-        except TidemarkError as error:
-            raised[name] = error.kind
-        except Exception as error:  # noqa: BLE001  # the test says which case lacks a type
-            raised[name] = f"untyped {type(error).__name__}: {error}"
-        else:
-            raised[name] = "nothing"
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sys.stdout.write(json.dumps({"raised": raised, "grown": (after - before) * 1024}))
+
+    def run() -> None:
+        for name, case in prepared.items():
+            try:
+                case()
+            except TidemarkError as error:
+                raised[name] = error.kind
+            except Exception as error:  # noqa: BLE001  # the test says which case lacks a type
+                raised[name] = f"untyped {type(error).__name__}: {error}"
+            else:
+                raised[name] = "nothing"
+
+    grown = grown_bytes(run)
+    sys.stdout.write(json.dumps({"raised": raised, "grown": grown}))
 
 
 @pytest.fixture(scope="module")

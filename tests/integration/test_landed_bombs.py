@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import pickle
-import re
 import struct
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from storage_core.ingest import expansion, parquet_pages
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from storage_core.ingest.parse import parse_blocks
 from tests.limits import confine
+from tests.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 6 * 2**30  # most of which is mapped and never touched
@@ -193,17 +193,12 @@ def measure(folder: str) -> None:
     found, grown = {}, {}
     for number, (name, case) in enumerate(CASES.items()):
         landed = LandedFile(str(number), (Path(folder) / str(number)).stat().st_size, folder)
-        Path("/proc/self/clear_refs").write_text("5")  # what the process has now is the peak
-        before = _kilobytes("VmRSS")
-        found[name] = _read(landed, case.format)
-        grown[name] = (_kilobytes("VmHWM") - before) * 1024
+
+        def read(name: str = name, landed: LandedFile = landed, format_: LandingFormat = case.format) -> None:
+            found[name] = _read(landed, format_)
+
+        grown[name] = grown_bytes(read)
     sys.stdout.write(json.dumps({"found": found, "grown": grown}))
-
-
-def _kilobytes(figure: str) -> int:
-    found = re.search(rf"^{figure}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
 
 
 def _read(landed: LandedFile, format_: LandingFormat) -> tuple[int, bool, list[tuple[int | None, str]]]:

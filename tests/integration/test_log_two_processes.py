@@ -170,7 +170,7 @@ def test_two_processes_of_two_hundred_commits_each_lose_none_and_leave_no_gap(ur
         wait_for(tmp_path / f"{writer}.ready")
     (tmp_path / "start").touch()
     for process in processes:
-        process.join(timeout=800)
+        process.join()
         process.kill()
     assert [process.exitcode for process in processes] == [0, 0]
 

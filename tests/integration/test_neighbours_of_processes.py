@@ -22,12 +22,7 @@ from storage_core.testkit.s3_server import S3Server
 PROC = Path("/proc")
 ROOT = Path(__file__).parents[2]
 CANARY = "canary0secret"
-PATIENCE_S = 300
 LISTENING = "0A"
-
-pytestmark = pytest.mark.skipif(
-    not (PROC / "net" / "tcp").exists() and "CI" not in os.environ, reason="looks into /proc of Linux"
-)
 
 
 def family_of(pid: int) -> list[int]:
@@ -124,10 +119,8 @@ def ui(checkout: Path, secretive: S3Server, free_port: int) -> Iterator[int]:
 
 
 def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
     while not ready():
         assert process.poll() is None
-        assert time.monotonic() < ends
         time.sleep(0.2)
 
 

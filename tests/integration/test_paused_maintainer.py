@@ -90,7 +90,7 @@ def let_pause(uris: list[str]) -> list[tuple[str, str]]:
                 assert os.WIFSTOPPED(status), "it ended before it was stopped"
                 take_over_and_commit(open_store(uri))
                 process.send_signal(signal.SIGCONT)
-            told, _ = process.communicate(timeout=240)
+            told, _ = process.communicate()
         finally:
             process.kill()
     return [(each["stopped_before"], each["told"]) for each in map(json.loads, told.splitlines())]

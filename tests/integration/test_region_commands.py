@@ -201,5 +201,5 @@ def test_following_tells_each_record_once_through_flush_and_merge_until_it_is_in
                 ids.append(json.loads(output.readline())["fields"]["id"])
             following.send_signal(signal.SIGINT)
             assert output.read() == b""
-        assert following.wait(timeout=240) == 0
+        assert following.wait() == 0
     assert ids == [0, 1, 2, 3, 4, 5]

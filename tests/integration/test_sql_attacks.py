@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.engine import confinement, landlock
+from storage_core.engine import confinement
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.log.actions import Add
@@ -239,9 +239,6 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-@pytest.mark.skipif(
-    not landlock.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
-)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
     table: Table, tmp_path: Path, options: str
@@ -604,9 +601,6 @@ def test_a_filter_that_takes_too_much_memory_ends_with_the_name_of_the_setting(
         read(made.scan(filter="s <> ''", limits=QueryLimits(memory_bytes=16 * 2**20)))
 
 
-@pytest.mark.skipif(
-    not landlock.can_be_kept() and "CI" not in os.environ, reason="this system lets no thread give up its rights"
-)
 @pytest.mark.parametrize("read", READERS)
 def test_the_session_of_a_scan_cannot_write_even_what_was_not_checked(
     table: Table, tmp_path: Path, read: Callable[[Scan], object]

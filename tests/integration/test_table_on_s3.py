@@ -159,7 +159,6 @@ def python(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
     )
     assert ended.returncode == 0, ended.stderr
     assert SECRET_KEY not in ended.stdout + ended.stderr

@@ -84,7 +84,6 @@ def test_the_windows_of_a_killed_run_are_done_again_at_once_and_only_these(
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
     left, done = instance.get_runs()

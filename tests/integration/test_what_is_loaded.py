@@ -44,7 +44,7 @@ def _loaded(program: str, *arguments: str, folder: Path = ROOT) -> set[str]:
     """Which of the heavy libraries a program has loaded when it ends."""
     shown = f"print(*[name for name in {sorted(HEAVY)!r} if name in sys.modules])"
     command = [sys.executable, "-c", f"import sys\n{program}\n{shown}", *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.splitlines()[-1].split())
 

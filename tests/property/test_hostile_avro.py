@@ -164,7 +164,7 @@ def judge(chance: random.Random) -> str | None:
 
 
 def test_an_avro_file_is_read_or_refused_by_type_whatever_it_claims() -> None:
-    survives("tests.property.test_hostile_avro", scaled(600))
+    survives("tests.property.test_hostile_avro", scaled(1200))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from tests.scale import scaled
 
 BLOCK = 100
+MOST_SEEDS = 1_000
+"""So many seeds without something that should happen: it cannot."""
 
 
 def seed_blocks(default: int, block: int = BLOCK) -> pytest.MarkDecorator:
@@ -32,3 +35,17 @@ def naming(seed: int) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"simulation with TIDEMARK_SEED={seed}")
         raise
+
+
+def run_until_met(simulate: Callable[[int], Mapping[str, int]], wanted: Collection[str], *, first: int = 0) -> None:
+    """Run seed after seed until everything that should happen has: a simulation that nothing happens in shows nothing.
+
+    `simulate` says of a seed what happened how often. Which seeds are needed changes with the draws; that they are
+    found does not.
+    """
+    met: Counter[str] = Counter()
+    for seed in range(first, first + MOST_SEEDS):
+        met.update(simulate(seed))
+        if all(met[each] for each in wanted):
+            return
+    raise AssertionError(f"{MOST_SEEDS} seeds do not meet {[each for each in wanted if not met[each]]}")

@@ -157,12 +157,43 @@ def test_a_module_of_more_than_300_lines_says_why_and_no_other_does() -> None:
     assert long == reasoned
 
 
+NOT_RUN = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "SkipTest", "expectedFailure"}
+
+
+def _excuses(text: str) -> list[int]:
+    """The lines in which something lets a test not run, or fail."""
+    tree = ast.parse(text if any(each in text for each in NOT_RUN) else "")
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in NOT_RUN)
+        or (isinstance(node, ast.ImportFrom) and NOT_RUN & {each.name for each in node.names})
+    ]
+
+
+def test_no_test_is_let_off() -> None:
+    """What cannot run here fails, and says what it lacks: nothing is left out unseen."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert [f"{file.relative_to(ROOT)}:{line}" for file in files for line in _excuses(file.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["pytest.skip('x')", "@pytest.mark.xfail\ndef test(): ...", "from pytest import importorskip"]
+)
+def test_an_excuse_would_be_found(line: str) -> None:
+    assert _excuses(line)
+
+
 def test_every_package_ships_its_types() -> None:
     assert [name for name in PRODUCT if not (ROOT / name / "py.typed").is_file()] == []
 
 
 def test_every_file_that_a_tier_names_exists() -> None:
-    assert [name for name in sorted(SPEAK_FOR_THE_PRODUCT | LONG) if not (ROOT / name).is_file()] == []
+    named = SPEAK_FOR_THE_PRODUCT.union(*LONG.values())
+    for name in sorted(named):
+        file, _, test = name.partition("::")
+        assert (ROOT / file).is_file(), name
+        assert f"def {test}" in (ROOT / file).read_text(), name
 
 
 def test_every_file_that_a_package_reads_is_installed_with_it() -> None:

@@ -152,7 +152,6 @@ def run(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
     )
 
 
