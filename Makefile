@@ -10,7 +10,7 @@ SCALE ?= $(or $(TIDEMARK_SCALE),1)
 VENV := .venv/bin
 CODE := tidemark storage_core jobs assets pipelines examples benchmarks scripts tests
 
-# Test files are dealt to at most four processes; those of one file stay together, for they share Spark and servers.
+# Test files are distributed to at most four processes; those of one file stay together, for they share Spark and servers.
 # In the order of their folders: what runs whole pipelines comes first, and short unit tests fill the end.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -81,13 +81,13 @@ def build_table_assets(
     *,
     file: str | None = None,
     clock: Clock | None = None,
-    dealt: Sequence[AssetKey] = (),
+    distributed: Sequence[AssetKey] = (),
 ) -> list[AssetsDefinition]:
     """Return the assets of a table in the order of their dependencies.
 
     `file` is the declaration's path, handed to the ingest job so that a changed landing place is in force at once.
-    `dealt` are the assets of the raw logs that feed the table: what they bring, a keyed table merges and another one
-    compacts. The assets need the resource `launcher`.
+    `distributed` are the assets of the raw logs that feed the table: what they bring, a keyed table merges and another
+    one compacts. The assets need the resource `launcher`.
     """
     span = span_of(declaration, clock)
     partitions = partitions_of(span) if span else None
@@ -98,7 +98,7 @@ def build_table_assets(
             step,
             partitions=partitions if step.windowed else None,
             policy=BackfillPolicy.multi_run(windows_per_run(span)) if span and step.windowed else None,
-            before=dealt if step.name == fed else (),
+            before=distributed if step.name == fed else (),
         )
         for step in steps_of(declaration, file)
     ]

@@ -24,10 +24,10 @@ from dagster import (
     PipesSubprocessClient,
 )
 
-from jobs import audit_request, deal_request
+from jobs import audit_request, distribute_request
 from jobs.audit_request import AuditRequest
 from jobs.code_archive import first_on_path
-from jobs.deal_request import DealRequest
+from jobs.distribute_request import DistributeRequest
 from jobs.failure import Failed
 from jobs.report import report_of
 from jobs.request import JobRequest, to_argv
@@ -35,8 +35,10 @@ from jobs.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
 
-JobName = Literal["ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "deal", "audit"]
-Request = JobRequest | AuditRequest | DealRequest
+JobName = Literal[
+    "ingest", "merge", "sort", "expire", "compact", "checkpoint", "catch_up", "collect", "distribute", "audit"
+]
+Request = JobRequest | AuditRequest | DistributeRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
 """Of an asset, or of the op that runs asset checks."""
@@ -113,8 +115,8 @@ def _argv(request: Request) -> Sequence[str]:
             return to_argv(request)
         case AuditRequest():
             return audit_request.to_argv(request)
-        case DealRequest():
-            return deal_request.to_argv(request)
+        case DistributeRequest():
+            return distribute_request.to_argv(request)
         case _:
             assert_never(request)
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks import compaction_engines, compaction_kernel, compaction_planning, compaction_sizes
-from benchmarks.figures import Figure, command
+from benchmarks.metrics import Metric, command
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures of one part after the other."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one part after the other."""
     for part in (compaction_kernel, compaction_engines, compaction_sizes, compaction_planning):
         yield from part.measure(small=small)
 

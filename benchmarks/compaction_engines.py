@@ -24,7 +24,7 @@ from pyspark.sql import functions as sf
 
 from benchmarks import points
 from benchmarks.compaction_kernel import SPLITS
-from benchmarks.figures import Figure, command
+from benchmarks.metrics import Metric, command
 from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
 from benchmarks.points import KEY, Given
 from benchmarks.processor import processor_seconds
@@ -45,7 +45,7 @@ class Taken:
     wall: float
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield what the job took, on the processor and on the wall, against each peer."""
     rows = 1_000 if small else 250_000
     try:
@@ -60,16 +60,16 @@ def measure(*, small: bool) -> Iterator[Figure]:
             _all(Path(folder) / "small", spark, rows // 10, delta=bool(jars))
         taken = _all(Path(folder) / "large", spark, rows, delta=bool(jars))
     own = taken.pop("ours")
-    yield Figure(name="compact job, wall", value=own.wall, unit="s")
+    yield Metric(name="compact job, wall", value=own.wall, unit="s")
     for peer, aim in AIMS.items():
         found = taken.get(peer)
         against = peer if found else f"{peer}{missing}"
         ratio = found.processor / own.processor if found else 0
-        yield Figure(
+        yield Metric(
             name=f"compact job, to a {peer}", value=own.processor, unit="cpu s", against=against, ratio=ratio, aim=aim
         )
         ratio = found.wall / own.wall if found else 0
-        yield Figure(name=f"compact job, wall, to a {peer}", value=own.wall, unit="s", against=against, ratio=ratio)
+        yield Metric(name=f"compact job, wall, to a {peer}", value=own.wall, unit="s", against=against, ratio=ratio)
 
 
 def _all(root: Path, spark: Spark, rows: int, *, delta: bool) -> dict[str, Taken]:

@@ -26,7 +26,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks import points, sorters
-from benchmarks.figures import Figure, command, grown_mib, median
+from benchmarks.metrics import Metric, command, grown_mib, median
 from benchmarks.peers import NotMeasuredError, ducklake_python
 from benchmarks.points import SQL_KEY, Given
 from benchmarks.sorters import PEERS, Side
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the case is called in the figures."""
+        """What the case is called in the metrics."""
         return f"{self.splits} splits, {self.width} columns"
 
 
@@ -72,8 +72,8 @@ class Taken:
     bytes: int
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures of one case after the other, then those of the memory."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one case after the other, then those of the memory."""
     rows = 1_000 if small else 250_000
     grown: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -90,32 +90,32 @@ def measure(*, small: bool) -> Iterator[Figure]:
                     grown[case.width] = fresh.submit(grown_by_merge, given).result()
             shutil.rmtree(root)
     narrow, *_, wide = grown.values()
-    yield Figure(name=f"{SPLITS} splits, {min(grown)} columns, growth of a fresh process", value=narrow, unit="MiB")
+    yield Metric(name=f"{SPLITS} splits, {min(grown)} columns, growth of a fresh process", value=narrow, unit="MiB")
     name = f"{SPLITS} splits, {max(grown)} columns, growth of a fresh process"
     against = f"{min(grown)} columns"
-    yield Figure(name=name, value=wide, unit="MiB", against=against, ratio=narrow / wide, aim=FLAT)
+    yield Metric(name=name, value=wide, unit="MiB", against=against, ratio=narrow / wide, aim=FLAT)
 
 
-def _case(case: Case, given: Given, taken: dict[str, Taken], lake: Taken | str | None) -> Iterator[Figure]:
+def _case(case: Case, given: Given, taken: dict[str, Taken], lake: Taken | str | None) -> Iterator[Metric]:
     own = taken.pop("ours")
-    yield Figure(name=f"{case.name}, rows per second", value=given.rows / median(own.seconds), unit="rows/s")
+    yield Metric(name=f"{case.name}, rows per second", value=given.rows / median(own.seconds), unit="rows/s")
     for peer, found in taken.items():
         yield from _against(case, own, peer, found)
     if lake is not None:
         yield from _against(case, own, "DuckLake's merge", lake)
 
 
-def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[Figure]:
-    """The figures against a peer, or against what says why it was not measured."""
+def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[Metric]:
+    """The metrics against a peer, or against what says why it was not measured."""
     seconds = median(own.seconds)
     if isinstance(found, str):
         against, faster, smaller = f"{peer} (not measured: {found})", 0.0, 0.0
     else:
         against, faster, smaller = peer, median(found.seconds) / seconds, found.bytes / own.bytes
     name, aim = f"{case.name}, to {peer}", TIME_AIMS.get(peer)
-    yield Figure(name=name, value=seconds, unit="cpu s", against=against, ratio=faster, aim=aim)
+    yield Metric(name=name, value=seconds, unit="cpu s", against=against, ratio=faster, aim=aim)
     name, aim = f"{case.name}, output to {peer}", SIZE_AIMS.get(peer)
-    yield Figure(name=name, value=own.bytes, unit="B", against=against, ratio=smaller, aim=aim)
+    yield Metric(name=name, value=own.bytes, unit="B", against=against, ratio=smaller, aim=aim)
 
 
 def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> dict[str, Taken]:

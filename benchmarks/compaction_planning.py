@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.figures import Figure, command, forget_peak, peak_mib
+from benchmarks.metrics import Metric, command, peak_mib, reset_peak
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import choose
@@ -33,15 +33,15 @@ MOST_SECONDS, MOST_MIB = 2.0, 1024.0
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Cost:
     """Seconds of one step: on the wall, and of the processor."""
 
     wall: float
     cpu: float
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures of one case after the other; as ratios, how far below the bound they are."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one case after the other; as ratios, how far below the bound they are."""
     for splits, some in CASES[-1:] if small else CASES:
         count, windows = (splits // 100, min(100, some)) if small else (splits, some)
         case = f"{count:,} splits in {windows:,} window{'s' * (windows > 1)}"
@@ -50,12 +50,12 @@ def measure(*, small: bool) -> Iterator[Figure]:
                 process.submit(_write, folder, count, windows).result()
             with _process() as process:
                 opened, planned, owed, before, peak = process.submit(_plan, folder, count * 1000).result()
-        yield Figure(name=f"open {case}", value=opened.wall, unit="s")
-        yield Figure(name=f"open {case}, processor", value=opened.cpu, unit="s")
-        for name, spent in (("plan of", planned), ("debt of", owed)):
-            yield _bounded(f"{name} {case}", spent.wall, "s", MOST_SECONDS)
-            yield _bounded(f"{name} {case}, processor", spent.cpu, "s", MOST_SECONDS)
-        yield Figure(name=f"memory that planning adds, {case}", value=peak - before, unit="MiB")
+        yield Metric(name=f"open {case}", value=opened.wall, unit="s")
+        yield Metric(name=f"open {case}, processor", value=opened.cpu, unit="s")
+        for name, cost in (("plan of", planned), ("debt of", owed)):
+            yield _bounded(f"{name} {case}", cost.wall, "s", MOST_SECONDS)
+            yield _bounded(f"{name} {case}, processor", cost.cpu, "s", MOST_SECONDS)
+        yield Metric(name=f"memory that planning adds, {case}", value=peak - before, unit="MiB")
         yield _bounded(f"peak memory, {case}", peak, "MiB", MOST_MIB)
 
 
@@ -67,14 +67,14 @@ def _write(folder: str, splits: int, windows: int) -> None:
     write_checkpoint(log.store, replace(head, splits=many.splits), log.ids.uuid, compact=True)
 
 
-def _plan(folder: str, now_ms: int) -> tuple[Spent, Spent, Spent, float, float]:
+def _plan(folder: str, now_ms: int) -> tuple[Cost, Cost, Cost, float, float]:
     snapshots: list[Snapshot] = []
-    opened = _spent(lambda: snapshots.append(_opened(folder)))
+    opened = _cost(lambda: snapshots.append(_opened(folder)))
     (snapshot,) = snapshots
-    forget_peak()
+    reset_peak()
     before = peak_mib()
-    planned = _spent(lambda: _planned(snapshot, now_ms))
-    owed = _spent(lambda: window_debts(choose(snapshot, now_ms=now_ms, mode=Mode.POLICY)))
+    planned = _cost(lambda: _planned(snapshot, now_ms))
+    owed = _cost(lambda: window_debts(choose(snapshot, now_ms=now_ms, mode=Mode.POLICY)))
     return opened, planned, owed, before, peak_mib()
 
 
@@ -90,10 +90,10 @@ def _opened(folder: str) -> Snapshot:
     return snapshot
 
 
-def _spent(work: Callable[[], object]) -> Spent:
+def _cost(work: Callable[[], object]) -> Cost:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def _process() -> ProcessPoolExecutor:
@@ -101,8 +101,8 @@ def _process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _bounded(name: str, value: float, unit: str, most: float) -> Figure:
-    return Figure(name=name, value=value, unit=unit, against="the bound", ratio=most / max(value, 1e-9), aim=1.0)
+def _bounded(name: str, value: float, unit: str, most: float) -> Metric:
+    return Metric(name=name, value=value, unit=unit, against="the bound", ratio=most / max(value, 1e-9), aim=1.0)
 
 
 if __name__ == "__main__":

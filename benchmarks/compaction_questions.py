@@ -1,4 +1,4 @@
-"""How to merge best: the questions that the design left open, each answered by one table of figures.
+"""How to merge best: the questions that the design left open, each answered by one table of metrics.
 
 How the order is found (composite keys, column at a time, k-way) for few and for many splits; how many splits one merge
 should take, by merging the same 64 with each fan-in until one is left; how many rows a page should have; what the place
@@ -23,13 +23,13 @@ import pyarrow as pa
 from benchmarks import points
 from benchmarks.compaction_kernel import grown_by_merge
 from benchmarks.compaction_sizes import write
-from benchmarks.figures import Figure, command, median
+from benchmarks.metrics import Metric, command, median
 from benchmarks.page_reads import bytes_read
 from benchmarks.points import KEY, NAMES, Given
 from storage_core.compaction.execute import execute
 from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.strategies import Strategy
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
 from storage_core.split.encodings import choose
@@ -45,8 +45,8 @@ NULL_HOSTS = 0.1
 POINT = f"SELECT value0 FROM rows WHERE metric = '{NAMES[21]}' AND host = 'host-0077.example.org'"  # noqa: S608 -- our own
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures of one question after the other."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one question after the other."""
     rows, repeats = (500, 1) if small else (100_000, 3)
     pa.set_cpu_count(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def measure(*, small: bool) -> Iterator[Figure]:
         yield from _null_order(root, rows, repeats)
 
 
-def _strategies(root: Path, operation: MergeOperation, repeats: int) -> Iterator[Figure]:
+def _strategies(root: Path, operation: CompactionTask, repeats: int) -> Iterator[Metric]:
     store = LocalStore(root)
     tables = [read_split(store, add, KEY, verify=True, as_dictionary=True) for add in operation.inputs]
     for fan_in in FAN_IN:
@@ -71,10 +71,10 @@ def _strategies(root: Path, operation: MergeOperation, repeats: int) -> Iterator
         for strategy, own in taken.items():
             name = f"order of {fan_in} splits, {strategy}"
             packed = taken[Strategy.PACKED]
-            yield Figure(name=name, value=own, unit="cpu s", against=str(Strategy.PACKED), ratio=packed / own)
+            yield Metric(name=name, value=own, unit="cpu s", against=str(Strategy.PACKED), ratio=packed / own)
 
 
-def _fan_in(root: Path, operation: MergeOperation) -> Iterator[Figure]:
+def _fan_in(root: Path, operation: CompactionTask) -> Iterator[Metric]:
     """Merge all splits so many at a time until one is left: what that takes, and how often a byte is written."""
     given_bytes = sum(add.size for add in operation.inputs)
     for fan_in in FAN_IN:
@@ -85,16 +85,16 @@ def _fan_in(root: Path, operation: MergeOperation) -> Iterator[Figure]:
             written += sum(result.bytes_out for result in results)
             inputs = tuple(add for result in results for add in result.adds)
         name = f"{SPLITS} splits by {fan_in}"
-        yield Figure(name=name, value=time.process_time() - started, unit="cpu s")
-        yield Figure(name=f"{name}, written per byte", value=written / given_bytes, unit="B/B")
+        yield Metric(name=name, value=time.process_time() - started, unit="cpu s")
+        yield Metric(name=f"{name}, written per byte", value=written / given_bytes, unit="B/B")
         first = replace(operation, inputs=operation.inputs[:fan_in])
         files = tuple(str(root / add.path) for add in first.inputs)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
             grown = fresh.submit(grown_by_merge, Given(root, files, first.to_json(), 0)).result()
-        yield Figure(name=f"{name}, growth of a fresh process in one merge", value=grown, unit="MiB")
+        yield Metric(name=f"{name}, growth of a fresh process in one merge", value=grown, unit="MiB")
 
 
-def _page_size(root: Path, operation: MergeOperation, repeats: int) -> Iterator[Figure]:
+def _page_size(root: Path, operation: CompactionTask, repeats: int) -> Iterator[Metric]:
     """Write the merged rows with pages of so many rows, and ask for one series."""
     result = _merge(root, replace(operation, inputs=operation.inputs[:16]))
     rows = read_split(LocalStore(root), result.adds[0])
@@ -103,12 +103,12 @@ def _page_size(root: Path, operation: MergeOperation, repeats: int) -> Iterator[
         file = root / f"pages-{page_rows}.parquet"
         taken = _seconds(partial(write, rows, file, encodings, page_rows=page_rows), repeats)
         name = f"pages of {page_rows:,} rows"
-        yield Figure(name=f"{name}, writing", value=taken, unit="cpu s")
-        yield Figure(name=f"{name}, size", value=file.stat().st_size, unit="B")
-        yield Figure(name=f"{name}, read for a series", value=bytes_read([file], POINT), unit="B")
+        yield Metric(name=f"{name}, writing", value=taken, unit="cpu s")
+        yield Metric(name=f"{name}, size", value=file.stat().st_size, unit="B")
+        yield Metric(name=f"{name}, read for a series", value=bytes_read([file], POINT), unit="B")
 
 
-def _target_size(root: Path, operation: MergeOperation) -> Iterator[Figure]:
+def _target_size(root: Path, operation: CompactionTask) -> Iterator[Metric]:
     """Merge all splits into one and into ever more."""
     whole = sum(add.size for add in operation.inputs)
     for share in SHARES:
@@ -116,14 +116,14 @@ def _target_size(root: Path, operation: MergeOperation) -> Iterator[Figure]:
         started = time.process_time()
         result = _merge(root, replace(operation, context=context))
         name = f"a target of 1/{share} of the inputs"
-        yield Figure(name=f"{name}, merging", value=time.process_time() - started, unit="cpu s")
-        yield Figure(name=f"{name}, splits", value=len(result.adds), unit="splits")
-        yield Figure(name=f"{name}, size", value=result.bytes_out, unit="B")
+        yield Metric(name=f"{name}, merging", value=time.process_time() - started, unit="cpu s")
+        yield Metric(name=f"{name}, splits", value=len(result.adds), unit="splits")
+        yield Metric(name=f"{name}, size", value=result.bytes_out, unit="B")
         read = bytes_read([root / add.path for add in result.adds], POINT)
-        yield Figure(name=f"{name}, read for a series", value=read, unit="B")
+        yield Metric(name=f"{name}, read for a series", value=read, unit="B")
 
 
-def _null_order(root: Path, rows: int, repeats: int) -> Iterator[Figure]:
+def _null_order(root: Path, rows: int, repeats: int) -> Iterator[Metric]:
     taken: dict[str, float] = {}
     for place in ("last", "first"):
         folder = root / place
@@ -131,7 +131,7 @@ def _null_order(root: Path, rows: int, repeats: int) -> Iterator[Figure]:
         operation = points.operation(folder, 16, rows, WIDTH, sort_schema=schema, null_hosts=NULL_HOSTS)
         taken[place] = _seconds(partial(_merge, folder, operation), repeats)
     for place, own in taken.items():
-        yield Figure(
+        yield Metric(
             name=f"a tenth of the hosts null, nulls {place}",
             value=own,
             unit="cpu s",
@@ -140,7 +140,7 @@ def _null_order(root: Path, rows: int, repeats: int) -> Iterator[Figure]:
         )
 
 
-def _merge(root: Path, operation: MergeOperation) -> Rewrite:
+def _merge(root: Path, operation: CompactionTask) -> Rewrite:
     return execute(LocalStore(root), operation, ids=SystemIds(), now_ms=1)
 
 

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.figures import Figure, command
+from benchmarks.metrics import Metric, command
 from benchmarks.page_reads import bytes_read
 from benchmarks.points import MOST_BYTES
 from examples.datasets import access_log_lines, flights, weather
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
@@ -84,7 +84,7 @@ class Size:
         return Size(self.files + other.files, self.pages + other.pages)
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the sizes of each data set by window and for the whole, then what its queries read."""
     for data in datasets(2_000 if small else None):
         for windows in (True, False):
@@ -158,7 +158,7 @@ def _access_log() -> pa.Table:
     return pa.table(columns)
 
 
-def _sizes(data: Data, *, windows: bool) -> Iterator[Figure]:
+def _sizes(data: Data, *, windows: bool) -> Iterator[Metric]:
     name = f"{data.name} {'by window' if windows else 'whole'}"
     parts = [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)]
     arrived = parts if windows else [data.rows]
@@ -180,17 +180,17 @@ def _compacted(data: Data, context: SplitContext) -> Size:
             part = data.rows.slice(start, step)
             for add in sort_and_write(store, part, context=context, ids=SystemIds(), now_ms=1):
                 arrived.setdefault(add.windowStart, []).append(add)
-        merges = [MergeOperation(window, tuple(adds), context) for window, adds in arrived.items()]
+        merges = [CompactionTask(window, tuple(adds), context) for window, adds in arrived.items()]
         made = [add for merge in merges for add in execute(store, merge, ids=SystemIds(), now_ms=1).adds]
         return _total([_size(Path(folder) / add.path) for add in made])
 
 
-def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]) -> Iterator[Figure]:
+def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]) -> Iterator[Metric]:
     size, aim = against
     ratio = size.files / own.files
-    yield Figure(name=f"{name}, to {peer}", value=own.files, unit="B", against=peer, ratio=ratio, aim=aim)
+    yield Metric(name=f"{name}, to {peer}", value=own.files, unit="B", against=peer, ratio=ratio, aim=aim)
     ratio = size.pages / own.pages
-    yield Figure(name=f"{name}, pages, to {peer}", value=own.pages, unit="B", against=peer, ratio=ratio)
+    yield Metric(name=f"{name}, pages, to {peer}", value=own.pages, unit="B", against=peer, ratio=ratio)
 
 
 def _written(parts: Sequence[pa.Table], *, chosen: bool) -> Size:
@@ -240,7 +240,7 @@ def _total(sizes: Sequence[Size]) -> Size:
     return reduce(Size.__add__, sizes)
 
 
-def _reads(data: Data) -> Iterator[Figure]:
+def _reads(data: Data) -> Iterator[Metric]:
     context = data.context(windows=False)
     with tempfile.TemporaryDirectory() as folder:
         root, adds = Path(folder), list[Add]()
@@ -248,11 +248,11 @@ def _reads(data: Data) -> Iterator[Figure]:
         for start in range(0, data.rows.num_rows, share):
             part = data.rows.slice(start, share)
             adds += sort_and_write(LocalStore(root), part, context=context, ids=SystemIds(), now_ms=start)
-        merged = execute(LocalStore(root), MergeOperation(None, tuple(adds), context), ids=SystemIds(), now_ms=1).adds
+        merged = execute(LocalStore(root), CompactionTask(None, tuple(adds), context), ids=SystemIds(), now_ms=1).adds
         before, after = ([root / add.path for add in each] for each in (adds, merged))
         for query, text in data.queries.items():
             read = max(1, bytes_read(after, text))
-            yield Figure(
+            yield Metric(
                 name=f"{data.name}, read for {query}",
                 value=read,
                 unit="B",

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import KEY, SCHEMA, batch
-from benchmarks.figures import Figure, seconds
+from benchmarks.metrics import Metric, seconds
 from benchmarks.peers import NotMeasuredError, ducklake_python
 from tidemark import Table
 
@@ -36,7 +36,7 @@ Taken = list[float]
 """Milliseconds of each append."""
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield how long one append takes, against its peers, and what several threads append a second."""
     appends = 10 if small else 200
     with tempfile.TemporaryDirectory() as folder:
@@ -44,35 +44,35 @@ def measure(*, small: bool) -> Iterator[Figure]:
         yield from _against_peers(root, appends, small=small)
         for threads in (1, 4, 16):
             rate = _sustained(root / f"threads{threads}", threads, lasting=0.3 if small else 4)
-            yield Figure(name=f"sustained durable appends, {threads} threads", value=rate, unit="rows/s")
+            yield Metric(name=f"sustained durable appends, {threads} threads", value=rate, unit="rows/s")
 
 
-def _against_peers(root: Path, appends: int, *, small: bool) -> Iterator[Figure]:
+def _against_peers(root: Path, appends: int, *, small: bool) -> Iterator[Metric]:
     batches = [batch(number, _ROWS) for number in range(_WARM_UP + appends)]
     own, bare, named = _durable(root, batches)
     name = "durable append of 1,000 rows, p50"
     p50, p99 = _percentile(own, 50), _percentile(own, 99)
-    yield Figure(name=name, value=p50, unit="ms", against="1.5 ms", ratio=1.5 / p50, aim=1)
+    yield Metric(name=name, value=p50, unit="ms", against="1.5 ms", ratio=1.5 / p50, aim=1)
     for peer, taken, aim in (("bare fsynced write", bare, 0.5), ("fsynced write under a name", named, 0.5)):
         ratio = _percentile(taken, 50) / p50
-        yield Figure(name=f"{name}, to a {peer}", value=p50, unit="ms", against=peer, ratio=ratio, aim=aim)
+        yield Metric(name=f"{name}, to a {peer}", value=p50, unit="ms", against=peer, ratio=ratio, aim=aim)
         ratio = _percentile(taken, 99) / p99
-        yield Figure(name=f"{name[:-3]}p99, to a {peer}", value=p99, unit="ms", against=peer, ratio=ratio)
+        yield Metric(name=f"{name[:-3]}p99, to a {peer}", value=p99, unit="ms", against=peer, ratio=ratio)
     yield from _to_peer(own, "deltalake append", _delta(root, batches), 20)
     try:
         python = ducklake_python(make=not small)
         yield from _to_peer(own, "DuckLake insert", _ducklake(python, root, appends), 8)
     except NotMeasuredError as error:
         against = f"DuckLake insert (not measured: {error})"
-        yield Figure(name=f"{name}, to a DuckLake insert", value=p50, unit="ms", against=against, ratio=0, aim=8)
-    yield Figure(name=f"{name}, rows as mappings", value=_percentile(_mappings(root, batches), 50), unit="ms")
+        yield Metric(name=f"{name}, to a DuckLake insert", value=p50, unit="ms", against=against, ratio=0, aim=8)
+    yield Metric(name=f"{name}, rows as mappings", value=_percentile(_mappings(root, batches), 50), unit="ms")
 
 
-def _to_peer(own: Taken, peer: str, taken: Taken, aim: float) -> Iterator[Figure]:
+def _to_peer(own: Taken, peer: str, taken: Taken, aim: float) -> Iterator[Metric]:
     for percent, aimed in ((50, aim), (99, None)):
         value = _percentile(own, percent)
         name = f"durable append of 1,000 rows, p{percent}, to a {peer}"
-        yield Figure(
+        yield Metric(
             name=name, value=value, unit="ms", against=peer, ratio=_percentile(taken, percent) / value, aim=aimed
         )
 

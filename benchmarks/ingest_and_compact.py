@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from benchmarks.figures import Figure, command, median, seconds
+from benchmarks.metrics import Metric, command, median, seconds
 from examples.datasets import flights
 from jobs import compact, ingest
 from jobs.request import JobRequest
@@ -40,8 +40,8 @@ landing: {{uri: {landing}, format: csv}}
 """
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures: seconds and rows per second of both steps on both sides, and the bytes that result."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics: seconds and rows per second of both steps on both sides, and the bytes that result."""
     months = (1,) if small else tuple(range(1, 13))
     repeats = 1 if small else 3
     with tempfile.TemporaryDirectory() as folder, Spark() as spark:
@@ -52,12 +52,12 @@ def measure(*, small: bool) -> Iterator[Figure]:
         peers = [_plain_spark(root, root / f"spark{run}", spark.session()) for run in range(repeats)]
     for position, step in enumerate(("ingest", "compaction")):
         own, peer = (median([run[position] for run in runs]) for runs in (ours, peers))
-        yield Figure(
+        yield Metric(
             name=f"{step} of {rows:,} flights", value=own, unit="s", against="plain Spark", ratio=peer / own, aim=1
         )
-        yield Figure(name=f"{step}, rows per second", value=rows / own, unit="rows/s")
+        yield Metric(name=f"{step}, rows per second", value=rows / own, unit="rows/s")
     own_bytes, peer_bytes = ours[0][2], peers[0][2]
-    yield Figure(
+    yield Metric(
         name="bytes after compaction", value=own_bytes, unit="B", against="plain Spark", ratio=peer_bytes / own_bytes
     )
 

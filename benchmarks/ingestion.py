@@ -1,4 +1,4 @@
-"""Ingestion: durable appends, their memory, dealing and merging, and reads of what is not merged yet.
+"""Ingestion: durable appends, their memory, distribution and merging, and reads of what is not merged yet.
 
 What is timed and against what is said on top of each part: `durable_appends`, `writer_memory`, `merging`, `unmerged`.
 """
@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks import durable_appends, merging, unmerged, writer_memory
-from benchmarks.figures import Figure, command
+from benchmarks.metrics import Metric, command
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures of one part after the other."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one part after the other."""
     for part in (durable_appends, writer_memory, unmerged, merging):
         yield from part.measure(small=small)
 

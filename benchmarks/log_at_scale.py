@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction, RemoveAction
 
-from benchmarks.figures import Figure, command, median, peak_mib, seconds
+from benchmarks.metrics import Metric, command, median, peak_mib, seconds
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.file_columns import FILES_SCHEMA, adds_of
@@ -50,14 +50,14 @@ SCHEMA = pa.schema(
 DELTA_TYPES = ("string", "string", "long", "timestamp")
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
-    """Yield the figures of one table after the other."""
+def measure(*, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of one table after the other."""
     for files in (5_000,) if small else (100_000, MOST_FILES):
         with tempfile.TemporaryDirectory() as folder:
             yield from _measure(Path(folder), files, repeats=1 if small else 3)
 
 
-def _measure(root: Path, files: int, repeats: int) -> Iterator[Figure]:
+def _measure(root: Path, files: int, repeats: int) -> Iterator[Metric]:
     full = 0.0
     for prefix, count in (("tiny-", PARTITIONS), ("", files)):
         full = _write_ours(root / f"{prefix}avro", count, TableConfig(checkpoint_interval=0))
@@ -70,32 +70,32 @@ def _measure(root: Path, files: int, repeats: int) -> Iterator[Figure]:
     ready, _ = _apart(_open_only, root / "avro", repeats)
     delta_ready, _ = _apart(_open_delta_only, root / "delta", repeats)
     name = f"open {files:,} files"
-    yield Figure(name=name, value=ready, unit="s", against="delta-rs", ratio=delta_ready / ready, aim=2)
+    yield Metric(name=name, value=ready, unit="s", against="delta-rs", ratio=delta_ready / ready, aim=2)
     name = f"{name} and look at all"
-    yield Figure(name=name, value=avro, unit="s", against="JSON checkpoint", ratio=as_json / avro, aim=10)
-    yield Figure(name=f"{name}, statistics too", value=avro, unit="s", against="delta-rs", ratio=delta / avro, aim=2)
-    yield Figure(name=f"{name}, peak memory", value=memory, unit="MiB", against="delta-rs", ratio=delta_memory / memory)
+    yield Metric(name=name, value=avro, unit="s", against="JSON checkpoint", ratio=as_json / avro, aim=10)
+    yield Metric(name=f"{name}, statistics too", value=avro, unit="s", against="delta-rs", ratio=delta / avro, aim=2)
+    yield Metric(name=f"{name}, peak memory", value=memory, unit="MiB", against="delta-rs", ratio=delta_memory / memory)
     if files == MOST_FILES:
-        yield Figure(name=name, value=avro, unit="s", against="2 s", ratio=2 / avro, aim=1)
+        yield Metric(name=name, value=avro, unit="s", against="2 s", ratio=2 / avro, aim=1)
         limit = 1.5 * 1024
         name = f"{name}, peak memory"
-        yield Figure(name=name, value=memory, unit="MiB", against="1.5 GiB", ratio=limit / memory, aim=1)
+        yield Metric(name=name, value=memory, unit="MiB", against="1.5 GiB", ratio=limit / memory, aim=1)
     pruned, _ = _apart(_open_partition, root / "avro", repeats)
-    yield Figure(
+    yield Metric(
         name=f"open and find 1 of {PARTITIONS:,} partitions in {files:,}", value=pruned * 1000, unit="ms",
         against="50 ms", ratio=0.05 / pruned, aim=1,
     )  # fmt: skip
     own, _ = _apart(_commit_ours, root / "avro", 1)
     peer, _ = _apart(_commit_delta, root / "delta", 1)
-    yield Figure(
+    yield Metric(
         name=f"open and commit {COMMITTED} files to {files:,}", value=own, unit="s", against="delta-rs",
         ratio=peer / own, aim=1,
     )  # fmt: skip
     own, _ = _apart(_checkpoint_ours, root / "avro", 1)
     peer, _ = _apart(_checkpoint_delta, root / "delta", 1)
     name = f"checkpoint of {files:,} files after {NEW_FILES:,} new ones"
-    yield Figure(name=name, value=own, unit="s", against="writing all of it", ratio=full / own)
-    yield Figure(name=f"{name}, the peer", value=peer, unit="s", against="delta-rs", ratio=peer / own)
+    yield Metric(name=name, value=own, unit="s", against="writing all of it", ratio=full / own)
+    yield Metric(name=f"{name}, the peer", value=peer, unit="s", against="delta-rs", ratio=peer / own)
 
 
 def _files(start: int, count: int, at: int) -> pa.Table:

@@ -1,10 +1,10 @@
-"""Dealing and merging a million upserts into a table of a million keys, against a Delta `MERGE` of the same rows.
+"""Distribution and merging a million upserts into a table of a million keys, against a Delta `MERGE` of the same rows.
 
 One warm Spark session of two cores for all sides, with the settings of Tidemark's jobs; half of the upserts hit keys of
-the base, half bring new ones, in random order. Timed of ours: the deal job from closed segments of a raw log, and the
-merge job, each until there is nothing left to do, commits included; and the merge job alone with rows that a writer has
-flushed in ten generations. Timed of the peers: one `MERGE` from the rows as a Parquet file, or as an Arrow table where
-Spark is not there; Tidemark is given less, a raw log of records as their producers sent them.
+the base, half bring new ones, in random order. Timed of ours: the distribute job from closed segments of a raw log, and
+the merge job, each until there is nothing left to do, commits included; and the merge job alone with rows that a writer
+has flushed in ten generations. Timed of the peers: one `MERGE` from the rows as a Parquet file, or as an Arrow table
+where Spark is not there; Tidemark is given less, a raw log of records as their producers sent them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks.events import KEY, SCHEMA, events
-from benchmarks.figures import Figure, seconds
+from benchmarks.metrics import Metric, seconds
 from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
-from jobs import deal, merge
-from jobs.deal_request import DealRequest
+from jobs import distribute, merge
+from jobs.distribute_request import DistributeRequest
 from jobs.request import JobRequest
 from jobs.spark import Spark
 from storage_core.raw_log.raw_log import RawLog
@@ -53,7 +53,7 @@ _MERGE = (
 )
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield rows per second of both ways in, and of the peers."""
     count = 2_000 if small else 1_000_000
     random = np.random.default_rng(1)
@@ -70,17 +70,20 @@ def measure(*, small: bool) -> Iterator[Figure]:
         root = Path(folder)
         pq.write_table(given, root / "given.parquet")
         _warm_up(spark.session())
-        dealt = _deal_and_merge(root / "dealt", spark, base, given)
+        distributed = _distribute_and_merge(root / "distributed", spark, base, given)
         merged = _merge(root / "merged", spark, base, given)
         on_spark = _delta_merge(root, spark.session(), base) if jars else None
         without = _deltalake_merge(root, base, given)
     name = f"{count:,} upserts into {count:,} keys"
-    for how, own, aim in (("dealing and merging", dealt, 5), (f"merging {_GENERATIONS} generations", merged, None)):
+    for how, own, aim in (
+        ("distribution and merging", distributed, 5),
+        (f"merging {_GENERATIONS} generations", merged, None),
+    ):
         for peer, taken, aimed in (
             (f"Delta MERGE on Spark{missing}", on_spark, aim),
             ("deltalake merge", without, None),
         ):
-            yield Figure(
+            yield Metric(
                 name=f"{how}, {name}, to a {peer.partition(' (')[0]}",
                 value=count / own,
                 unit="rows/s",
@@ -97,7 +100,7 @@ def _warm_up(session: SparkSession) -> None:
     session.range(0, 4, 1, 2).mapInArrow(same, "id long").collect()
 
 
-def _deal_and_merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -> float:
+def _distribute_and_merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -> float:
     _based(root, spark, base)
     (root / "events.yaml").write_text(_TABLE)
     (root / "all.yaml").write_text(_RAW_LOG)
@@ -105,8 +108,8 @@ def _deal_and_merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -
         for start in range(0, given.num_rows, _PRODUCER_ROWS):
             log.append("events", given.slice(start, _PRODUCER_ROWS))
     time.sleep(_CLOSED_S)
-    request = DealRequest(raw_log=str(root / "all.yaml"), tables=(str(root / "events.yaml"),), root=str(root))
-    taken = seconds(partial(_exhaust, lambda: deal.run(request, spark).status))
+    request = DistributeRequest(raw_log=str(root / "all.yaml"), tables=(str(root / "events.yaml"),), root=str(root))
+    taken = seconds(partial(_exhaust, lambda: distribute.run(request, spark).status))
     return taken + seconds(partial(_merge_all, root, spark))
 
 

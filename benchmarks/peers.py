@@ -1,7 +1,7 @@
 """Systems that are measured against and do not fit into `.venv/`: each is brought along once, into a folder of its own.
 
 DuckLake needs an older DuckDB than the project has, Delta Lake on Spark needs JARs. Where one cannot be had, the
-figure against it says why and counts as missed.
+metric against it says why and counts as missed.
 """
 
 from __future__ import annotations

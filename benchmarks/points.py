@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
@@ -73,14 +73,14 @@ def context(schema: pa.Schema, *, sort_schema: str = SORT_SCHEMA, target_bytes: 
 
 def operation(
     root: Path, splits: int, rows: int, width: int, *, sort_schema: str = SORT_SCHEMA, null_hosts: float = 0.0
-) -> MergeOperation:
+) -> CompactionTask:
     """Write so many sorted splits of so many rows under `root` and return the operation that merges them."""
     described = context(points(0, 1, width).schema, sort_schema=sort_schema)
     store, adds = LocalStore(root), list[Add]()
     for number in range(splits):
         arrived = points(number, rows, width, null_hosts=null_hosts)
         adds += sort_and_write(store, arrived, context=described, ids=SystemIds(), now_ms=number)
-    return MergeOperation(None, tuple(adds), described)
+    return CompactionTask(None, tuple(adds), described)
 
 
 def given(root: Path, splits: int, rows: int, width: int) -> Given:

@@ -20,12 +20,12 @@ def processor_seconds(work: Callable[[], object]) -> float:
 
     Of processes that still run when the work ends, the JVM of Spark among them, only Linux tells; in hundredths.
     """
-    before = _spent()
+    before = _cost()
     work()
-    return max(_spent() - before, 1e-6)
+    return max(_cost() - before, 1e-6)
 
 
-def _spent() -> float:
+def _cost() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used) + _of_running_children()
 

@@ -1,4 +1,4 @@
-"""Run every benchmark and write `benchmarks/RESULTS.md`: the figures, the machine, the versions.
+"""Run every benchmark and write `benchmarks/RESULTS.md`: the metrics, the machine, the versions.
 
 python -m benchmarks.run_all [--small]
 """
@@ -51,15 +51,15 @@ def _head() -> str:
     )
 
 
-def _section(name: str, figures: list[dict[str, object]]) -> str:
+def _section(name: str, metrics: list[dict[str, object]]) -> str:
     rows = [
         f"\n## {name}\n",
-        "| figure | value | unit | against | ratio | aim | holds |",
+        "| metric | value | unit | against | ratio | aim | holds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for figure in figures:
-        cells = [figure["name"], f"{figure['value']:,.2f}", figure["unit"], figure["against"]]
-        cells += [None if figure["ratio"] is None else f"{figure['ratio']:.2f}", figure["aim"], figure["holds"]]
+    for metric in metrics:
+        cells = [metric["name"], f"{metric['value']:,.2f}", metric["unit"], metric["against"]]
+        cells += [None if metric["ratio"] is None else f"{metric['ratio']:.2f}", metric["aim"], metric["holds"]]
         rows.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

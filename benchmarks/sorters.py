@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.points import KEY, SQL_KEY, Given
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
 from storage_core.split.encodings import ROWS_PER_PAGE, ZSTD_LEVEL
@@ -31,7 +31,7 @@ ONE_THREAD = {"POLARS_MAX_THREADS": "1", "TOKIO_WORKER_THREADS": "1"}
 
 def ours(given: Given, folder: Path) -> None:
     """Merge by the kernel of compactions, through a store."""
-    operation = MergeOperation.from_json(given.operation)
+    operation = CompactionTask.from_json(given.operation)
     for add in execute(LocalStore(given.root), operation, ids=SystemIds(), now_ms=1).adds:
         shutil.move(given.root / add.path, folder)
 
@@ -55,7 +55,7 @@ def arrow_copy(given: Given, folder: Path) -> None:
 def duckdb_sort(given: Given, folder: Path) -> None:
     """Sort all rows by DuckDB."""
     with duckdb.connect(config={"threads": 1}) as connection:
-        connection.execute("SET enable_progress_bar = false")  # it would be among the figures
+        connection.execute("SET enable_progress_bar = false")  # it would be among the metrics
         connection.execute(
             f"COPY (SELECT * FROM read_parquet({list(given.files)}) ORDER BY {SQL_KEY}) "  # noqa: S608 -- our own
             f"TO '{folder}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {ZSTD_LEVEL})"

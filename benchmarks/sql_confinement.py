@@ -55,16 +55,16 @@ def main(seconds: float, other: str | None) -> None:
     """Print a line per table and query."""
     here = str(Path(__file__).resolve().parents[1])
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
-        asked = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]
+        requested = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]
         questions = [(count, name) for count in SPLITS for name in QUERIES]
-        taken: dict[tuple[int, str], list[list[Pair]]] = {each: [[] for _ in asked] for each in questions}
+        taken: dict[tuple[int, str], list[list[Pair]]] = {each: [[] for _ in requested] for each in questions}
         end, turn = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             for question, pairs in taken.items():
                 turn += 1
-                for at in range(len(asked))[:: 1 if turn % 2 else -1]:
-                    pairs[at].append(_ask(asked[at], question))
-        for each in asked:
+                for at in range(len(requested))[:: 1 if turn % 2 else -1]:
+                    pairs[at].append(_ask(requested[at], question))
+        for each in requested:
             each.communicate()
     for (count, name), pairs in taken.items():
         print(f"{count} splits, {name}: {_shown(pairs)} ({len(pairs[0])} times)")
@@ -77,19 +77,19 @@ def _started(release: str, folder: str) -> subprocess.Popen[str]:
 
 
 def _ask(process: subprocess.Popen[str], question: tuple[int, str]) -> Pair:
-    asked, answered = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
-    asked.write(f"{question[0]} {question[1]}\n")
-    asked.flush()
+    requested, answered = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+    requested.write(f"{question[0]} {question[1]}\n")
+    requested.flush()
     taken, used = map(float, answered.readline().split())
     return taken, used
 
 
 def _shown(pairs: Sequence[Sequence[Pair]]) -> str:
-    figures = [" / ".join(f"{statistics.median(each[at] for each in mine):.1f}" for at in (0, 1)) for mine in pairs]
+    metrics = [" / ".join(f"{statistics.median(each[at] for each in mine):.1f}" for at in (0, 1)) for mine in pairs]
     if len(pairs) == 1:
-        return f"{figures[0]} ms"
+        return f"{metrics[0]} ms"
     more = [statistics.median(mine[at] - theirs[at] for mine, theirs in zip(*pairs, strict=True)) for at in (0, 1)]
-    return f"{figures[0]} ms, the other {figures[1]} ms, pairs differ by {more[0]:+.1f} / {more[1]:+.1f} ms"
+    return f"{metrics[0]} ms, the other {metrics[1]} ms, pairs differ by {more[0]:+.1f} / {more[1]:+.1f} ms"
 
 
 if __name__ == "__main__":

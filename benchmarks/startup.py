@@ -1,6 +1,6 @@
 """How long the library and the commands take to start, on a small table with a checkpoint, against bare Python.
 
-Each program is a process of its own. The runs of all of them take turns, and a figure is the median of its runs; the
+Each program is a process of its own. The runs of all of them take turns, and a metric is the median of its runs; the
 first turn, which may compile and fill caches, does not count. Processor seconds include threads that libraries start.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import tidemark as tm
-from benchmarks.figures import Figure, command
+from benchmarks.metrics import Metric, command
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the seconds of each program by the clock and by the processor."""
     with tempfile.TemporaryDirectory() as folder:
         _make_tables(Path(folder))
@@ -58,12 +58,12 @@ def measure(*, small: bool) -> Iterator[Figure]:
     for name, (wall, processor) in seconds.items():
         aim = IMPORT_AIM if name == "tm.Table" else COMMAND_AIM if name in COMMANDS else None
         against = None if aim is None else f"{aim} s"
-        yield Figure(
+        yield Metric(
             name=name, value=wall, unit="s", against=against, ratio=None if aim is None else aim / wall, aim=aim and 1
         )
         peer = None if name == BARE else BARE if name in LIBRARIES else LIBRARIES_OF_A_QUERY
         ratio = None if peer is None else seconds[peer][1] / processor
-        yield Figure(name=f"{name}, processor", value=processor, unit="s", against=peer, ratio=ratio)
+        yield Metric(name=f"{name}, processor", value=processor, unit="s", against=peer, ratio=ratio)
 
 
 def _make_tables(folder: Path) -> None:

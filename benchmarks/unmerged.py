@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.events import KEY, SCHEMA, Keys, batch, events
-from benchmarks.figures import Figure, median, peak_mib, seconds
+from benchmarks.metrics import Metric, median, peak_mib, seconds
 from storage_core.region import merge
 from storage_core.region.options import WriterOptions
 from tidemark import Table
@@ -27,7 +27,7 @@ _KEYS_AT_ONCE = 1_000
 _NEVER = WriterOptions(flush_rows=10**9, flush_bytes=10**11)
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield milliseconds and requests of lookups, then seconds and memory of a replay."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _lookups(str(Path(folder) / "table"), keys=20_000 if small else 1_000_000, gets=2 if small else 25)
@@ -35,7 +35,7 @@ def measure(*, small: bool) -> Iterator[Figure]:
         yield from _replay(str(Path(folder) / "table"), log_mb=2 if small else 100)
 
 
-def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Figure]:
+def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Metric]:
     """Base and generations hold even keys over one range: only Bloom filters and key columns rule out an odd one."""
     shuffled = np.random.default_rng(1).permutation(keys) * 2
     each = min(_ROWS_OF_GENERATION, keys // (2 * GENERATIONS))
@@ -49,34 +49,34 @@ def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Figure]:
             writer.put(events(some, number))
             writer.flush()
     never_flushed = shuffled[GENERATIONS * each :]
-    asked = {"a hit in the base": never_flushed, "a hit in a generation": flushed[4], "a miss": shuffled + 1}
-    for what, chosen in asked.items():
+    requested = {"a hit in the base": never_flushed, "a hit in a generation": flushed[4], "a miss": shuffled + 1}
+    for what, chosen in requested.items():
         yield from _get(uri, f"get, {keys:,} keys, {GENERATIONS} generations, {what}", chosen[:gets])
-    for what, chosen in asked.items():
+    for what, chosen in requested.items():
         named = f"get_many of {_KEYS_AT_ONCE:,} keys, {keys:,} keys, {GENERATIONS} generations, each {what}"
         yield from _get_many(uri, named, chosen[:_KEYS_AT_ONCE], max(2, gets // 5))
 
 
-def _get(uri: str, name: str, asked: Keys) -> Iterator[Figure]:
+def _get(uri: str, name: str, requested: Keys) -> Iterator[Metric]:
     table = Table.open(uri)
     table.get(-1)  # opens the base's checkpoint once, as a service has
     taken, requests = [], []
-    for key in asked.tolist():
+    for key in requested.tolist():
         before = sum(table.store.requests.values())
         taken.append(seconds(partial(table.get, key)) * 1000)
         requests.append(sum(table.store.requests.values()) - before)
-    yield Figure(name=f"{name}, p50", value=median(taken), unit="ms")
-    yield Figure(name=f"{name}, requests", value=median(requests), unit="requests")
+    yield Metric(name=f"{name}, p50", value=median(taken), unit="ms")
+    yield Metric(name=f"{name}, requests", value=median(requests), unit="requests")
 
 
-def _get_many(uri: str, name: str, asked: Keys, repeated: int) -> Iterator[Figure]:
+def _get_many(uri: str, name: str, requested: Keys, repeated: int) -> Iterator[Metric]:
     table = Table.open(uri)
     table.get(-1)
     before = sum(table.store.requests.values())
-    taken = [seconds(partial(table.get_many, asked.tolist())) * 1000 for _ in range(repeated)]
-    yield Figure(name=f"{name}, p50", value=median(taken), unit="ms")
+    taken = [seconds(partial(table.get_many, requested.tolist())) * 1000 for _ in range(repeated)]
+    yield Metric(name=f"{name}, p50", value=median(taken), unit="ms")
     requests = (sum(table.store.requests.values()) - before) / repeated
-    yield Figure(name=f"{name}, requests", value=requests, unit="requests")
+    yield Metric(name=f"{name}, requests", value=requests, unit="requests")
 
 
 def _merge(table: Table) -> None:
@@ -87,7 +87,7 @@ def _merge(table: Table) -> None:
     merge.commit(log, table.snapshot, works, results)
 
 
-def _replay(uri: str, *, log_mb: int) -> Iterator[Figure]:
+def _replay(uri: str, *, log_mb: int) -> Iterator[Metric]:
     table = Table.create(uri, SCHEMA, primary_key=[KEY])
     number = 0
     with table.writer(options=_NEVER) as writer:
@@ -97,9 +97,9 @@ def _replay(uri: str, *, log_mb: int) -> Iterator[Figure]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         taken, grown = pool.submit(_claim, uri).result()
     name = f"replay of {log_mb} MB in {number} entries"
-    yield Figure(name=name, value=taken, unit="s")
-    yield Figure(name=f"{name}, MB per second", value=log_mb / taken, unit="MB/s")
-    yield Figure(name=f"{name}, peak growth of memory", value=grown, unit="MiB")
+    yield Metric(name=name, value=taken, unit="s")
+    yield Metric(name=f"{name}, MB per second", value=log_mb / taken, unit="MB/s")
+    yield Metric(name=f"{name}, peak growth of memory", value=grown, unit="MiB")
 
 
 def _claim(uri: str) -> tuple[float, float]:

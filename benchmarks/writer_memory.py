@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.events import KEY, SCHEMA, batch
-from benchmarks.figures import Figure, peak_mib
+from benchmarks.metrics import Metric, peak_mib
 from storage_core.clock import SystemClock
 from storage_core.errors import Overloaded
 from storage_core.ids import SystemIds
@@ -43,15 +43,15 @@ _OPTIONS = WriterOptions(
 BOUND_MIB = (_OPTIONS.refuse_bytes + _OPTIONS.flush_bytes + _OPTIONS.entry_bytes) / MB
 
 
-def measure(*, small: bool) -> Iterator[Figure]:
+def measure(*, small: bool) -> Iterator[Metric]:
     """Yield by how many MiB the process grew, against the stated bounds."""
     with tempfile.TemporaryDirectory() as folder:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             held, grown, mb = pool.submit(_grown_mib, folder, 20 if small else 400).result()
         name, against = f"writer that {_THREADS} threads gave {mb:,.0f} MB", f"its bounds, {BOUND_MIB:.0f} MiB"
-        yield Figure(name=f"{name}, held", value=held, unit="MiB", against=against, ratio=BOUND_MIB / held, aim=1)
+        yield Metric(name=f"{name}, held", value=held, unit="MiB", against=against, ratio=BOUND_MIB / held, aim=1)
         name = f"{name}, growth of the process"
-        yield Figure(name=name, value=grown, unit="MiB", against=against, ratio=BOUND_MIB / grown)
+        yield Metric(name=name, value=grown, unit="MiB", against=against, ratio=BOUND_MIB / grown)
 
 
 def _slowly(kind: RequestKind, _key: str) -> None:

@@ -41,7 +41,7 @@ LOST_AFTER_ROWS = 1_000
 PLAIN_WIDTH = 120
 JOB_OF: Mapping[str, JobName] = {
     "ingested": "ingest",
-    "dealt": "deal",
+    "distributed": "distribute",
     "merged": "merge",
     "compacted": "compact",
     "index": "catch_up",
@@ -80,7 +80,7 @@ class Pipeline:
         windows = asset.partitions_def.get_partition_keys() if asset.partitions_def else []
         tags = range_tags(windows[0], windows[-1]) if windows else {}
         result = self._execute(str(job_name(key.path[0], JOB_OF[key.path[1].split("_")[0]])), tags, [key])
-        if windows:  # a partition shows its own figures, and an observation those of the run
+        if windows:  # a partition shows its own metrics, and an observation those of the run
             shown = result.get_asset_observation_events()[-1].asset_observation_data.asset_observation.metadata
         else:
             shown = result.get_asset_materialization_events()[-1].materialization.metadata
@@ -166,7 +166,7 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
-    """Let two processes write to two stores, remove one on the way, deal, and compare with what they were told."""
+    """Let two processes write to two stores, remove one meanwhile, distribute, and compare with what they were told."""
     declaration = load_raw_log(RAW_LOG)
     lost = Path(declaration.uris[-1])
     narrator.step(
@@ -182,7 +182,7 @@ def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
         time.sleep(declaration.closed_after / 1_000)
     found = ", ".join(f"{uri}: {count:,}" for uri, count in two_stores.chunks(declaration).items())
     narrator.say(f"chunks in each store: {found}")
-    pipeline.run("departures/dealt")
+    pipeline.run("departures/distributed")
     narrator.say(two_stores.verdict(Table.open(place), two_stores.acknowledged()))
 
 
@@ -246,7 +246,7 @@ def time_travel(logs: Table) -> list[dict[str, object]]:
 
 
 LOOK_AROUND = (
-    "make ui                                        the Dagster UI: every run above, its figures and checks",
+    "make ui                                        the Dagster UI: every run above, its metrics and checks",
     ".venv/bin/tidemark describe access_log         windows, indexes, regions of a table",
     ".venv/bin/tidemark history access_log          every commit",
     ".venv/bin/tidemark search access_log 'request:logstash' --index text",

@@ -1,4 +1,4 @@
-"""What the demo says on the terminal: a headline per step, the figures of a materialization, answers as tables."""
+"""What the demo says on the terminal: a headline per step, the metrics of a materialization, answers as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 
 class Narrator:
-    """Prints the demo's story. Figures come from the metadata that each asset recorded, never from the demo itself."""
+    """Prints the demo's story. Metrics come from the metadata that each asset recorded, never from the demo itself."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -26,18 +26,18 @@ class Narrator:
         """Print one line of the current step."""
         self._console.print(f"   {escape(text)}", highlight=True, soft_wrap=True)
 
-    def materialized(self, asset: str, figures: Mapping[str, object]) -> None:
+    def materialized(self, asset: str, metrics: Mapping[str, object]) -> None:
         """Print what a materialization of the asset did."""
-        done = str(figures["status"]).replace("_", " ")
-        seconds = _number(figures["seconds"])
-        parts = [f"version {figures['version']}"] if figures["version"] else []  # a raw log has none
+        done = str(metrics["status"]).replace("_", " ")
+        seconds = _number(metrics["seconds"])
+        parts = [f"version {metrics['version']}"] if metrics["version"] else []  # a raw log has none
         for name in ("rows", "splits", "bytes"):
-            before, after = (_number(figures[f"{name}_{side}"]) for side in ("in", "out"))
+            before, after = (_number(metrics[f"{name}_{side}"]) for side in ("in", "out"))
             if before or after:
                 parts.append(f"{name} {before:,.0f} -> {after:,.0f}")
-        if _number(figures["rows_out"]) and seconds:
-            parts.append(f"{_number(figures['rows_out']) / seconds:,.0f} rows/s")
-        requests = sum(_number(value) for name, value in figures.items() if name.startswith("requests_"))
+        if _number(metrics["rows_out"]) and seconds:
+            parts.append(f"{_number(metrics['rows_out']) / seconds:,.0f} rows/s")
+        requests = sum(_number(value) for name, value in metrics.items() if name.startswith("requests_"))
         parts += [f"{requests:,.0f} requests", f"{seconds:.1f} s"]
         self._console.print(f"   [green]{escape(asset)}[/] {done}: {escape(', '.join(parts))}", soft_wrap=True)
 

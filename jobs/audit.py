@@ -15,7 +15,7 @@ from functools import partial
 from jobs import tasks
 from jobs.audit_request import AuditRequest, parse, parser
 from jobs.command import command, on_spark
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.run import JobRun
 from jobs.spark import Answer, Spark
@@ -47,7 +47,7 @@ def run(request: AuditRequest, spark: Spark) -> JobReport:
     found = audit(job.table.store, job.before, which, run=partial(_execute, job))
     for each in found.violations:
         LOG.error("%s: %s: %s", each.invariant, each.path, each.message)
-    return job.report("audited", figures=Figures(splits_in=found.splits), details=_details(found))
+    return job.report("audited", metrics=Metrics(splits_in=found.splits), details=_details(found))
 
 
 def _execute(job: JobRun, works: Sequence[Work]) -> Sequence[Answer]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from jobs import tasks
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -39,19 +39,19 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         work = [item for each in plans for item in each.work]
         details = {"segments_built": {each.index: len(each.work) for each in plans}}
         if request.dry_run:
-            return job.report("planned", figures=Figures(splits_in=len(work)), details=details)
+            return job.report("planned", metrics=Metrics(splits_in=len(work)), details=details)
         answers = job.map(tasks.build_segment, [{"work": item.to_json()} for item in work])
         built = [read_action(answer["segment"], IndexSegment, "catch-up answer") for answer in answers]
-        figures = _figures(work, built)
-        return job.commit(_actions(plans, built), operation="CATCH UP", figures=figures, details=details)
+        metrics = _metrics(work, built)
+        return job.commit(_actions(plans, built), operation="CATCH UP", metrics=metrics, details=details)
 
 
 def _plans(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
     return [each for name in names if not (each := plan(snapshot, name)).empty]
 
 
-def _figures(work: Sequence[CatchUpWork], built: Sequence[IndexSegment]) -> Figures:
-    return Figures(
+def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment]) -> Metrics:
+    return Metrics(
         rows_in=sum(item.add.numRecords or 0 for item in work),
         rows_out=sum(segment.numRecords for segment in built),
         bytes_in=sum(item.add.size for item in work),

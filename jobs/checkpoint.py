@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -31,8 +31,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         if request.dry_run:
             return job.report("planned")
         result = job.table.log.checkpoint(job.before)
-        figures = Figures(splits_in=result.files, splits_out=result.files, bytes_out=result.bytes)
-        return job.report("committed" if result.written else "nothing_to_do", figures=figures)
+        metrics = Metrics(splits_in=result.files, splits_out=result.files, bytes_out=result.bytes)
+        return job.report("committed" if result.written else "nothing_to_do", metrics=metrics)
 
 
 def _due(snapshot: Snapshot) -> Sequence[Snapshot]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -38,11 +38,11 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
             dry_run=request.dry_run,
             require_held=job.require_held,
         )
-    figures = Figures(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
+    metrics = Metrics(bytes_in=found.candidate_bytes, bytes_out=found.candidate_bytes - found.bytes)
     if request.dry_run:
-        return job.report("planned", figures=figures, details=_details(found))
-    done = found.deleted or found.forgotten
-    return job.report("committed" if done else "nothing_to_do", figures=figures, details=_details(found))
+        return job.report("planned", metrics=metrics, details=_details(found))
+    done = found.deleted or found.pruned
+    return job.report("committed" if done else "nothing_to_do", metrics=metrics, details=_details(found))
 
 
 def _details(found: CollectionReport) -> dict[str, object]:
@@ -54,7 +54,7 @@ def _details(found: CollectionReport) -> dict[str, object]:
         "deleted_keys": list(found.deleted),
         "failed": dict(found.failed),
         "unknown_keys": list(found.unknown_keys),
-        "forgotten": dict(found.forgotten),
+        "pruned": dict(found.pruned),
         "horizon_ms": found.horizon_ms,
     }
 

@@ -39,11 +39,11 @@ class Request(Protocol):
         ...
 
 
-Asked = TypeVar("Asked", bound=Request)
+Requested = TypeVar("Requested", bound=Request)
 
 
 def on_spark(
-    parse: Callable[[argparse.Namespace], Asked], run: Callable[[Asked, Spark], JobReport]
+    parse: Callable[[argparse.Namespace], Requested], run: Callable[[Requested, Spark], JobReport]
 ) -> Callable[[argparse.Namespace], JobReport]:
     """Return what runs the job on Spark for arguments. They are parsed before Spark starts, which takes a while."""
 

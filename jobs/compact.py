@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from jobs.command import table_command
-from jobs.figures import Figures
 from jobs.lists import listed
+from jobs.metrics import Metrics
 from jobs.report import JobReport, with_report
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -23,7 +23,7 @@ from storage_core.compaction import planner
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import Chosen
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import TidemarkError
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import by_start
@@ -53,7 +53,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         if request.dry_run:
             operations = chosen.operations()
             windows = dict.fromkeys(operation.window for operation in operations)
-            return job.report("planned", figures=_planned(operations), details={"windows": list(windows)})
+            return job.report("planned", metrics=_planned(operations), details={"windows": list(windows)})
         outcome = GroupsOutcome()
         for operations in chosen.parts():
             outcome.take(compact_groups(job, operations))
@@ -78,7 +78,7 @@ def _report(job: JobRun, outcome: GroupsOutcome) -> JobReport:
     return job.report(
         "committed" if last else "nothing_to_do",
         last.version if last else None,
-        figures=Figures.of(outcome.results),
+        metrics=Metrics.of(outcome.results),
         commit_id=last.commit_id if last else None,
         details={
             "windows": sorted(done, key=by_start),
@@ -116,9 +116,9 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     return f"compact.{wanted.start // window_seconds % LANES}"
 
 
-def _planned(operations: Sequence[MergeOperation]) -> Figures:
+def _planned(operations: Sequence[CompactionTask]) -> Metrics:
     inputs = [add for operation in operations for add in operation.inputs]
-    return Figures(
+    return Metrics(
         rows_in=sum(add.visible_rows for add in inputs),
         bytes_in=sum(add.size for add in inputs),
         splits_in=len(inputs),

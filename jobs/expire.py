@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -41,7 +41,7 @@ def expire(job: JobRun, *, dry_run: bool = False) -> JobReport:
         found = plan(job.before, retention_ms=job.before.config.retention_ms, now_ms=now_ms)
         if not found.splits or dry_run:
             return job.report(
-                "planned" if found.splits else "nothing_to_do", figures=_figures(found), details=_details(found)
+                "planned" if found.splits else "nothing_to_do", metrics=_metrics(found), details=_details(found)
             )
         try:
             return _commit(job, found, now_ms)
@@ -58,14 +58,14 @@ def _commit(job: JobRun, found: Expiry, now_ms: int) -> JobReport:
     return job.commit(
         found.removes(now_ms),
         operation="EXPIRE",
-        figures=_figures(found),
+        metrics=_metrics(found),
         requirements=[found.requirement],
         details=_details(found),
     )
 
 
-def _figures(found: Expiry) -> Figures:
-    return Figures(
+def _metrics(found: Expiry) -> Metrics:
+    return Metrics(
         rows_in=sum(each.rows for each in found.windows),
         bytes_in=sum(each.bytes for each in found.windows),
         splits_in=len(found.splits),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class GroupLimits:
 GROUP_LIMITS = GroupLimits()
 
 
-def grouped(operations: Sequence[MergeOperation], limits: GroupLimits = GROUP_LIMITS) -> list[list[MergeOperation]]:
+def grouped(operations: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
     """Return all operations in groups of whole windows, the windows with the most bytes first."""
-    by_window: dict[int | None, list[MergeOperation]] = {}
+    by_window: dict[int | None, list[CompactionTask]] = {}
     for operation in operations:
         by_window.setdefault(operation.window, []).append(operation)
     sizes = {window: sum(bytes_of(each) for each in merges) for window, merges in by_window.items()}
     full = max(limits.bytes, sum(sizes.values()) // limits.parts)
-    groups: list[list[MergeOperation]] = []
+    groups: list[list[CompactionTask]] = []
     windows = size = 0
     for window in sorted(by_window, key=sizes.__getitem__, reverse=True):
         if not windows:
@@ -50,9 +50,9 @@ def grouped(operations: Sequence[MergeOperation], limits: GroupLimits = GROUP_LI
     return groups
 
 
-def bundled(group: Sequence[MergeOperation], limits: GroupLimits = GROUP_LIMITS) -> list[list[MergeOperation]]:
+def bundled(group: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
     """Return the merges of a group, in their order, by the task that executes them."""
-    bundles: list[list[MergeOperation]] = []
+    bundles: list[list[CompactionTask]] = []
     size = 0
     for operation in group:
         size += bytes_of(operation)
@@ -63,6 +63,6 @@ def bundled(group: Sequence[MergeOperation], limits: GroupLimits = GROUP_LIMITS)
     return bundles
 
 
-def bytes_of(operation: MergeOperation) -> int:
+def bytes_of(operation: CompactionTask) -> int:
     """Return what a merge reads."""
     return sum(add.size for add in operation.inputs)

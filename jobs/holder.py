@@ -21,7 +21,7 @@ def holder_of(run_id: str | None) -> str:
     return f"{run_id or 'by hand'}@{_place()}/{os.getpid()}/{_start_of(os.getpid())}"
 
 
-def is_gone(holder: str) -> bool:
+def is_dead(holder: str) -> bool:
     """Return whether the holder was a process of this machine that has ended. False where that cannot be told."""
     place, _, started = holder.rpartition("@")[2].rpartition("/")
     place, _, process = place.rpartition("/")

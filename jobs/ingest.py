@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from jobs import tasks
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -26,7 +26,7 @@ from storage_core.ingest.landing import Landed, LandingSpec, survey
 from storage_core.ingest.tally import tally
 from storage_core.ingest.work import IngestResult
 from storage_core.log.actions import Add
-from storage_core.rows.late import LateFigures
+from storage_core.rows.late import LateMetrics
 from storage_core.rows.windows import by_start
 from storage_core.split.context import context_of
 from storage_core.table import Table, exists
@@ -59,8 +59,8 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     if not work:
         return job.report("nothing_to_do", details=_not_read(landed))
     if request.dry_run:
-        planned = Figures(bytes_in=sum(item.landed.size for item in work))
-        return job.report("planned", figures=planned, details={"files": len(work)} | _not_read(landed))
+        planned = Metrics(bytes_in=sum(item.landed.size for item in work))
+        return job.report("planned", metrics=planned, details={"files": len(work)} | _not_read(landed))
     context = context_of(job.before).to_json()
     answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work])
     results = [IngestResult.from_json(answer["result"]) for answer in answers]
@@ -68,9 +68,9 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     details = _details(results, spec) | _not_read(landed)
     if not actions:
         return job.report("nothing_to_do", details=details)
-    late = sum((result.late for result in results), LateFigures())
-    figures = replace(Figures.of(results), **late.as_mapping())
-    return job.commit(actions, operation="INGEST", figures=figures, details=details, by_window=_by_window(results))
+    late = sum((result.late for result in results), LateMetrics())
+    metrics = replace(Metrics.of(results), **late.as_mapping())
+    return job.commit(actions, operation="INGEST", metrics=metrics, details=details, by_window=_by_window(results))
 
 
 def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:
@@ -79,8 +79,8 @@ def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> Jo
     spec = declaration.landing_spec()
     landed = survey(spec) if spec else Landed([])
     details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
-    planned = Figures(bytes_in=sum(file.size for file in landed.files))
-    return JobReport(job="ingest", status="planned", version=0, figures=planned, details=details)
+    planned = Metrics(bytes_in=sum(file.size for file in landed.files))
+    return JobReport(job="ingest", status="planned", version=0, metrics=planned, details=details)
 
 
 def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
@@ -119,11 +119,11 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
     }
 
 
-def _by_window(results: Sequence[IngestResult]) -> dict[int | None, Figures]:
+def _by_window(results: Sequence[IngestResult]) -> dict[int | None, Metrics]:
     adds: dict[int | None, list[Add]] = {}
     for add in (add for result in results for add in result.adds):
         adds.setdefault(add.windowStart, []).append(add)
-    return {window: Figures.of_adds(each) for window, each in adds.items()}
+    return {window: Metrics.of_adds(each) for window, each in adds.items()}
 
 
 def _not_read(landed: Landed) -> dict[str, object]:

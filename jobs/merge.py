@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jobs import tasks
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -42,7 +42,7 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         return job.commit(
             actions_of(store, results, ids=job.table.log.ids, now_ms=job.table.log.clock.now_ms()),
             operation="MERGE",
-            figures=Figures.of([each.rewrite for each in results]),
+            metrics=Metrics.of([each.rewrite for each in results]),
             requirements=[each for item in work for each in item.requirements],
             details=_details(work),
         )

@@ -1,4 +1,4 @@
-"""What a job did: the figures that its text, its JSON and the asset's metadata show. The fields are a contract."""
+"""What a job did: the metrics that its text, its JSON and the asset's metadata show. The fields are a contract."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from jobs.figures import NO_FIGURES, Figures
+from jobs.metrics import NO_METRICS, Metrics
 from storage_core.errors import TidemarkError
 
 Status = Literal["committed", "nothing_to_do", "planned", "audited"]
@@ -24,7 +24,7 @@ class JobReport:
     job: str
     status: Status
     version: int
-    figures: Figures = NO_FIGURES
+    metrics: Metrics = NO_METRICS
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     spark_seconds: float = 0.0
@@ -32,19 +32,19 @@ class JobReport:
     details: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the report as one line of JSON, the figures among the fields."""
+        """Return the report as one line of JSON, the metrics among the fields."""
         body: dict[str, object] = {}
         for name, value in asdict(self).items():
-            body |= value if name == "figures" else {name: value}
+            body |= value if name == "metrics" else {name: value}
         return json.dumps(body, default=str)
 
     def to_text(self) -> str:
-        """Return the report for a terminal: one headline, then one line per figure that is not zero.
+        """Return the report for a terminal: one headline, then one line per metric that is not zero.
 
         A job that concerns several tables is of no version. Of what is only planned there is no output to tell of.
         """
         version = f"version {self.version:,}, " if self.version else ""
-        did = self.figures
+        did = self.metrics
         lines = [f"{self.job}: {self.status.replace('_', ' ')} ({version}{self.seconds:.1f} s)"]
         if did.rows_in or did.rows_out:
             lines.append(self._change("rows", did.rows_in, did.rows_out))
@@ -66,7 +66,7 @@ class JobReport:
 
 
 def _words(value: object) -> str:
-    """A figure, text or what holds them as people read it; what is nothing is left out at any depth."""
+    """A metric, text or what holds them as people read it; what is nothing is left out at any depth."""
     match value:
         case None | False | 0:
             return ""

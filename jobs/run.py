@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from jobs.as_they_end import as_they_end
-from jobs.figures import NO_FIGURES, Figures
-from jobs.holder import holder_of, is_gone
+from jobs.as_completed import as_completed
+from jobs.holder import holder_of, is_dead
+from jobs.metrics import NO_METRICS, Metrics
 from jobs.report import JobReport, Status
+from jobs.run_costs import RunCosts
 from jobs.shared_place import require_shared
 from jobs.spark import Answer, Item, Spark
-from jobs.spent import Spent
 from storage_core.errors import CommitConflict, Held, TidemarkError
 from storage_core.leases.heartbeat import Heartbeat
 from storage_core.leases.lease import Lease, acquire
@@ -32,7 +32,7 @@ POLL_MS = 2_000
 Plan = TypeVar("Plan", bound=Sized)
 
 
-class Asked(Protocol):
+class Requested(Protocol):
     """What a run reads of the request of its job."""
 
     @property
@@ -60,9 +60,9 @@ class JobRun:
     """One run of one job on one table, planned against the snapshot that `before` holds."""
 
     def __init__(
-        self, job: str, request: Asked, spark: Spark, table: Table | None = None, *, tells_windows: bool = False
+        self, job: str, request: Requested, spark: Spark, table: Table | None = None, *, tells_windows: bool = False
     ) -> None:
-        """Open the table unless it is given; `tells_windows`: the report has the figures of each window committed.
+        """Open the table unless it is given; `tells_windows`: the report has the metrics of each window committed.
 
         Raises `InvalidInput` for a table that other processes cannot see.
         """
@@ -70,7 +70,7 @@ class JobRun:
         self._job = job
         self._request = request
         self._spark = spark
-        self._spent = Spent(spark)
+        self._costs = RunCosts(spark)
         self._leases: list[Lease] = []
         self._tokens_spent = False
         self._head: Snapshot | None = None
@@ -133,7 +133,7 @@ class JobRun:
         log, holder = self.table.log, holder_of(self._request.run_id)
         while True:
             try:
-                return acquire(log, self.before, resource, holder, is_gone=is_gone), wait_ms
+                return acquire(log, self.before, resource, holder, is_dead=is_dead), wait_ms
             except Held as error:
                 if wait_ms <= 0:
                     raise
@@ -150,7 +150,7 @@ class JobRun:
         if items and writes:
             self.table.require_capable()
         answers = self._spark.map(execute, [{"table_uri": self.table.uri, **item} for item in items])
-        self._spent.take(answers)
+        self._costs.take(answers)
         return answers
 
     def map_groups(
@@ -165,9 +165,9 @@ class JobRun:
         uri = self.table.uri
         calls = [partial(self._spark.map, execute, [{"table_uri": uri, **item} for item in items]) for items in groups]
         at_once = self._spark.slots + 1 if len(calls) > 1 else 1
-        for number, answers in as_they_end(calls, at_once):
+        for number, answers in as_completed(calls, at_once):
             if not isinstance(answers, TidemarkError):
-                self._spent.take(answers)
+                self._costs.take(answers)
             yield number, answers
 
     def commit(
@@ -175,15 +175,15 @@ class JobRun:
         actions: Sequence[Action],
         *,
         operation: str,
-        figures: Figures,
+        metrics: Metrics,
         requirements: Sequence[Requirement] = (),
         details: Mapping[str, object] | None = None,
-        by_window: Mapping[int | None, Figures] | None = None,
+        by_window: Mapping[int | None, Metrics] | None = None,
         rebase: Rebase | None = None,
     ) -> JobReport:
         """Commit the actions once, planned against `before`, and return the report; raises what the log raises.
 
-        `by_window` are the figures of each window, for a report that tells them.
+        `by_window` are the metrics of each window, for a report that tells them.
 
         With leases the commit carries their fences, and raises `Fenced` when another run has taken one over. A further
         commit of the run costs a PUT per lease for its next token.
@@ -196,7 +196,7 @@ class JobRun:
                 [*actions, *(lease.fence for lease in self._leases)],
                 operation=operation,
                 requirements=[*requirements, *(lease.requirement for lease in self._leases)],
-                metrics=figures.as_mapping(),
+                metrics=metrics.as_mapping(),
                 job_run_id=self._request.run_id,
                 head=self._head,
                 rebase=rebase,
@@ -212,14 +212,14 @@ class JobRun:
             self._by_window += [
                 {"window": window, **commit, **done.as_mapping()} for window, done in (by_window or {}).items()
             ]
-        return self.report(status, result.version, figures=figures, commit_id=result.commit_id, details=details)
+        return self.report(status, result.version, metrics=metrics, commit_id=result.commit_id, details=details)
 
     def report(
         self,
         status: Status,
         version: int | None = None,
         *,
-        figures: Figures = NO_FIGURES,
+        metrics: Metrics = NO_METRICS,
         commit_id: str | None = None,
         details: Mapping[str, object] | None = None,
     ) -> JobReport:
@@ -228,8 +228,8 @@ class JobRun:
             job=self._job,
             status=status,
             version=self.before.version if version is None else version,
-            figures=figures,
+            metrics=metrics,
             commit_id=commit_id,
             details={**(details or {}), **({"by_window": self._by_window} if self._by_window else {})},
         )
-        return self._spent.told(report, [self.table.store])
+        return self._costs.complete(report, [self.table.store])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jobs import tasks
 from jobs.command import table_command
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.report import JobReport, Status
 from jobs.request import JobRequest
 from jobs.run import JobRun
@@ -41,13 +41,13 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         answers = job.map(tasks.sort, [{"work": item.to_json()} for item in work])
         results = [SortingResult.from_json(answer["result"]) for answer in answers]
         done = [each for each in zip(work, results, strict=True) if _committed(job, *each)]
-        figures = Figures(
+        metrics = Metrics(
             rows_in=sum(result.records_in for _, result in done),
             rows_out=sum(result.records_out for _, result in done),
             bytes_out=sum(result.size_bytes for _, result in done),
         )
         status: Status = "committed" if done else "nothing_to_do"
-        return job.report(status, figures=figures, details=_details([item for item, _ in done]))
+        return job.report(status, metrics=metrics, details=_details([item for item, _ in done]))
 
 
 def _committed(job: JobRun, work: SortingWork, result: SortingResult) -> bool:

@@ -1,6 +1,6 @@
 """What runs inside a Spark task: one work item, one store, one answer. No Spark, no Dagster, no commit.
 
-Every function takes the item as the driver planned it and returns plain data: the actions to commit and the figures of
+Every function takes the item as the driver planned it and returns plain data: the actions to commit and the metrics of
 the report. A task writes files under fresh ids; only those whose actions the driver commits belong to the table
 (docs/architecture/orchestration.md, "Spark").
 """
@@ -16,9 +16,9 @@ from storage_core.clock import SystemClock
 from storage_core.compaction import audit as auditing
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.skips import LASTING
-from storage_core.compaction.work import MergeOperation
-from storage_core.dealing import execute as dealing
-from storage_core.dealing.work import DivideWork, FillWork
+from storage_core.compaction.work import CompactionTask
+from storage_core.distribution import execute as distribution
+from storage_core.distribution.work import DivideWork, FillWork
 from storage_core.errors import TidemarkError, typed
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
@@ -44,7 +44,7 @@ def compact(item: Item) -> Answer:
     `lasting` says whether the same inputs would fail again.
     """
     store = MeteredStore(open_store(item["table_uri"]))
-    operation = MergeOperation.from_json(item["operation"])
+    operation = CompactionTask.from_json(item["operation"])
     try:
         result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
     except Exception as error:  # also a defect: raised, it would end the tasks of all other windows
@@ -101,20 +101,20 @@ def sort(item: Item) -> Answer:
     return {"result": result.to_json(), "requests": store.requests}
 
 
-def deal_divide(item: Item) -> Answer:
+def distribute_divide(item: Item) -> Answer:
     """Divide the records of some chunks of a raw log among its tables."""
     work = DivideWork.from_json(item["work"])
     stores = _Stores()
     raw = [stores.open(uri) for uri in work.source.stores]
-    result = dealing.divide(work, raw, stores.open, clock=SystemClock(), ids=SystemIds())
+    result = distribution.divide(work, raw, stores.open, clock=SystemClock(), ids=SystemIds())
     return {"result": result.to_json(), "requests": stores.requests}
 
 
-def deal_fill(item: Item) -> Answer:
+def distribute_fill(item: Item) -> Answer:
     """Write the records of a raw log that belong to one region as its next generation."""
     work = FillWork.from_json(item["work"])
     store = MeteredStore(open_store(work.uri))
-    result = dealing.fill(work, store, clock=SystemClock(), ids=SystemIds())
+    result = distribution.fill(work, store, clock=SystemClock(), ids=SystemIds())
     return {"result": result.to_json(), "requests": store.requests}
 
 

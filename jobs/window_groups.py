@@ -10,12 +10,12 @@ from typing import Any
 
 from jobs import tasks
 from jobs.failure import Failed
-from jobs.figures import Figures
 from jobs.group_plan import GROUP_LIMITS, GroupLimits, bundled, grouped
+from jobs.metrics import Metrics
 from jobs.run import JobRun
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.skips import skips_of
-from storage_core.compaction.work import OPERATION, MergeOperation
+from storage_core.compaction.work import OPERATION, CompactionTask
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.log.actions import Action
 from storage_core.rows.windows import by_start
@@ -67,7 +67,7 @@ class GroupsOutcome:
 class Executed:
     """A merge and the answer of its task."""
 
-    operation: MergeOperation
+    operation: CompactionTask
     answer: Mapping[str, Any]
 
     @property
@@ -87,7 +87,7 @@ class Executed:
 
 
 def compact_groups(
-    job: JobRun, operations: Sequence[MergeOperation], limits: GroupLimits = GROUP_LIMITS
+    job: JobRun, operations: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS
 ) -> GroupsOutcome:
     """Execute the merges on Spark and commit each group when its tasks have ended.
 
@@ -156,8 +156,8 @@ def _commit(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> 
     report = job.commit(
         actions,
         operation=OPERATION,
-        figures=Figures.of(results),
-        by_window={window: Figures.of(each) for window, each in by_window.items()},
+        metrics=Metrics.of(results),
+        by_window={window: Metrics.of(each) for window, each in by_window.items()},
         rebase=carry_over,
     )
     windows = sorted({each.window for each in merges} - outcome.failed.keys(), key=by_start)

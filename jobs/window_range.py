@@ -41,7 +41,7 @@ class WindowRange:
         if one and window_seconds is not None and bounds[0] % window_seconds:
             holder = bounds[0] - bounds[0] % window_seconds
             raise InvalidInput(
-                f"no window starts at {_moment(bounds[0])}; the one that holds it is {_moment(holder)} "
+                f"no window starts at {_instant(bounds[0])}; the one that holds it is {_instant(holder)} "
                 f"({holder}): windows of this table are {window_seconds} s long",
                 window=holder,
             )
@@ -90,7 +90,7 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
     )
 
 
-def _moment(seconds: int) -> str:
+def _instant(seconds: int) -> str:
     try:
         return f"{dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
     except OverflowError:
@@ -104,7 +104,7 @@ def window_start(text: str) -> int:
     except ValueError:
         pass
     try:
-        moment = dt.datetime.fromisoformat(text)
+        instant = dt.datetime.fromisoformat(text)
     except ValueError as error:
         raise InvalidInput(f"the window {text!r} is neither a time like 2015-05-17T10:00 nor seconds") from error
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp())
+    return int((instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)).timestamp())

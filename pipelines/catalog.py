@@ -5,10 +5,10 @@ from __future__ import annotations
 from dagster import AssetSpec, Definitions, in_process_executor
 
 from assets.checks import build_table_checks
-from assets.dealing import dealt_key
+from assets.distribution import distributed_key
 from assets.factory import build_table_assets
 from assets.launcher import LAUNCHER, Launcher
-from pipelines.dealing import build_raw_log
+from pipelines.distribution import build_raw_log
 from pipelines.jobs import build_jobs
 from pipelines.raw_logs import DeclaredRawLogs
 from pipelines.schedules import build_schedules
@@ -47,10 +47,10 @@ def _of_table(table: DeclaredTable, raw_logs: DeclaredRawLogs, clock: Clock | No
     declaration = table.declaration
     file = str(table.file) if table.file else None
     feeding = [each.declaration for each in raw_logs.raw_logs if each.declaration.feeds(declaration.name)]
-    dealt = [dealt_key(each.name) for each in feeding]
+    distributed = [distributed_key(each.name) for each in feeding]
     return Definitions.merge(
         Definitions(
-            assets=build_table_assets(declaration, file=file, clock=clock, dealt=dealt),
+            assets=build_table_assets(declaration, file=file, clock=clock, distributed=distributed),
             asset_checks=build_table_checks(declaration),
             schedules=build_schedules(declaration),
             sensors=build_sensors(declaration),

@@ -1,4 +1,4 @@
-"""The `tidemark` command: arguments in, tables of figures or JSON lines out, an exit code that says what to do next.
+"""The `tidemark` command: arguments in, tables of numbers or JSON lines out, an exit code that says what to do next.
 
 0 done, also when there was nothing to do; 1 none of the others, the message says what; 2 bad arguments or input;
 3 conflict, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 6 fenced, stop; 130 stopped by a
@@ -20,9 +20,9 @@ from jobs.stop_signals import heard_once
 from pipelines.commands import (
     checking,
     creating,
-    dealing,
+    distribution,
+    inspecting,
     leasing,
-    looking,
     orchestration,
     output,
     probing,
@@ -44,11 +44,11 @@ _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` sho
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Tables": {
         "init": creating.init,
-        "tables": looking.tables,
-        "describe": looking.describe,
-        "files": looking.files,
-        "history": looking.history,
-        "debt": looking.debt,
+        "tables": inspecting.tables,
+        "describe": inspecting.describe,
+        "files": inspecting.files,
+        "history": inspecting.history,
+        "debt": inspecting.debt,
     },
     "Rows in": {
         "ingest": writing.ingest,
@@ -67,7 +67,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Upkeep": {
         "compact": upkeep.compact,
         "simulate-policy": simulating.simulate_policy,
-        "deal": dealing.deal,
+        "distribute": distribution.distribute,
         "sort": upkeep.sort,
         "merge": upkeep.merge,
         "expire": upkeep.expire,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assets.names import identifier
-from jobs.deal_request import DealRequest
+from jobs.distribute_request import DistributeRequest
 from pipelines.tables import Problem
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
@@ -17,10 +17,10 @@ from storage_core.raw_declaration import RawLogDeclaration, load_raw_log
 
 @dataclass(frozen=True, slots=True)
 class DeclaredRawLog:
-    """A valid declaration, and what a deal job is asked for it."""
+    """A valid declaration, and what a distribute job is asked for it."""
 
     declaration: RawLogDeclaration
-    request: DealRequest
+    request: DistributeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def read_raw_logs(tables: Path) -> DeclaredRawLogs:
             name = identifier(declaration.name)
             if name in found:
                 raise InvalidInput(f"{_shown(path, root)}:1: field `name`: {declaration.name!r} is taken")
-            request = DealRequest(
+            request = DistributeRequest(
                 raw_log=_shown(path, root), tables=files, root=None if root == Path.cwd() else str(root)
             )
             found[name] = DeclaredRawLog(declaration, request)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dagster import RunRequest, SkipReason
 
-from assets.demands import Demand, Demands
+from assets.due_runs import DueRun, DueRuns
 from assets.factory import MODE_TAG, asset_key, index_asset
 from assets.launcher import JobName
 from assets.partitions import partition_key
@@ -24,7 +24,7 @@ _LONGEST_REASON = 60
 
 
 def answer(
-    declaration: TableDeclaration, job: JobName, found: Demands, log: logging.Logger
+    declaration: TableDeclaration, job: JobName, found: DueRuns, log: logging.Logger
 ) -> Iterator[RunRequest | SkipReason]:
     """Yield what to request of what storage asks for, or why there is nothing to request: the body of every tick."""
     for warning in found.warnings:
@@ -35,17 +35,17 @@ def answer(
         yield SkipReason("; ".join(["nothing to do", *found.warnings]))
 
 
-def run_requests(declaration: TableDeclaration, job: JobName, found: Demands) -> Iterator[RunRequest]:
+def run_requests(declaration: TableDeclaration, job: JobName, found: DueRuns) -> Iterator[RunRequest]:
     """Yield one run request per demand. Its key is the same as long as storage asks for the same thing."""
-    for demand in found.wanted:
-        first, last = _bounds(declaration, demand)
+    for due_run in found.wanted:
+        first, last = _bounds(declaration, due_run)
         span = f"{first}...{last} " if first else ""
         yield RunRequest(
-            run_key=f"{declaration.name} {job} {span}{demand.mark}",
+            run_key=f"{declaration.name} {job} {span}{due_run.work_key}",
             job_name=job_name(declaration.name, job),
             partition_key=first if first == last else None,
-            tags={**reason_tags(demand.reason), **_mode_tags(job), **range_tags(first, last)},
-            asset_selection=[asset_key(declaration.name, index_asset(name)) for name in demand.indexes] or None,
+            tags={**reason_tags(due_run.reason), **_mode_tags(job), **range_tags(first, last)},
+            asset_selection=[asset_key(declaration.name, index_asset(name)) for name in due_run.indexes] or None,
         )
 
 
@@ -63,8 +63,8 @@ def range_tags(first: str | None, last: str | None) -> dict[str, str]:
     return {RANGE_START: first, RANGE_END: last} if first and last and first != last else {}
 
 
-def _bounds(declaration: TableDeclaration, demand: Demand) -> tuple[str | None, str | None]:
-    start, end, seconds = demand.windows.start, demand.windows.end, declaration.window
+def _bounds(declaration: TableDeclaration, due_run: DueRun) -> tuple[str | None, str | None]:
+    start, end, seconds = due_run.windows.start, due_run.windows.end, declaration.window
     if start is None or end is None or seconds is None:
         return None, None
     return partition_key(start), partition_key(end - seconds)

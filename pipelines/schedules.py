@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from dagster import DagsterRunStatus, RunRequest, RunsFilter, ScheduleDefinition, ScheduleEvaluationContext, SkipReason
 
-from assets.demands import demands
+from assets.due_runs import due_runs
 from assets.launcher import JobName
 from pipelines.jobs import check_job_name, job_name, jobs_of
 from pipelines.run_requests import answer
@@ -55,7 +55,7 @@ def _schedule(job: str, cron: str, tick: Tick, description: str) -> ScheduleDefi
 def _step_tick(declaration: TableDeclaration, job: JobName) -> Tick:
     def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
         # A schedule keeps no cursor, so each tick begins its look somewhere else.
-        yield from answer(declaration, job, demands(job, declaration, after=None), context.log)
+        yield from answer(declaration, job, due_runs(job, declaration, after=None), context.log)
 
     return tick
 

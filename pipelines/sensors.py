@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from dagster import RunRequest, SensorDefinition, SensorEvaluationContext, SkipReason
 
-from assets.demands import demands
+from assets.due_runs import due_runs
 from assets.launcher import JobName
 from pipelines.jobs import job_name, jobs_of
 from pipelines.run_requests import answer
@@ -28,7 +28,7 @@ def build_sensors(declaration: TableDeclaration) -> list[SensorDefinition]:
 
 def _sensor(declaration: TableDeclaration, job: JobName) -> SensorDefinition:
     def tick(context: SensorEvaluationContext) -> Iterator[RunRequest | SkipReason]:
-        found = demands(job, declaration, after=context.cursor or "")
+        found = due_runs(job, declaration, after=context.cursor or "")
         if found.cursor is not None:
             context.update_cursor(found.cursor)
         yield from answer(declaration, job, found, context.log)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from jobs.holder import holder_of, is_gone
+from jobs.holder import holder_of, is_dead
 from storage_core.errors import Held
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
@@ -43,7 +43,7 @@ def end_dead_runs(instance: DagsterInstance, job_name: str) -> None:
     """
     for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=list(_RUNNING))):
         process = run.tags.get(PROCESS, "")
-        if is_gone(process):
+        if is_dead(process):
             instance.report_run_failed(run, f"The process of this run has ended without a word: {process}")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
             _logger.info("run %s is marked as failed: its process %s is gone", run.run_id, process)

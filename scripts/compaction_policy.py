@@ -42,7 +42,7 @@ HEAD = f"""# The compaction policy over a day
 
 Written by `python -m scripts.compaction_policy`; nothing here was timed, and the same release prints the same page. The
 rules are those of scheduled runs (decision 0068): ten to twelve splits of one generation become one, and windows that
-are cold become one sorted run. `tidemark simulate-policy` does it for other figures. The target size is 256 MiB; a
+are cold become one sorted run. `tidemark simulate-policy` does it for other loads. The target size is 256 MiB; a
 merge is taken to write as many bytes as it reads.
 
 One run replaces at most {MOST_INPUTS:,} splits, as a scheduled one does. Where more arrive from one run to the next,
@@ -64,7 +64,7 @@ def _page() -> Iterator[str]:
     yield HEAD
     yield (
         "| a day of | written per byte | most splits live | splits per window at the end (least, median, most) | "
-        "sealed windows | runs after the last arrival | converged |"
+        "finalized windows | runs after the last arrival | converged |"
     )
     yield "|---|---|---|---|---|---|---|"
     for name, load in CASES:
@@ -85,7 +85,8 @@ def _row(name: str, load: Ingestion, done: Simulation) -> str:
     live = max(each.live_before for each in done.rounds)
     after = sum(each.minute > len(load.rates) for each in done.rounds)
     return (
-        f"| {name} | {done.write_amplification:.2f} | {live:,} | {spread} | {done.sealed_windows} of {len(counts)} | "
+        f"| {name} | {done.write_amplification:.2f} | {live:,} | {spread} "
+        f"| {done.finalized_windows} of {len(counts)} | "
         f"{after} | {'yes' if done.converged else 'NO'} |"
     )
 

@@ -14,7 +14,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.calendar import within_calendar
 from storage_core.rows.incoming import Rows, is_stream, pieces_of, table_of
-from storage_core.rows.late import LateFigures, LateRule
+from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.rows.schema import conform
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
@@ -31,7 +31,7 @@ class Appended:
     commit_id: str
     rows: int
     splits: int
-    late: LateFigures = field(default_factory=LateFigures)
+    late: LateMetrics = field(default_factory=LateMetrics)
 
 
 def fitting(rows: Rows, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -67,12 +67,12 @@ def append(log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table]) 
         rows_in, rows_out = rows_in + rows.num_rows, rows_out + admitted.num_rows
         adds += sort_and_write(log.store, admitted, context=context, ids=log.ids, now_ms=log.clock.now_ms())
     if not adds:
-        return Appended(snapshot.version, "", 0, 0, late_filter.figures), snapshot
+        return Appended(snapshot.version, "", 0, 0, late_filter.metrics), snapshot
     metrics = {
         "rows_in": rows_in,
         "rows_out": rows_out,
         "splits_out": len(adds),
-        **late_filter.figures.as_mapping(),
+        **late_filter.metrics.as_mapping(),
     }
     result = log.commit(snapshot, adds, operation="APPEND", metrics=metrics)
-    return Appended(result.version, result.commit_id, rows_out, len(adds), late_filter.figures), result.snapshot
+    return Appended(result.version, result.commit_id, rows_out, len(adds), late_filter.metrics), result.snapshot

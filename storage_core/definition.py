@@ -118,7 +118,7 @@ def check_unchanged(name: str, declared: tuple[pa.Schema, TableConfig], found: t
     """Raise `InvalidInput` naming each fixed setting in which the declaration differs from the table that exists.
 
     Columns, key, time column and window stay what a table was created with in this release; regions change by
-    `Table.set_regions` only. Order, indexes and the figures of the upkeep may change (`CHANGEABLE`).
+    `Table.set_regions` only. Order, indexes and the settings of the upkeep may change (`CHANGEABLE`).
     """
     ours, theirs = declared[1], found[1]
     fixed = [each.name for each in fields(TableConfig) if each.name not in CHANGEABLE]

@@ -7,7 +7,7 @@
     ├── Fenced              stop: somebody else holds the resource
     │   ├── WriterFenced    stop: another writer claimed the region
     │   ├── CopiedProcess   use what this process opened itself: a copy by fork() holds nothing
-    │   └── RegionSealed    open the table again: its rows go into other regions now
+    │   └── RegionClosed    open the table again: its rows go into other regions now
     ├── Held                another maintainer is at work: try again later
     ├── CommitUnknown       read back before doing anything else
     ├── Unavailable         try again later
@@ -99,10 +99,10 @@ class Held(TidemarkError):
     exit_code = 3
 
 
-class RegionSealed(Fenced):
+class RegionClosed(Fenced):
     """The region takes no more rows: the table's region spec was changed. Open the table again and write there."""
 
-    kind = "region_sealed"
+    kind = "region_closed"
 
 
 class CommitUnknown(TidemarkError):

@@ -14,7 +14,7 @@ from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import keep
 from storage_core.rows.fold import OPERATION, Operation
-from storage_core.rows.late import Arrival, LateFigures, LateRule
+from storage_core.rows.late import Arrival, LateMetrics, LateRule
 from storage_core.rows.windows import split_by_window
 
 _logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def late_records(rule: LateRule, records: pa.Table, arrived_ms: Arrival) -> pa.B
 class LateRowFilter:
     """What every row of one way in passes before it is acknowledged: late ones are accepted, quarantined or dropped.
 
-    `figures` counts the late rows so far, `keys` names the entries kept. With `window_seconds` each entry holds rows of
+    `metrics` counts the late rows so far, `keys` names the entries kept. With `window_seconds` each entry holds rows of
     one window only. Not safe for several threads at once: callers hold a lock of their own.
     """
 
@@ -52,7 +52,7 @@ class LateRowFilter:
         self._rule = rule
         self._origin = origin
         self._window_seconds = window_seconds
-        self.figures = LateFigures()
+        self.metrics = LateMetrics()
         self.keys: list[str] = []
 
     def admit(self, rows: pa.Table, arrived_ms: Arrival) -> pa.Table:
@@ -77,14 +77,14 @@ class LateRowFilter:
             return rows
         match self._rule.late_data.policy:
             case "accept":
-                self.figures += LateFigures(accepted=late)
+                self.metrics += LateMetrics(accepted=late)
                 return rows
             case "drop":
-                self.figures += LateFigures(dropped=late)
+                self.metrics += LateMetrics(dropped=late)
             case "quarantine":
                 arrived = arrived_ms if isinstance(arrived_ms, int) else int(pc.max(arrived_ms.filter(is_late)).as_py())
                 self._keep(rows.filter(is_late), arrived)
-                self.figures += LateFigures(quarantined=late)
+                self.metrics += LateMetrics(quarantined=late)
             case _:
                 assert_never(self._rule.late_data.policy)
         _logger.info("%d late rows of %s: %s", late, self._origin.source, self._rule.late_data.policy)

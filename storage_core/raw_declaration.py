@@ -1,4 +1,4 @@
-"""Raw logs as declared in `raw_logs/*.yaml`: where they are kept, whose rows they carry, when they are dealt.
+"""Raw logs as declared in `raw_logs/*.yaml`: where they are kept, whose rows they carry, when they are distributed.
 
 Checked on load like table declarations, each error with its file, line and field.
 """

@@ -133,7 +133,7 @@ class Table:
     def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
         """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
 
-        Order, indexes, landing place and figures of the upkeep that changed in the declaration are committed to the
+        Order, indexes, landing place and settings of the upkeep that changed in the declaration are committed to the
         table; splits that exist keep the order they were written in.
         Raises `InvalidInput` naming what else differs from the table, which keeps what it was created with.
         """
@@ -241,7 +241,7 @@ class Table:
         with self.writer() as writer:
             writer.put(table)
             writer.flush()
-        return Appended(self.version, "", table.num_rows - writer.figures.not_written, 0, writer.figures)
+        return Appended(self.version, "", table.num_rows - writer.metrics.not_written, 0, writer.metrics)
 
     @_loading
     def writer(
@@ -252,7 +252,7 @@ class Table:
         A table of one region is claimed at once. Of a table with several, each region is claimed by the first row that
         falls into it (`RoutingWriter` says what is atomic then); with `region`, a value per field of the region spec,
         only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
-        append table, `RegionSealed` while the region spec is being changed.
+        append table, `RegionClosed` while the region spec is being changed.
         """
         from storage_core.region.router import RoutingWriter
         from storage_core.region.spec import region_of_values
@@ -438,15 +438,15 @@ class Table:
     def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:
         """Divide the table anew, by fields as in `create` (none: one region for all), and return it.
 
-        When this returns every acknowledged row of the old regions is in the base, they are sealed, and writers follow
-        the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionSealed`.
+        When this returns every acknowledged row of the old regions is in the base, they are closed, and writers follow
+        the new spec. Until then writes are refused: a live writer is fenced, and opening one raises `RegionClosed`.
         Readers notice nothing. The old regions are merged here, in this process; run the merge job just before to keep
         that short. Interrupted at any point, calling it again finishes. A record that cannot be merged ends it, named
         by region, generation, row and key; with `quarantine` all records of its key that are not merged go to
         quarantine, and the base keeps what it has of that key. Raises `InvalidInput` when the fields cannot
         divide the table, `CommitConflict` when others keep committing to the same rows. See decision 0040.
         """
-        from storage_core.region.reshape import change_regions
+        from storage_core.region.repartition import change_regions
         from storage_core.region.spec import declared_fields
 
         self._require_writable()
@@ -498,7 +498,7 @@ class Table:
 
     @_loading
     def describe(self) -> dict[str, object]:
-        """Return the table's figures as plain data; the fields are a contract (`docs/spec.md`)."""
+        """Return the table's metrics as plain data; the fields are a contract (`docs/spec.md`)."""
         from storage_core.read import describe
 
         return describe.describe(self._store, self.snapshot, now_ms=self._log.clock.now_ms())

@@ -18,7 +18,7 @@ def grown_bytes(act: Callable[[], object]) -> int:
     return (_kilobytes("VmHWM") - before) * 1024
 
 
-def _kilobytes(figure: str) -> int:
-    found = re.search(rf"^{figure}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+def _kilobytes(metric: str) -> int:
+    found = re.search(rf"^{metric}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     assert found is not None
     return int(found[1])

@@ -15,7 +15,7 @@ NEEDS_SECONDS_TO_START = frozenset({"spark", "dagster"})
 SPEAK_FOR_THE_PRODUCT = frozenset(
     {
         "tests/e2e/test_access_log.py",  # every job, on Spark
-        "tests/integration/test_dagster_runs.py::test_a_ranged_run_ingests_and_compacts_with_all_figures",
+        "tests/integration/test_dagster_runs.py::test_a_ranged_run_ingests_and_compacts_with_all_metrics",
         "tests/property/test_ingest_exactly_once.py",
         "tests/property/test_log_state_machine.py",
         "tests/property/test_region_against_a_dictionary.py",

@@ -116,8 +116,8 @@ def _show_report(report: Report, *, as_json: bool) -> None:
         for each in found:
             output.json_line(each)
         about = {"status": "clean" if report.clean else "damaged", "uri": report.uri, "version": report.version}
-        figures = {"deep": report.deep, "objects": report.objects, "bytes": report.bytes, **counts}
-        output.json_line({"summary": {**about, **figures, "requests": dict(report.requests)}})
+        metrics = {"deep": report.deep, "objects": report.objects, "bytes": report.bytes, **counts}
+        output.json_line({"summary": {**about, **metrics, "requests": dict(report.requests)}})
         return
     shown = dict.fromkeys(("severity", "kind", "key", "expected", "found", "advice"), output.cell)
     output.records(found, shown, as_json=False, nothing="nothing is wrong")
@@ -137,8 +137,8 @@ def _show_audit(done: JobReport, *, as_json: bool) -> None:
         for each in unchecked:
             output.json_line({"not_checkable": each.pop("path"), **each})
         status = "clean" if clean else "violated"
-        figures = {"requests": dict(done.requests), "seconds": done.seconds}
-        output.json_line({"summary": {"status": status, "version": done.version, **details, **figures}})
+        metrics = {"requests": dict(done.requests), "seconds": done.seconds}
+        output.json_line({"summary": {"status": status, "version": done.version, **details, **metrics}})
         return
     shown = dict.fromkeys(("invariant", "path", "version", "message", "advice"), output.cell)
     output.records(violations, shown, as_json=False, nothing="no invariant is violated")
@@ -165,7 +165,7 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
         return
     if recovered:
         output.records(recovered, {"recovered": output.cell, "how": output.cell}, as_json=False, nothing="")
-    shown = {"lost": output.cell, "reason": output.cell, "rows": output.figure}
+    shown = {"lost": output.cell, "reason": output.cell, "rows": output.metric}
     output.records(lost, shown, as_json=False, nothing="nothing is lost")
     if unproven:
         output.records(unproven, {"unproven": output.cell, "reason": output.cell}, as_json=False, nothing="")
@@ -182,7 +182,7 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
 
 
 def _summary(outcome: Outcome) -> dict[str, object]:
-    figures = (
+    metrics = (
         "source",
         "target",
         "status",
@@ -195,4 +195,4 @@ def _summary(outcome: Outcome) -> dict[str, object]:
         "rows_lost",
     )
     clean = None if outcome.check is None else outcome.check.clean
-    return {**{name: getattr(outcome, name) for name in figures}, "lost": len(outcome.lost), "clean": clean}
+    return {**{name: getattr(outcome, name) for name in metrics}, "lost": len(outcome.lost), "clean": clean}

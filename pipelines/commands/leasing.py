@@ -48,22 +48,22 @@ def _break(table: Table, resource: str, *, as_json: bool) -> None:
 
 
 def _show(table: Table, *, as_json: bool) -> None:
-    from jobs.holder import is_gone
+    from jobs.holder import is_dead
     from storage_core.clock import SystemClock
     from storage_core.leases.stored import stored_leases
 
     now_ms = SystemClock().now_ms()
     found = [
-        _row(each, now_ms, ended=bool(each.record and is_gone(each.record.holder)))
+        _row(each, now_ms, ended=bool(each.record and is_dead(each.record.holder)))
         for each in stored_leases(table.store)
     ]
     shown = {
         "resource": output.cell,
         "state": output.cell,
-        "token": output.figure,
+        "token": output.metric,
         "holder": output.cell,
-        "acquired_at": output.moment_ms,
-        "expires_at": output.moment_ms,
+        "acquired_at": output.instant_ms,
+        "expires_at": output.instant_ms,
     }
     output.records(found, shown, as_json=as_json, nothing="no lease was ever taken")
 

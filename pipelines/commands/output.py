@@ -1,4 +1,4 @@
-"""Everything that `tidemark` prints: JSON lines for programs, tables of figures for people, errors for both.
+"""Everything that `tidemark` prints: JSON lines for programs, tables of numbers for people, errors for both.
 
 With `--json` a command prints one object per line and nothing else on standard output; the fields are a contract
 (`docs/spec.md`, "Command line"). Text for people may change.
@@ -89,7 +89,7 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = Fal
 def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
     """Print a table after an empty line, or a line per value where a terminal of this width has no room for it.
 
-    Columns that hold figures only are aligned on the right. Without a width, as through a pipe, everything fits.
+    Columns that hold numbers only are aligned on the right. Without a width, as through a pipe, everything fits.
     """
     drawn = _drawn(columns, lines)
     if width is None or max(map(_cells, drawn)) <= width:
@@ -169,7 +169,7 @@ def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     head, *parts = [_lines(values) for values in [[printable(name) for name in columns], *body]]
     lines = [*head, *(each for part in parts for each in part)]
     widths = [max(map(_cells, column)) for column in zip(*lines, strict=True)]
-    right = [bool(body) and all(map(_is_figure, values)) for values in zip(*body, strict=True)] or [False] * len(widths)
+    right = [bool(body) and all(map(_is_number, values)) for values in zip(*body, strict=True)] or [False] * len(widths)
     drawn = [" " + _GAP.join(map(_filled, values, widths, right)).rstrip() for values in lines]
     rule = " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     return ["", *drawn[: len(head)], rule, *drawn[len(head) :]]
@@ -211,7 +211,7 @@ def whole(value: object) -> str:
     return printable(_text(value))
 
 
-def figure(value: object) -> str:
+def metric(value: object) -> str:
     """Return a number with its thousands apart."""
     return f"{value:,}" if isinstance(value, int) else cell(value)
 
@@ -221,20 +221,20 @@ def window(value: object) -> str:
     if not isinstance(value, int):
         return "null"
     try:
-        return f"{_moment(value):%Y-%m-%dT%H:%M}"
+        return f"{_instant(value):%Y-%m-%dT%H:%M}"
     except OverflowError:
         return f"{value} s"  # tables of older releases may hold times that no calendar has
 
 
-def moment_ms(value: object) -> str:
+def instant_ms(value: object) -> str:
     """Return milliseconds since the epoch as a UTC time."""
     if not isinstance(value, int):
         return cell(value)
     try:
-        moment = _moment(0) + dt.timedelta(milliseconds=value)
+        instant = _instant(0) + dt.timedelta(milliseconds=value)
     except OverflowError:
         return f"{value} ms"  # logs of others may name times that no calendar has
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def printable(text: str) -> str:
@@ -253,11 +253,11 @@ def _cut(text: str, longest: int) -> str:
     return printable(text) if more <= 0 else f"{printable(text[:longest])}… and {counted(more, 'more character')}"
 
 
-def _moment(seconds: int) -> dt.datetime:
+def _instant(seconds: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
 
-def _is_figure(text: str) -> bool:
+def _is_number(text: str) -> bool:
     return not text or text.replace(",", "").replace(".", "").removeprefix("-").isdigit()
 
 

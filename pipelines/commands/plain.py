@@ -24,8 +24,8 @@ def plain(value: object) -> object:
         case Decimal():
             return int(value) if value == value.to_integral_value() and _places(value) <= 0 else format(value, "f")
         case dt.datetime():
-            moment = value if value.tzinfo is None else value.astimezone(dt.UTC)
-            return moment.isoformat().replace("+00:00", "Z")
+            instant = value if value.tzinfo is None else value.astimezone(dt.UTC)
+            return instant.isoformat().replace("+00:00", "Z")
         case dt.date() | dt.time():
             return value.isoformat()
         case bytes():

@@ -40,8 +40,8 @@ def quarantine(
     if show:
         _show(found, everything=everything)
         return
-    shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.figure}
-    shown |= {"arrived_at": output.moment_ms, "by": output.cell}
+    shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.metric}
+    shown |= {"arrived_at": output.instant_ms, "by": output.cell}
     listed = (each for key, entry in found for each in _counts(key, entry))
     most = None if everything else output.MOST_TEXT_ROWS
     output.records(listed, shown, as_json=as_json, nothing=_NOTHING, most=most)
@@ -98,7 +98,7 @@ def _show_first(count: int, entry: Entry, *, everything: bool) -> None:
     from storage_core.formats.quarantine_entry import QuarantinedRows
 
     if isinstance(entry, QuarantinedRows):
-        arrived = output.moment_ms(entry.arrived_ms)
+        arrived = output.instant_ms(entry.arrived_ms)
         output.line(output.printable(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:"))
         output.rows(entry.rows.slice(0, count), as_json=False, everything=everything)
         return

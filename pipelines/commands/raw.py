@@ -15,7 +15,7 @@ import typer
 from jobs.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
-from pipelines.commands.output import cell, figure, moment_ms
+from pipelines.commands.output import cell, instant_ms, metric
 from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
 
@@ -218,13 +218,13 @@ def _damage(found: Damage) -> dict[str, object]:
 
 
 def _show(about: dict[str, object]) -> None:
-    shown = {"segment_ms": moment_ms, "writer": cell, "first_number": figure, "last_number": figure}
-    figures = {"chunks": figure, "bytes": figure, "closed": cell}
-    _list(about["segments"], {**shown, **figures}, "the raw log is empty")
-    _list(about["missing_chunks"], {"writer": cell, "first": figure, "last": figure}, "no chunk is missing")
+    shown = {"segment_ms": instant_ms, "writer": cell, "first_number": metric, "last_number": metric}
+    metrics = {"chunks": metric, "bytes": metric, "closed": cell}
+    _list(about["segments"], {**shown, **metrics}, "the raw log is empty")
+    _list(about["missing_chunks"], {"writer": cell, "first": metric, "last": metric}, "no chunk is missing")
     if about["records"] is not None:
-        output.line(f"records read: {figure(about['records'])}")
-        _list(about["gaps"], {"writer": cell, "first": figure, "last": figure}, "no record is missing")
+        output.line(f"records read: {metric(about['records'])}")
+        _list(about["gaps"], {"writer": cell, "first": metric, "last": metric}, "no record is missing")
         _list(about["damaged"], {"key": cell, "found": cell}, "no chunk is damaged")
     for name in ("stores", "unreachable"):
         for uri in _listed(about[name]):

@@ -9,7 +9,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
-from pipelines.commands.output import cell, figure
+from pipelines.commands.output import cell, metric
 
 if TYPE_CHECKING:
     from storage_core.compaction.simulate import Simulation
@@ -45,7 +45,7 @@ def simulate_policy(
 ) -> None:
     """Say what compactions would make of a day of rows.
 
-    As scheduled runs make them: one line per run, then the figures.
+    As scheduled runs make them: one line per run, then the metrics.
     """
     from storage_core.compaction.merges import MOST_INPUTS
     from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, simulate
@@ -72,7 +72,7 @@ def simulate_policy(
 def _show(done: Simulation, *, as_json: bool) -> None:
     from storage_core.compaction.simulate import Round
 
-    shown = {each.name: figure for each in fields(Round)}
+    shown = {each.name: metric for each in fields(Round)}
     output.records(map(asdict, done.rounds), shown, as_json=as_json, nothing="no compaction ran")
     counts = done.splits_per_window
     summary = {
@@ -80,7 +80,7 @@ def _show(done: Simulation, *, as_json: bool) -> None:
         "write_amplification": round(done.write_amplification, 2),
         "bytes_ingested": done.bytes_ingested,
         "windows": len(counts),
-        "sealed_windows": done.sealed_windows,
+        "finalized_windows": done.finalized_windows,
         "least_in_window": min(counts, default=0),
         "most_in_window": max(counts, default=0),
     }
@@ -89,6 +89,6 @@ def _show(done: Simulation, *, as_json: bool) -> None:
     else:
         output.line(
             ", ".join(
-                f"{name} {cell(value) if isinstance(value, bool) else figure(value)}" for name, value in summary.items()
+                f"{name} {cell(value) if isinstance(value, bool) else metric(value)}" for name, value in summary.items()
             )
         )

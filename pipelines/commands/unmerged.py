@@ -11,13 +11,13 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
-from pipelines.commands.output import cell, figure
+from pipelines.commands.output import cell, metric
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from storage_core.read.tail import CollectedEntries, Tail, TailRecord
-    from storage_core.read.unmerged_figures import UnmergedFigures
+    from storage_core.read.unmerged_metrics import UnmergedMetrics
     from storage_core.table import Table
 
 _NOTHING = "nothing waits: every acknowledged record is merged"
@@ -27,14 +27,14 @@ _PAUSE_MS = 500
 def regions(uri: Uri, *, as_json: Json = False) -> None:
     """List the regions of a table, and what of them waits."""
     from storage_core.clock import SystemClock
-    from storage_core.read.unmerged_figures import unmerged_figures
+    from storage_core.read.unmerged_metrics import unmerged_metrics
 
     table = _keyed(uri)
     now_ms = SystemClock().now_ms()
-    found = (_about(each, now_ms) for each in unmerged_figures(table.store, table.snapshot))
-    shown = {"region_id": cell, "values": cell, "epoch": figure, "current_generation": figure}
-    shown |= {"merged_generation": figure, "generations": figure, "generation_records": figure}
-    shown |= {"wal_entries": figure, "wal_records": figure, "age_seconds": figure}
+    found = (_about(each, now_ms) for each in unmerged_metrics(table.store, table.snapshot))
+    shown = {"region_id": cell, "values": cell, "epoch": metric, "current_generation": metric}
+    shown |= {"merged_generation": metric, "generations": metric, "generation_records": metric}
+    shown |= {"wal_entries": metric, "wal_records": metric, "age_seconds": metric}
     output.records(found, shown, as_json=as_json, nothing="no region was ever written to")
 
 
@@ -81,7 +81,7 @@ def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
         return
 
 
-def _about(found: UnmergedFigures, now_ms: int) -> output.Record:
+def _about(found: UnmergedMetrics, now_ms: int) -> output.Record:
     """A store's clock may be ahead of this one: nothing is younger than now."""
     oldest = found.oldest_ms
     flat = asdict(found)

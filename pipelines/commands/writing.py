@@ -106,7 +106,7 @@ def ingest(
 
 
 def _show(done: Appended, *, as_json: bool) -> None:
-    from storage_core.rows.late import LateFigures
+    from storage_core.rows.late import LateMetrics
 
     came_in = done.rows + done.late.not_written
     status = "committed" if done.commit_id else "acknowledged" if came_in else "nothing_to_do"
@@ -116,7 +116,7 @@ def _show(done: Appended, *, as_json: bool) -> None:
     else:
         did = f"{counted(done.rows, 'row')} {status.replace('_', ' ')}"
         output.line(f"{did} (version {done.version}, {counted(done.splits, 'split')})")
-        if done.late != LateFigures():
+        if done.late != LateMetrics():
             late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
             output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
 

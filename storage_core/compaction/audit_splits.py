@@ -218,11 +218,11 @@ def _type_faults(split: OpenSplit, schema: pa.Schema) -> Iterator[Fault]:
 
 def _statistics_faults(column: pa.Table, add: Add) -> Iterator[Fault]:
     (name,) = column.column_names
-    figures = statistics.compute(column)
+    metrics = statistics.compute(column)
     checks = (
-        ("minimum values", add.minValues, figures.min_values),
-        ("maximum values", add.maxValues, figures.max_values),
-        ("null counts", add.nullCounts, figures.null_counts),
+        ("minimum values", add.minValues, metrics.min_values),
+        ("maximum values", add.maxValues, metrics.max_values),
+        ("null counts", add.nullCounts, metrics.null_counts),
     )
     for what, recorded, actual in checks:
         if recorded is not None and recorded.get(name) != actual.get(name):

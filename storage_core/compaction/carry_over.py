@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.compaction.kernel import Runs, merge_order
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
@@ -29,7 +29,7 @@ from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
 from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import positions, rows_gone_of_each, vector_for
+from storage_core.split.vectors import deleted_rows_of_each, positions, vector_for
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class CarryOver:
     the checks of the commit.
     """
 
-    def __init__(self, store: ObjectStore, merges: Sequence[tuple[MergeOperation, Rewrite]], *, ids: Ids) -> None:
+    def __init__(self, store: ObjectStore, merges: Sequence[tuple[CompactionTask, Rewrite]], *, ids: Ids) -> None:
         self._store = store
         self._merges = [_Carried(store, ids, operation, result.adds) for operation, result in merges]
         self._last: tuple[int, Sequence[Action]] | None = None
@@ -97,7 +97,7 @@ class CarryOver:
 def _is_over(action: Action, ended: Collection[str]) -> bool:
     match action:
         case Add():
-            return action.rows_gone is not None and not action.visible_rows
+            return action.deleted_rows is not None and not action.visible_rows
         case Remove():
             return action.path in ended
         case _:
@@ -110,7 +110,7 @@ class _Carried:
 
     store: ObjectStore
     ids: Ids
-    operation: MergeOperation
+    operation: CompactionTask
     outputs: Sequence[Add]
     _route: _Route | None = None
     _checked: dict[int, BitMap] = field(default_factory=dict)
@@ -145,14 +145,14 @@ class _Carried:
         changed = {
             number: (planned, now)
             for number, (planned, now) in enumerate(zip(self.operation.inputs, live, strict=True))
-            if now is None or now.rows_gone != planned.rows_gone
+            if now is None or now.deleted_rows != planned.deleted_rows
         }
         marked = {number: now for number, (_, now) in changed.items() if now is not None}
-        gone_then = rows_gone_of_each(self.store, [planned for planned, _ in changed.values()])
-        gone_now = dict(zip(marked, rows_gone_of_each(self.store, [*marked.values()]), strict=True))
+        deleted_then = deleted_rows_of_each(self.store, [planned for planned, _ in changed.values()])
+        deleted_now = dict(zip(marked, deleted_rows_of_each(self.store, [*marked.values()]), strict=True))
         newly: dict[int, BitMap] = {}
-        for (number, (planned, _)), before in zip(changed.items(), gone_then, strict=True):
-            after = gone_now[number] if number in gone_now else BitMap(range(planned.numRecords or 0))
+        for (number, (planned, _)), before in zip(changed.items(), deleted_then, strict=True):
+            after = deleted_now[number] if number in deleted_now else BitMap(range(planned.numRecords or 0))
             if not before <= after:
                 raise CommitConflict(
                     f"{planned.path}: {len(before - after)} deleted rows of it were restored between version "
@@ -187,11 +187,11 @@ class _Route:
 
     runs: Runs
     run_firsts: Positions
-    gone: Sequence[Positions]
+    deleted: Sequence[Positions]
     output_ends: Positions
 
     @staticmethod
-    def of(store: ObjectStore, operation: MergeOperation, outputs: Sequence[Add]) -> _Route:
+    def of(store: ObjectStore, operation: CompactionTask, outputs: Sequence[Add]) -> _Route:
         """Compute the order of the merge again, from the inputs as they were planned."""
         order = operation.context.order
         names = {each.name for each in order.columns}
@@ -205,7 +205,7 @@ class _Route:
                 f"{sum(written)}; nothing was committed"
             )
         firsts = np.cumsum(runs.count) - runs.count
-        return _Route(runs, firsts, [positions(split.gone) for split in splits], ends)
+        return _Route(runs, firsts, [positions(split.deleted) for split in splits], ends)
 
     def outputs_of(self, rows: Places) -> dict[int, BitMap]:
         """Return the places in the outputs of rows of the inputs that were visible to the merge."""
@@ -221,7 +221,7 @@ class _Route:
 
     def _output_rows(self, number: int, places: Positions) -> Positions:
         # The merge did not see the rows that were gone, and counts without them.
-        visible = places - np.searchsorted(self.gone[number], places)
+        visible = places - np.searchsorted(self.deleted[number], places)
         own = np.flatnonzero(self.runs.input == number)
         own = own[np.argsort(self.runs.start[own], kind="stable")]
         run = own[np.searchsorted(self.runs.start[own], visible, side="right") - 1]

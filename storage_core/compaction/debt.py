@@ -103,8 +103,8 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     leaving = expiry.plan(snapshot, retention_ms=snapshot.config.retention_ms, now_ms=now_ms)
     skipped = _skipped(snapshot, now_ms)
     compacted = _compacted(snapshot, now_ms, mode, skipped)
-    gone = {each.window_start for each in leaving.windows}
-    seen = gone | {each.window_start for each in compacted}
+    deleted = {each.window_start for each in leaving.windows}
+    seen = deleted | {each.window_start for each in compacted}
     waiting = [_waiting(window, found) for window, found in skipped.items() if window not in seen]
     found = [*map(_expired, leaving.windows), *compacted, *waiting]
     return sorted(found, key=lambda each: by_start(each.window_start))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from storage_core.compaction import invariants
 from storage_core.compaction.kernel import MergeOrder, order_of
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.ids import Ids
 from storage_core.log.actions import Add, Remove
@@ -25,12 +25,12 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.sort_order import SortOrder
 from storage_core.scratch import scratch_folder
 from storage_core.settings.table import TableConfig
-from storage_core.split.emission import Emission, Expected
 from storage_core.split.encode import plain_schema
 from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.lineage import Lineage
 from storage_core.split.read import OpenSplit, open_split
 from storage_core.split.rewrite import Rewrite
+from storage_core.split.rolling_writer import Expected, RollingWriter
 from storage_core.split.writer import SplitHead
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 _IN_MEMORY_BYTES = 64 * 2**20
 
 
-def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: int) -> Rewrite:
+def execute(store: ObjectStore, operation: CompactionTask, *, ids: Ids, now_ms: int) -> Rewrite:
     """Merge the inputs into as few sorted splits as the target size allows and return the actions that swap them.
 
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
@@ -65,13 +65,13 @@ def execute(store: ObjectStore, operation: MergeOperation, *, ids: Ids, now_ms: 
             ),
         )
         merged = merge(splits, schema, context.order)
-        emission = Emission(store, head, _expected(splits, merged), ids)
+        rolling = RollingWriter(store, head, _expected(splits, merged), ids)
         last: pa.Table | None = None
         for piece in merged.pieces:
             require_merged(piece, schema, operation, after=last)
-            emission.add(piece)
+            rolling.add(piece)
             last = piece.take(pa.array([piece.num_rows - 1]))  # a slice would keep all of it
-        return _result(operation, emission.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
+        return _result(operation, rolling.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _column_of_each(splits: Sequence[OpenSplit], name: str) -> list[pa.ChunkedAr
 def require_merged(
     merged: pa.Table,
     schema: pa.Schema,
-    operation: MergeOperation,
+    operation: CompactionTask,
     *,
     after: pa.Table | None = None,
 ) -> None:
@@ -139,7 +139,7 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
         yield [open_split(store, add, as_dictionary=True, spool=folder) for add in adds]
 
 
-def _result(operation: MergeOperation, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:
+def _result(operation: CompactionTask, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:
     removes = (
         Remove(
             path=add.path,

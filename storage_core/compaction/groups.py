@@ -26,12 +26,12 @@ from storage_core.rows.sort_order import nameless
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.table import TableConfig
 
-WORN_SHARE = 1 / 3
+HIGH_DELETE_SHARE = 1 / 3
 """Readers read at most half as much again as they need, and a rewrite copies at most two rows per deleted one."""
 
 _SCOPE_TEXTS = ("sourceId", "partitionId", "docMappingRef", "sortSchema")
-_FIGURES = ("size", "numRecords", "numMergeOps", "addedAtVersion", "addedAtTimestamp", "windowStart", "windowSeconds")
-_COLUMNS = ["path", "deletionVector", *_SCOPE_TEXTS, *_FIGURES]
+_METRICS = ("size", "numRecords", "numMergeOps", "addedAtVersion", "addedAtTimestamp", "windowStart", "windowSeconds")
+_COLUMNS = ["path", "deletionVector", *_SCOPE_TEXTS, *_METRICS]
 _NEVER = int(np.iinfo(np.int64).max)
 
 
@@ -141,24 +141,24 @@ def _break_ties(order: Ints, new: Flags, files: pa.Table) -> None:
 
 def _splits(files: pa.Table, order: Ints, number: Ints, skipped: Collection[str]) -> Splits:
     """The files in that order, with the number of their groups; a column after the other, for the sake of memory."""
-    records, gone = _ints(files, "numRecords")[order], _gone(files)[order]
-    size, visible = _ints(files, "size")[order], np.maximum(0, records - gone)
+    records, deleted = _ints(files, "numRecords")[order], _deleted(files)[order]
+    size, visible = _ints(files, "size")[order], np.maximum(0, records - deleted)
     out = np.zeros(len(files), np.bool_)
     if skipped:
         out |= pc.is_in(files.column("path"), value_set=pa.array(sorted(skipped), pa.string())).to_numpy()[order]
     return Splits(
         group=number,
         merges=_ints(files, "numMergeOps")[order],
-        bytes=np.where(gone > 0, size * (visible / np.maximum(1, records)), size).astype(np.int64),
+        bytes=np.where(deleted > 0, size * (visible / np.maximum(1, records)), size).astype(np.int64),
         rows=visible,
         added_ms=_ints(files, "addedAtTimestamp")[order],
-        worn=gone > WORN_SHARE * np.where(records > 0, records, gone),
+        high_delete_ratio=deleted > HIGH_DELETE_SHARE * np.where(records > 0, records, deleted),
         skipped=out,
         cold=np.zeros(0, np.bool_),
     )
 
 
-def _gone(files: pa.Table) -> Ints:
+def _deleted(files: pa.Table) -> Ints:
     """Deleted rows per split. Only splits with a vector are looked at one by one."""
     found = np.zeros(len(files), np.int64)
     vectors = files.column("deletionVector")

@@ -20,7 +20,7 @@ from storage_core.compaction.merges import Merges, bounded
 from storage_core.compaction.policy import Mode, Rules
 from storage_core.compaction.scope import Scope
 from storage_core.compaction.skips import active_skips
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.log.file_columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.sort_order import recorded_order
@@ -48,7 +48,7 @@ class Chosen:
         """Return the merges that one plan makes (`merges.bounded`)."""
         return replace(self, merges=bounded(self.merges, most_inputs))
 
-    def parts(self) -> Iterator[list[MergeOperation]]:
+    def parts(self) -> Iterator[list[CompactionTask]]:
         """Yield the operations in parts that read at most `PART_INPUTS` splits, if not one merge does.
 
         Records are made of one part at a time. A window is in one part, unless it has more than that by itself.
@@ -64,11 +64,11 @@ class Chosen:
             yield replace(self, merges=self.merges.take(np.arange(first, last))).operations()
             first = last
 
-    def operations(self) -> list[MergeOperation]:
+    def operations(self) -> list[CompactionTask]:
         """Return the merges as operations; only their splits become records."""
         inputs = iter(adds_of(rows_at(self.files, self.found.place[self.merges.rows])))
         return [
-            MergeOperation(
+            CompactionTask(
                 self.found.window(merge.group), tuple(islice(inputs, len(merge.rows))), context, merge.merges
             )
             for merge in self.merges.records()

@@ -8,12 +8,12 @@ the last generation is mature and left alone; one that waited for two days is me
 with younger ones.
 
 A group of a cold window is *finalized* when more than a tenth of its bytes, or too many of its files, lie outside its
-sorted run: all of it becomes one run of splits that do not overlap. Such a group is *sealed*, which its splits say by
-a number of merges above every generation (decision 0069): the members of the run are the splits with the greatest
+sorted run: all of it becomes one run of splits that do not overlap. Such a group is *finalized*, which its splits say
+by a number of merges above every generation (decision 0069): the members of the run are the splits with the greatest
 number in the group, if that is above `generations`. Splits that arrive later have a smaller one.
 
-A merge of the generations that happens to take all of a group seals it as well. A group that one merge cannot read is
-never finalized: it is left with mature splits that overlap (decision 0073).
+A merge of the generations that happens to take all of a group finalizes it as well. A group that one merge cannot read
+is never finalized: it is left with mature splits that overlap (decision 0073).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import numpy as np
 from storage_core.compaction.merges import NO_MERGES, REASONS, Flags, Ints, Merges, Reason, in_order, ranges
 from storage_core.settings.compaction import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings
 
-SEALED = MOST_GENERATIONS + 1
+FINALIZED = MOST_GENERATIONS + 1
 """The least number of merges that says "one sorted run": above every number of generations that can be set."""
 
 LATE_SHARE = 1 / 10
-"""For what is late, a sealed group is finalized again when that rewrites at most ten bytes per late one."""
+"""For what is late, a finalized group is finalized again when that rewrites at most ten bytes per late one."""
 
 MOST_RUN_TARGETS = 64
 """The most target sizes that one merge reads: its task has them all on its disk, and works on them for minutes."""
@@ -48,8 +48,9 @@ class Splits:
     """Splits as columns, one row each, ordered by group and inside it by age, the oldest first.
 
     `group` counts from 0 without a gap. `merges` is the number of merges a split went through, `bytes` what it would
-    take without its deleted rows, `rows` how many others it has, `added_ms` when it became live, `worn` that too many
-    of its rows are deleted. One that is `skipped` takes no part for now. `cold` has one element per group.
+    take without its deleted rows, `rows` how many others it has, `added_ms` when it became live, `high_delete_ratio`
+    that too many of its rows are deleted. One that is `skipped` takes no part for now. `cold` has one element per
+    group.
     """
 
     group: Ints
@@ -57,7 +58,7 @@ class Splits:
     bytes: Ints
     rows: Ints
     added_ms: Ints
-    worn: Flags
+    high_delete_ratio: Flags
     skipped: Flags
     cold: Flags
 
@@ -80,19 +81,19 @@ def choose(splits: Splits, rules: Rules) -> Merges:
     """
     if not len(splits.group):
         return NO_MERGES
-    groups = _figures(splits, rules)
+    groups = _metrics(splits, rules)
     free = ~splits.skipped
     found: list[Merges] = []
-    for step in (_finalized, _by_generation, _crowded):
+    for step in (_finalized, _by_generation, _many_small_files):
         merges = step(splits, groups, free, rules)
         free[merges.rows] = False
         found.append(merges)
-    return in_order([*found, _worn(splits, free)])
+    return in_order([*found, _high_delete_ratio(splits, free)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Groups:
-    """Figures per group, skipped splits left out but for `top`; `small` is per row.
+    """Metrics per group, skipped splits left out but for `top`; `small` is per row.
 
     `top` is the greatest number of merges, `outside` counts splits that are not in the sorted run.
     """
@@ -116,17 +117,17 @@ class _Groups:
 
     def run_number(self) -> Ints:
         """The number of merges that says "in the sorted run" after a merge of all of the group."""
-        return np.maximum(SEALED, self.top + 1)
+        return np.maximum(FINALIZED, self.top + 1)
 
     def number(self, group: Ints, count: Ints, otherwise: Ints) -> Ints:
         """What merges of so many splits of these groups record: what takes all of a group makes it one run."""
         return np.where(count == self.count[group], self.run_number()[group], otherwise)
 
 
-def _figures(splits: Splits, rules: Rules) -> _Groups:
+def _metrics(splits: Splits, rules: Rules) -> _Groups:
     first = np.flatnonzero(np.diff(splits.group, prepend=-1))
     top = np.maximum.reduceat(splits.merges, first)
-    run = np.where(top >= SEALED, top, -1)
+    run = np.where(top >= FINALIZED, top, -1)
     here = ~splits.skipped
     outside = here & (splits.merges != run[splits.group])
     small = here & (splits.bytes < rules.target_bytes / 2) & (splits.rows < rules.settings.run_rows / 2)
@@ -153,7 +154,7 @@ def _finalized(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
     if rules.mode is Mode.POLICY:
         wanted &= splits.cold
     chosen = np.flatnonzero(wanted)
-    reason = np.where(late[chosen], _asked(rules, Reason.LATE), _asked(rules, Reason.FILES))
+    reason = np.where(late[chosen], _requested(rules, Reason.LATE), _requested(rules, Reason.FILES))
     return Merges(
         rows=np.flatnonzero(wanted[splits.group] & free),
         count=groups.count[chosen],
@@ -248,12 +249,12 @@ def _hops(following: Ints) -> Ints:
     return np.array(found, np.int64)
 
 
-def _crowded(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
+def _many_small_files(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
     """Merges of the small splits of groups that do not become one run: too large, too many splits, or hardly late."""
     chosen = groups.small & free
     if rules.mode is Mode.FINALIZE:
         wanted = groups.small_count > 1
-        chosen |= splits.worn & free
+        chosen |= splits.high_delete_ratio & free
     else:
         wanted = splits.cold & ~groups.is_whole(rules) & (groups.small_count > rules.settings.most_files)
     wanted &= groups.outside > 0
@@ -270,24 +271,24 @@ def _crowded(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merg
         count=parts.count,
         group=group,
         merges=groups.number(group, parts.count, number),
-        reason=np.full(len(group), _asked(rules, Reason.FILES)),
+        reason=np.full(len(group), _requested(rules, Reason.FILES)),
     )
 
 
-def _worn(splits: Splits, free: Flags) -> Merges:
-    """Every other worn split alone, which keeps its number: what is left of it lies where it lay."""
-    rows = np.flatnonzero(splits.worn & free)
+def _high_delete_ratio(splits: Splits, free: Flags) -> Merges:
+    """Every other high_delete_ratio split alone, which keeps its number: what is left of it lies where it lay."""
+    rows = np.flatnonzero(splits.high_delete_ratio & free)
     return Merges(
         rows=rows,
         count=np.ones(len(rows), np.int64),
         group=splits.group[rows],
         merges=splits.merges[rows],
-        reason=np.full(len(rows), _place(Reason.WORN)),
+        reason=np.full(len(rows), _place(Reason.HIGH_DELETE_RATIO)),
     )
 
 
-def _asked(rules: Rules, reason: Reason) -> int:
-    return _place(Reason.ASKED if rules.mode is Mode.FINALIZE else reason)
+def _requested(rules: Rules, reason: Reason) -> int:
+    return _place(Reason.REQUESTED if rules.mode is Mode.FINALIZE else reason)
 
 
 def _place(reason: Reason) -> int:

@@ -21,8 +21,8 @@ from storage_core.log.file_columns import adds_of
 from storage_core.log.files import LiveFiles
 from storage_core.log.replay import open_version, read_version
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.ahead import ahead
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
 
 PARALLEL_READS = 4
 """Versions on their way at a time, each with all of its actions in memory."""
@@ -97,7 +97,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
     walk = _Walk(which)
     versions = range(snapshot.version, -1 if which.since is None else which.since, -1)
     at_once = 1 if which.only_compacted else PARALLEL_READS
-    with closing(ahead(partial(read_version, store), versions, at_once)) as read:
+    with closing(prefetch(partial(read_version, store), versions, at_once)) as read:
         for version, actions in zip(versions, read, strict=False):
             if actions is None or not walk.goes_on(version, actions):
                 break

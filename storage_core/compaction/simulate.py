@@ -1,4 +1,4 @@
-"""What the policy makes of a day of ingestion: splits and bytes as figures, no storage
+"""What the policy makes of a day of ingestion: splits and bytes as metrics, no storage
 (docs/architecture/compaction.md, "Policy").
 
 The same `policy.choose` decides as in a real run, and `merges.bounded` how much of it is done. A merge writes as many
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage_core.compaction.merges import MOST_INPUTS, Flags, Ints, Merges, bounded, outputs_of, ranges
-from storage_core.compaction.policy import LATE_SHARE, SEALED, Mode, Rules, Splits, choose
+from storage_core.compaction.policy import FINALIZED, LATE_SHARE, Mode, Rules, Splits, choose
 from storage_core.settings.compaction import CompactionSettings
 
 MINUTE_MS = 60_000
@@ -59,7 +59,7 @@ class Round:
 class Simulation:
     """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order.
 
-    `sealed_windows` counts those that hardly have a byte outside their sorted run; one split alone is one.
+    `finalized_windows` counts those that hardly have a byte outside their sorted run; one split alone is one.
     """
 
     rounds: tuple[Round, ...]
@@ -67,7 +67,7 @@ class Simulation:
     bytes_compacted: int
     splits_per_window: tuple[int, ...]
     bytes_per_window: tuple[int, ...]
-    sealed_windows: int
+    finalized_windows: int
     converged: bool
 
     @property
@@ -111,21 +111,21 @@ def simulate(load: Ingestion) -> Simulation:
         converged = len(rounds) >= still and not done.merges
     windows, group = np.unique(live.window, return_inverse=True)
     count, size = np.bincount(group), np.bincount(group, live.bytes).astype(np.int64)
-    sealed = (_outside(live, group, len(windows)) <= LATE_SHARE * size) | (count == 1)
+    finalized = (_outside(live, group, len(windows)) <= LATE_SHARE * size) | (count == 1)
     return Simulation(
         rounds=tuple(rounds),
         bytes_ingested=ingested,
         bytes_compacted=sum(each.bytes_written for each in rounds),
         splits_per_window=tuple(count.tolist()),
         bytes_per_window=tuple(size.tolist()),
-        sealed_windows=int(sealed.sum()),
+        finalized_windows=int(finalized.sum()),
         converged=converged,
     )
 
 
 def _outside(live: _Live, group: Ints, windows: int) -> Ints:
     """The bytes of each window that are not in its sorted run."""
-    top = np.full(windows, SEALED, np.int64)
+    top = np.full(windows, FINALIZED, np.int64)
     np.maximum.at(top, group, live.merges)
     outside = live.bytes * (live.merges != top[group])
     return np.bincount(group, outside, minlength=windows).astype(np.int64)
@@ -147,7 +147,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
             bytes=live.bytes,
             rows=live.rows,
             added_ms=live.added_ms,
-            worn=np.zeros(len(group), np.bool_),
+            high_delete_ratio=np.zeros(len(group), np.bool_),
             skipped=np.zeros(len(group), np.bool_),
             cold=(windows + load.window_seconds) * 1000 + load.settings.cold_after_ms <= now_ms,
         ),
@@ -169,7 +169,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
 
 
 def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Live:
-    """The outputs of all merges. Pieces are rounded as `split.emission.Emission` does."""
+    """The outputs of all merges. Pieces are rounded as `split.rolling.RollingWriter` does."""
     if not len(merges):
         return _nothing()
     size, rows = (np.add.reduceat(each[merges.rows], merges.first) for each in (live.bytes, live.rows))

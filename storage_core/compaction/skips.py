@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storage_core.compaction.work import SKIP_OPERATION, MergeOperation
+from storage_core.compaction.work import SKIP_OPERATION, CompactionTask
 from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from storage_core.foreign_text import fitted
 from storage_core.log.actions import MergeSkip
@@ -21,7 +21,7 @@ SKIP_MS = 24 * 3_600_000
 _MOST_REASON = 500
 
 
-def skips_of(snapshot: Snapshot, operation: MergeOperation, reason: str, now_ms: int) -> list[MergeSkip]:
+def skips_of(snapshot: Snapshot, operation: CompactionTask, reason: str, now_ms: int) -> list[MergeSkip]:
     """Return the actions that leave out the inputs that the reason names, or all inputs where it names none.
 
     Each counts how often its split was skipped before. A split that leaves the table takes its skip along.

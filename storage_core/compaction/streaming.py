@@ -48,7 +48,7 @@ def piece_rows(splits: Sequence[OpenSplit], schema: pa.Schema, piece_bytes: int 
     So small a piece stays in the caches while it is made, and a row group that is one needs no putting together.
     """
     stored = sum(split.add.uncompressedSizeBytes or 0 for split in splits)
-    written = sum(split.rows + len(split.gone) for split in splits)
+    written = sum(split.rows + len(split.deleted) for split in splits)
     width = max(len(schema) * _VALUE_BYTES, stored // max(1, written))
     parts = -(-ROWS_PER_GROUP * width // piece_bytes)
     return max(_LEAST_ROWS, -(-ROWS_PER_GROUP // parts))

@@ -20,7 +20,7 @@ SKIP_OPERATION = "compact"
 
 
 @dataclass(frozen=True, slots=True)
-class MergeOperation:
+class CompactionTask:
     """Rewrite `inputs`, all of one scope and one window, into as few splits as their size allows. Travels as JSON.
 
     The outputs record `merge_ops` as their number of merges.
@@ -42,8 +42,8 @@ class MergeOperation:
         return json.dumps(body, sort_keys=True)
 
     @staticmethod
-    def from_json(text: str) -> MergeOperation:
+    def from_json(text: str) -> CompactionTask:
         """Return the operation that `to_json` wrote."""
         body = json.loads(text)
         inputs = read_actions(body["inputs"], Add, "merge operation")
-        return MergeOperation(body["window"], inputs, SplitContext.from_json(body["context"]), body["mergeOps"])
+        return CompactionTask(body["window"], inputs, SplitContext.from_json(body["context"]), body["mergeOps"])

@@ -235,11 +235,11 @@ class _Reckoning:
         return elements if "filter" in name else elements * (PER_BYTE + each)
 
     def _compared(self, name: str, given: Sequence[Node], sizes: Sequence[int]) -> int:
-        told = [length for each in given[:2] if (length := _told(each)) is not None]
-        if not told:
+        written = [length for each in given[:2] if (length := _written_length(each)) is not None]
+        if not written:
             advice = "a text written out, or left(x, n)"
             raise refused(self.text, self.what, f"{name} takes the time of both lengths multiplied: one is {advice}")
-        return max(sizes) * min(told)
+        return max(sizes) * min(written)
 
     def _noted(self, size: int) -> int:
         self.made += size
@@ -272,7 +272,7 @@ def _names(lhs: Any) -> frozenset[str]:
     return frozenset(str(each["column_names"][0]).lower() for each in columns)
 
 
-def _told(node: Node) -> int | None:
+def _written_length(node: Node) -> int | None:
     """How long a text is that says so."""
     literal = node.get("literal") or {}
     if literal.get("kind") == "STRING":

@@ -25,8 +25,8 @@ from storage_core.scratch import scratch, scratch_folder
 from storage_core.system_errors import raise_refused
 
 MAGIC = b"Obj\x01"
-SEAL_KEY = "tidemark.xxh3"
-OPEN_SEAL = "-" * 16
+CHECKSUM_KEY = "tidemark.xxh3"
+OPEN_CHECKSUM = "-" * 16
 SYNC_BYTES = 16
 MAX_HEADER_BYTES = 2**20
 MAX_RECORDS = 20_000_000
@@ -57,7 +57,7 @@ class Container:
 
 
 def inspect(data: bytes, where: str) -> Container:
-    """Return the figures of a container that is whole and within bounds. Raises `Corrupt` naming `where` if it is not.
+    """Return the metadata of a container that is whole and within bounds. Raises `Corrupt` naming `where` if it is not.
 
     Bounds: a header of 1 MiB, 20 million records, 512 MiB expanded. Memory: 1 MiB beside `data`. Raises `Unsupported`
     for a codec that this release does not read.
@@ -171,17 +171,17 @@ def _right_sized(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def seal(data: bytes) -> bytes:
-    """Return the file with its seal filled in: it was written with `OPEN_SEAL` under `SEAL_KEY` in its header.
+def with_checksum(data: bytes) -> bytes:
+    """Return the file with its checksum in the place of `OPEN_CHECKSUM`, under `CHECKSUM_KEY` in its header.
 
-    A sealed file of which any bit changes does not open: the seal is over all other bytes.
+    A checksummed file of which any bit changes does not open: the checksum is over all other bytes.
     """
-    start = data.index(OPEN_SEAL.encode())
-    return data[:start] + _seal_of(data, start) + data[start + len(OPEN_SEAL) :]
+    start = data.index(OPEN_CHECKSUM.encode())
+    return data[:start] + _checksum_of(data, start) + data[start + len(OPEN_CHECKSUM) :]
 
 
-def _seal_of(data: bytes, start: int) -> bytes:
-    return xxhash.xxh3_64_hexdigest(data[:start] + OPEN_SEAL.encode() + data[start + len(OPEN_SEAL) :]).encode()
+def _checksum_of(data: bytes, start: int) -> bytes:
+    return xxhash.xxh3_64_hexdigest(data[:start] + OPEN_CHECKSUM.encode() + data[start + len(OPEN_CHECKSUM) :]).encode()
 
 
 class _Cursor:
@@ -219,13 +219,13 @@ class _Cursor:
         self.take(_LONGEST_LONG)  # which is refused where the file ends within the number
         raise Corrupt(f"{self.where}: a number at byte {self.position} is longer than 64 bits", key=self.where)
 
-    def require_seal(self, found: bytes) -> None:
-        """Compare the seal that was just read with the file around it."""
+    def require_checksum(self, found: bytes) -> None:
+        """Compare the checksum that was just read with the file around it."""
         start = self.position - len(found)
-        expected = _seal_of(self._data, start)
+        expected = _checksum_of(self._data, start)
         if found != expected:
             raise Corrupt(
-                f"{self.where}: is sealed {found!r}, its content is {expected!r}; it is not what was written",
+                f"{self.where}: has the checksum {found!r}, its content is {expected!r}; it is not what was written",
                 key=self.where,
             )
 
@@ -238,14 +238,14 @@ class _Cursor:
 
 
 def _header(cursor: _Cursor) -> tuple[bytes, str]:
-    """Return schema and codec, which the header's map names. Raises `Corrupt` when the file does not fit its seal."""
+    """Return schema and codec, which the header's map names. Raises `Corrupt` where the checksum differs."""
     found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
         if key in found:
             raise Corrupt(f"{cursor.where}: {quoted(key)} stands twice in the header", key=cursor.where)
         found[key] = value
-        if key == SEAL_KEY.encode():
-            cursor.require_seal(value)
+        if key == CHECKSUM_KEY.encode():
+            cursor.require_checksum(value)
     return found.get(_SCHEMA_KEY, b""), found.get(b"avro.codec", b"null").decode("ascii", "replace")
 
 

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, inspect, read_columns, read_records, seal
+from storage_core.formats.avro_container import (
+    CHECKSUM_KEY,
+    OPEN_CHECKSUM,
+    inspect,
+    read_columns,
+    read_records,
+    with_checksum,
+)
 from storage_core.formats.avro_state_schema import ENTRY_SCHEMA, MAP_FIELDS, STATE_SCHEMA
 
 if TYPE_CHECKING:
@@ -124,7 +131,7 @@ def encode_state(state: StateManifest, compression: Compression = Compression.ZS
         "metadata": state.metadata,
         "actions": list(state.actions),
     }
-    return seal(_write(STATE_SCHEMA, [record], compression, {SEAL_KEY: OPEN_SEAL}))
+    return with_checksum(_write(STATE_SCHEMA, [record], compression, {CHECKSUM_KEY: OPEN_CHECKSUM}))
 
 
 def decode_state(data: bytes, where: str) -> StateManifest:

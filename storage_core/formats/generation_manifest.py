@@ -1,4 +1,4 @@
-"""Bytes of a generation's `_manifest.json`: what a flush, a dealer or a sort wrote ("Memtable and
+"""Bytes of a generation's `_manifest.json`: what a flush, a distributor or a sort wrote ("Memtable and
 generations"). Pure: records to bytes and back, no I/O.
 
 One JSON object with sorted keys and the xxh3-64 of all other fields under `xxh3`.
@@ -14,8 +14,8 @@ from typing import Any
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import quoted, shortened
 from storage_core.formats import keys
+from storage_core.formats.json_checksum import json_digest
 from storage_core.formats.json_fields import number, text
-from storage_core.formats.json_seal import json_digest
 from storage_core.formats.region_manifest import FlushedGeneration
 
 FORMAT_VERSION = 1

@@ -21,7 +21,7 @@ class CheckpointKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointHint:
-    """What the hint says: a version that is checkpointed, and figures of it. `created_at_ms` is the commit's time."""
+    """What the hint says: a version that is checkpointed, and metrics of it. `created_at_ms` is the commit's time."""
 
     version: int
     kind: CheckpointKind = CheckpointKind.AVRO_STATE

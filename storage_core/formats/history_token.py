@@ -23,7 +23,7 @@ _CHECKSUM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionMark:
+class RegionOffsets:
     """A moment of a region: a version of its manifest, and the WAL entries `first` to `last` that are behind it.
 
     `flushed` is the last generation of that manifest, 0 for none. Without such entries `last` is `first` - 1.
@@ -46,7 +46,7 @@ class InBase:
 
 @dataclass(frozen=True, slots=True)
 class InGenerations:
-    """Before a record of a part (`generation.read_parts`) of a generation; `region` counts the marks of the token."""
+    """Before a record of a part (`generation.read_parts`) of a generation; `region` counts the offsets of the token."""
 
     region: int
     generation: int
@@ -72,7 +72,7 @@ START = InBase("", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryToken:
-    """A table's id, the version of its base, the marks of its regions, and where the next page begins.
+    """A table's id, the version of its base, the offsets of its regions, and where the next page begins.
 
     `consistency` is what the first page was asked for, `restarts` how often the history began anew.
     """
@@ -80,7 +80,7 @@ class HistoryToken:
     table_id: str
     version: int
     consistency: str
-    regions: tuple[RegionMark, ...] = ()
+    regions: tuple[RegionOffsets, ...] = ()
     place: Place = START
     restarts: int = 0
 
@@ -95,7 +95,7 @@ def encode(token: HistoryToken) -> str:
         "p": [_PLACES.index(type(token.place)), *astuple(token.place)],
         "n": token.restarts,
     }
-    return _sealed(bytes([FORMAT_VERSION]) + json.dumps(body, separators=(",", ":")).encode())
+    return _with_checksum(bytes([FORMAT_VERSION]) + json.dumps(body, separators=(",", ":")).encode())
 
 
 def decode(text: str) -> HistoryToken:
@@ -105,7 +105,7 @@ def decode(text: str) -> HistoryToken:
     except (TypeError, ValueError, binascii.Error) as error:
         raise _refused(str(error)) from error
     content = data[:-_CHECKSUM_BYTES]
-    if not content or _sealed(content) != text:
+    if not content or _with_checksum(content) != text:
         raise _refused("it does not match its checksum")
     if content[0] != FORMAT_VERSION:
         raise Unsupported(
@@ -121,30 +121,30 @@ def decode(text: str) -> HistoryToken:
 def _token(body: dict[str, Any]) -> HistoryToken:
     kind, *fields = body["p"]
     place = _PLACES[number(kind)](*fields)
-    marks = tuple(_mark(each) for each in body["r"])
+    offsets = tuple(_offsets(each) for each in body["r"])
     match place:
         case InBase(path, row):
             text(path), number(row)
         case _:
             numbers = [number(each) for each in astuple(place)]
-            marks[numbers[0]]  # an index error says that there is no such region
+            offsets[numbers[0]]  # an index error says that there is no such region
     return HistoryToken(
         table_id=text(body["t"]),
         version=number(body["v"]),
         consistency=text(body["c"]),
-        regions=marks,
+        regions=offsets,
         place=place,
         restarts=number(body["n"]),
     )
 
 
-def _mark(fields: Sequence[Any]) -> RegionMark:
+def _offsets(fields: Sequence[Any]) -> RegionOffsets:
     region, *numbers = fields
     manifest, flushed, first, last = map(number, numbers)
-    return RegionMark(region=text(region), manifest=manifest, flushed=flushed, first=first, last=last)
+    return RegionOffsets(region=text(region), manifest=manifest, flushed=flushed, first=first, last=last)
 
 
-def _sealed(content: bytes) -> str:
+def _with_checksum(content: bytes) -> str:
     data = content + xxhash.xxh3_64_digest(content)
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 

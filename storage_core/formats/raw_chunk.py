@@ -11,7 +11,7 @@ Pure: records to bytes, no I/O. The schema is `LogRecord`: `id`, `timestamp_ms`,
 | `tidemark.segment_ms` | when the segment began that the chunk was written for |
 | `tidemark.number` | the chunk's number among the writer's chunks, from 1 |
 | `tidemark.first`, `tidemark.last` | the sequence numbers of its records, without gaps |
-| `tidemark.xxh3` | xxh3-64 over all other bytes of the file (`avro_container.seal`) |
+| `tidemark.xxh3` | xxh3-64 over all other bytes of the file (`avro_container.with_checksum`) |
 
 A record's id is `<writer>:<sequence number>`, unique for ever. (writer, number) is unique, so no two chunks have equal
 bytes; one chunk has the same bytes in every store.
@@ -28,7 +28,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, Container, inspect, read_records, seal
+from storage_core.formats.avro_container import (
+    CHECKSUM_KEY,
+    OPEN_CHECKSUM,
+    Container,
+    inspect,
+    read_records,
+    with_checksum,
+)
 from storage_core.formats.avro_declared import field, or_null, record_schema
 from storage_core.formats.raw_keys import ChunkKey
 from storage_core.system_errors import raise_refused
@@ -118,9 +125,9 @@ def encode(chunk: RawChunk) -> bytes:
         (_avro(record, each) for record, each in zip(chunk.records, chunk.ids, strict=True)),
         codec="zstandard",
         sync_marker=hashlib.blake2b(f"{chunk.key.writer} {chunk.key.number}".encode(), digest_size=16).digest(),
-        metadata={**_metadata(chunk), SEAL_KEY: OPEN_SEAL},
+        metadata={**_metadata(chunk), CHECKSUM_KEY: OPEN_CHECKSUM},
     )
-    data = seal(target.getvalue())
+    data = with_checksum(target.getvalue())
     if len(data) > MAX_CHUNK_BYTES:
         raise InvalidInput(f"a chunk holds at most {MAX_CHUNK_BYTES} bytes, found {len(data)}; append fewer rows")
     return data
@@ -151,7 +158,7 @@ class ChunkHead:
 
 
 def read_head(data: bytes, where: str) -> ChunkHead:
-    """Return the head of the chunk in `data`, every byte of which is as it was sealed. Raises as `decode` does."""
+    """Return the head of the chunk in `data`, whose checksum is compared. Raises as `decode` does."""
     if len(data) > MAX_CHUNK_BYTES:
         raise Corrupt(f"{where}: expected at most {MAX_CHUNK_BYTES} bytes, found {len(data)}", key=where)
     found = inspect(data, where)
@@ -206,8 +213,8 @@ def _header(data: bytes, where: str) -> Mapping[str, str]:
         raise Corrupt(f"{where}: damaged Avro header: {type(error).__name__}: {error}", key=where) from error
     metadata = cast("Mapping[str, str]", reader.metadata)
     found = metadata.get("tidemark.format")
-    if SEAL_KEY not in metadata or found is None:
-        raise Corrupt(f"{where}: an Avro file without the seal of a chunk; {_NOT_OURS}", key=where)
+    if CHECKSUM_KEY not in metadata or found is None:
+        raise Corrupt(f"{where}: an Avro file without the checksum of a chunk; {_NOT_OURS}", key=where)
     if found != _FORMAT:
         raise Unsupported(f"{where}: a chunk of format {found!r}, this release reads {_FORMAT}; upgrade", key=where)
     if schema != to_parsing_canonical_form(_schema()):

@@ -65,7 +65,7 @@ def _values(column: pa.Array) -> pa.StringArray:
         return _around('{"$date":"', column.cast(pa.string()), '"}')
     if kinds.is_timestamp(type_) and type_.unit != "ns" and _among_years(column):
         column.drop_null()[:1].to_pylist()  # raises for a zone that is refused one by one, too
-        return _moments(column)
+        return _instants(column)
     return _one_by_one(column)
 
 
@@ -73,7 +73,7 @@ def _one_by_one(column: pa.Array) -> pa.StringArray:
     return pa.array([None if each is None else encode_value(each) for each in column.to_pylist()], pa.string())
 
 
-def _moments(column: pa.Array) -> pa.StringArray:
+def _instants(column: pa.Array) -> pa.StringArray:
     """As `isoformat` writes them: without a fraction when it is zero."""
     local = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).cast(pa.timestamp("us"))
     text = pc.utf8_replace_slice(local.cast(pa.string()), _SPACE, _SPACE + 1, "T")

@@ -209,7 +209,7 @@ def _unescaped(name: str) -> str:
     return name.removeprefix(_TAG)
 
 
-def _moment(text: str) -> dt.datetime:
+def _instant(text: str) -> dt.datetime:
     found = dt.datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(f"{text!r} names no instant")
@@ -255,7 +255,7 @@ def _refused(constant: str) -> Any:
 _TAGS: Mapping[str, Callable[[Any], Any]] = {
     "$float": _unfinite,
     "$decimal": Decimal,
-    "$timestamp": _moment,
+    "$timestamp": _instant,
     "$local": _local,
     "$date": _date,
     "$bytes": lambda text: base64.b64decode(text, validate=True),

@@ -13,8 +13,8 @@ Manifest"). Pure: records to bytes and back, no I/O.
 | region_id | 11 | message | the 16 bytes of the region's UUID (1) |
 | writer_id | 100 | string | ours: who wrote this version, so that a lost reply is told from a lost race |
 | checksum | 101 | fixed64 | ours: xxh3-64 of the message with all fields but this one; absent in early 0.1 |
-| sealed_by | 102 | uint32 | ours: the region spec that follows the region's own; then it takes no more rows |
-| dealt | 103 | repeated | ours: raw log writer (1, string) and its last chunk that is in the region (2, uint64) |
+| closed_by | 102 | uint32 | ours: the region spec that follows the region's own; then it takes no more rows |
+| distributed | 103 | repeated | ours: raw log writer (1, string) and its last chunk that is in the region (2, uint64) |
 | collected_generation | 104 | uint64 | ours: generations up to this one are collected and not listed any more |
 
 Protobuf finds little wrong with damaged bytes, and a replay point that is off by a bit hides acknowledged rows: hence
@@ -60,8 +60,9 @@ class FlushedGeneration:
 class RegionManifest:
     """The state of one region at one manifest version: who may write, what is flushed, where replay starts.
 
-    `dealt` is the tide mark of the raw log: per writer the number of its last chunk whose rows are all in the region.
-    `collected_generation` is the last generation that is not listed because it is collected (`region.collected`).
+    `distributed` is the offset of the raw log: per writer the number of its last chunk whose rows are all in the
+    region. `collected_generation` is the last generation that is not listed because it is collected
+    (`region.collected`).
     """
 
     region_id: str
@@ -73,8 +74,8 @@ class RegionManifest:
     flushed_generations: tuple[FlushedGeneration, ...] = ()
     region_spec_id: int = 0
     writer_id: str = ""
-    sealed_by: int = 0
-    dealt: Mapping[str, int] = field(default_factory=dict)
+    closed_by: int = 0
+    distributed: Mapping[str, int] = field(default_factory=dict)
     collected_generation: int = 0
 
 
@@ -82,7 +83,7 @@ class RegionManifest:
 _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
     "UUID": {"uuid": (1, "bytes")},
     "FlushedGeneration": {"generation": (1, "uint64"), "path": (2, "string"), "sorted_from": (100, "uint64")},
-    "Dealt": {"writer": (1, "string"), "chunk": (2, "uint64")},
+    "Distributed": {"writer": (1, "string"), "chunk": (2, "uint64")},
     "RegionManifest": {
         "version": (1, "uint64"),
         "writer_epoch": (2, "uint64"),
@@ -94,8 +95,8 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
         "region_id": (11, "UUID"),
         "writer_id": (100, "string"),
         "checksum": (101, "fixed64"),
-        "sealed_by": (102, "uint32"),
-        "dealt": (103, "repeated Dealt"),
+        "closed_by": (102, "uint32"),
+        "distributed": (103, "repeated Distributed"),
         "collected_generation": (104, "uint64"),
     },
 }
@@ -144,8 +145,10 @@ def _body(manifest: RegionManifest) -> bytes:
         region_spec_id=manifest.region_spec_id,
         region_id={"uuid": uuid.UUID(manifest.region_id).bytes},
         writer_id=manifest.writer_id,
-        sealed_by=manifest.sealed_by,
-        dealt=[{"writer": writer, "chunk": manifest.dealt[writer]} for writer in sorted(manifest.dealt)],
+        closed_by=manifest.closed_by,
+        distributed=[
+            {"writer": writer, "chunk": manifest.distributed[writer]} for writer in sorted(manifest.distributed)
+        ],
         collected_generation=manifest.collected_generation,
     )
     return message.SerializeToString(deterministic=True)
@@ -185,8 +188,8 @@ def decode(data: bytes, where: str) -> RegionManifest:
         ),
         region_spec_id=present.get("region_spec_id", 0),
         writer_id=present.get("writer_id", ""),
-        sealed_by=present.get("sealed_by", 0),
-        dealt={each.writer: each.chunk for each in present.get("dealt", ())},
+        closed_by=present.get("closed_by", 0),
+        distributed={each.writer: each.chunk for each in present.get("distributed", ())},
         collected_generation=present.get("collected_generation", 0),
     )
     if present.get("checksum", digest := xxhash.xxh3_64_intdigest(_body(found))) != digest:

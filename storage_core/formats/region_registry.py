@@ -12,7 +12,7 @@ from typing import Any
 
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats import keys
-from storage_core.formats.json_seal import json_digest
+from storage_core.formats.json_checksum import json_digest
 from storage_core.settings.region_fields import Region
 
 FORMAT_VERSION = 1

@@ -12,7 +12,7 @@ from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import open_split
-from storage_core.split.vectors import rows_gone
+from storage_core.split.vectors import deleted_rows
 
 
 def check_splits(store: ObjectStore, inventory: Inventory, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
@@ -51,14 +51,14 @@ def check_segments(store: ObjectStore, inventory: Inventory, snapshot: Snapshot,
         elif deep:
             yield from _segment_content(store, segment)
         if not all(split in snapshot.splits for split in segment.covers):
-            gone = [split for split in segment.covers if split not in snapshot.splits]
+            deleted = [split for split in segment.covers if split not in snapshot.splits]
             yield Finding(
-                kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=f"{gone[0]} is not"
+                kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=f"{deleted[0]} is not"
             )
 
 
 def _vector(store: ObjectStore, add: Add, inventory: Inventory, *, deep: bool) -> Iterator[Finding]:
-    vector = add.rows_gone
+    vector = add.deleted_rows
     if vector is None or vector.path is None:
         return
     info = inventory.objects.get(vector.path)
@@ -69,7 +69,7 @@ def _vector(store: ObjectStore, add: Add, inventory: Inventory, *, deep: bool) -
         yield Finding(kind=Kind.VECTOR_DAMAGED, key=vector.path, expected=expected, found=f"{info.size} bytes")
     elif deep:
         try:
-            rows_gone(store, add)
+            deleted_rows(store, add)
         except DAMAGE as error:
             yield damage_of(Kind.VECTOR_DAMAGED, error, vector.path, expected)
 

@@ -25,7 +25,7 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     Reads the whole log, what is not merged yet, and of splits and segments the sizes; `deep` reads and hashes each of
     them and every other object of a known kind. Requests: one LIST per 1,000 objects, one or two GETs per file of the
     log and per unmerged WAL entry, those of the collector's mark; deep one GET per object more. Memory: a key and its
-    figures per object, two snapshots and one split.
+    metadata per object, two snapshots and one split.
 
     Of a table whose log others keep (no writer feature `tidemark`) it says what a reader would stumble over, and no
     more: a log that does not open, live files that are not there.

@@ -14,9 +14,9 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.schema import from_schema_string
 from storage_core.split.lineage import Lineage, Origin, read_origin
-from storage_core.split.metadata import add_of, require_sealed
+from storage_core.split.metadata import add_of, require_checksum
 from storage_core.split.read import conform_split, open_split
-from storage_core.split.writer import with_file_figures
+from storage_core.split.writer import with_file_metrics
 from storage_core.system_errors import raise_refused
 
 
@@ -41,9 +41,9 @@ class FoundSplit:
 def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSplit:
     """Return the split at `path` as it describes itself. Two GETs of the whole file, which is in memory meanwhile.
 
-    Every page is read by its checksum, the metadata by its seal; rows and statistics must agree, and columns have the
-    types that they have in the table. Raises `Corrupt` naming the path when they do not, or for a file of early 0.1,
-    whose splits do not describe their table yet; `Unavailable` where memory is lacking.
+    Every page is read by its checksum, the metadata by its checksum; rows and statistics must agree, and columns have
+    the types that they have in the table. Raises `Corrupt` naming the path when they do not, or for a file of early
+    0.1, whose splits do not describe their table yet; `Unavailable` where memory is lacking.
     """
     data = pa.py_buffer(store.get(path).data)
     try:
@@ -52,19 +52,19 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(path, error)
         raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error
-    require_sealed(metadata, path)
+    require_checksum(metadata, path)
     origin = read_origin(metadata, path)
     if origin is None:
         raise Corrupt(f"{path}: of early 0.1, whose splits do not describe their table", key=path)
     modified_ms = inventory.objects[path].last_modified_ms
-    add = with_file_figures(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
+    add = with_file_metrics(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
     rows = open_split(store, add).read()
     try:
         conform_split(rows, from_schema_string(origin.table_schema))
     except InvalidInput as error:
         raise Corrupt(f"{path}: {error}", key=path) from error
-    figures = statistics.compute(rows)
-    if (add.minValues, add.maxValues, add.nullCounts) != (figures.min_values, figures.max_values, figures.null_counts):
+    metrics = statistics.compute(rows)
+    if (add.minValues, add.maxValues, add.nullCounts) != (metrics.min_values, metrics.max_values, metrics.null_counts):
         raise Corrupt(f"{path}: its rows are not those that it describes", key=path)
     if wrong := column_regex.mismatches(rows, add.columnRegexes or {}):
         raise Corrupt(f"{path}: {wrong[0]}", key=path)

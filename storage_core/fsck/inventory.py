@@ -31,7 +31,7 @@ class Inventory:
     def regions(self) -> list[str]:
         """The regions that were claimed, in order.
 
-        Not those of which there are parts only (`dealing.parts`): whoever wrote these ended before the claim.
+        Not those of which there are parts only (`distribution.parts`): whoever wrote these ended before the claim.
         """
         parts = (KeyKind.GENERATION_FILE, RECORDS_FILE)
         claimed = (each for each in self.parsed.values() if (each.kind, each.name) != parts)
@@ -44,7 +44,7 @@ class Inventory:
 
 
 def take_inventory(store: ObjectStore) -> Inventory:
-    """Return what lies under the root. One LIST per 1,000 objects; memory: a key and its figures per object."""
+    """Return what lies under the root. One LIST per 1,000 objects; memory: a key and its metadata per object."""
     objects = {info.key: info for info in store.list("")}
     parsed = {key: found for key in objects if (found := parse(key)) is not None}
     return Inventory(objects, parsed)
@@ -74,7 +74,7 @@ class PartOfStore:
         return self._store.get_range(self._shown(key), start, end)
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the figures of a shown object. Raises `NotFound`."""
+        """Return the metadata of a shown object. Raises `NotFound`."""
         return self._store.head(self._shown(key))
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:

@@ -46,7 +46,7 @@ class Replacement:
 class KnownLog:
     """The kept part of the log, and every readable action behind it, whatever is missing in between.
 
-    `live`, `gone` and `named` are splits: live after all of it, removed, and named by any of it. Transactions and
+    `live`, `deleted` and `named` are splits: live after all of it, removed, and named by any of it. Transactions and
     fences in `progress` are those of the later versions only. `read_versions` are those that were read.
     """
 
@@ -55,7 +55,7 @@ class KnownLog:
         self.metadata = None if base is None else base.metadata
         self.live: dict[str, Add] = dict(base.splits) if base else {}
         self.named: dict[str, Add] = self.live | (dict(kept.oldest.splits) if kept else {})
-        self.gone: set[str] = set()
+        self.deleted: set[str] = set()
         self._added_at = {path: base.splits.added_at(path)[0] for path in self.live} if base else {}
         self.progress = replace(base.progress, txns={}, fences={}) if base else Progress()
         self.named_segments = self.progress.segments | (dict(kept.oldest.segments) if kept else {})
@@ -82,13 +82,13 @@ class KnownLog:
                     self.named.setdefault(action.path, action)
                     if later:
                         self.live[action.path] = action
-                        self.gone.discard(action.path)
+                        self.deleted.discard(action.path)
                         self._added_at[action.path] = self._read_up_to
                 case Remove():
                     if later and self.live.pop(action.path, None) is None:
                         self._take_back(action.path, self.replacements[:before])
                     if action.path not in self.live:
-                        self.gone.add(action.path)
+                        self.deleted.add(action.path)
                 case IndexSegment() if not later:
                     self.named_segments.setdefault(action.path, action)
                 case _ if later:
@@ -102,8 +102,8 @@ class KnownLog:
         """Who removes a split that a compaction had replaced saw it live: a lost restore has undone the compaction."""
         for each in replacements:
             if any(add.path == path for add in each.inputs):
-                for output in each.outputs - self.gone:
-                    self.gone.add(output)
+                for output in each.outputs - self.deleted:
+                    self.deleted.add(output)
                     if self.live.pop(output, None) is None:
                         self._take_back(output, replacements)
 
@@ -168,10 +168,10 @@ class KnownLog:
     def evidence(self, collected: Iterable[str], generations: Mapping[str, frozenset[int]]) -> Evidence:
         """Return what the found splits are judged by; `collected` are splits that the collector saw removed."""
         live = frozenset(self.live)
-        gone = frozenset({*self.gone, *collected} - live)
+        deleted = frozenset({*self.deleted, *collected} - live)
         return Evidence(
             live=live,
-            gone=gone,
+            deleted=deleted,
             merged=self.merged,
             ranges=tuple(self._ranges),
             generations=generations,

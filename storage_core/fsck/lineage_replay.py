@@ -25,7 +25,7 @@ class Evidence:
     """
 
     live: frozenset[str] = frozenset()
-    gone: frozenset[str] = frozenset()
+    deleted: frozenset[str] = frozenset()
     merged: Mapping[str, int] = field(default_factory=dict)
     ranges: tuple[MergedRange, ...] = ()
     generations: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Replay:
         self._evidence, self._floor = evidence, floor
         self._named = {path for each in found for path in each.lineage.replaces}
         self._live = set(evidence.live)
-        self._consumed = set(evidence.gone)
+        self._consumed = set(evidence.deleted)
         self._ranges = list(evidence.ranges)
         self._unproven: list[str] = []
         self._left_out: dict[str, str] = {}
@@ -119,12 +119,12 @@ class _Replay:
                 self.merged[group.merged.region] = max(before, group.merged.generation)
 
     def choice(self) -> Choice:
-        live = self._live - self._evidence.gone
-        gone = dict.fromkeys(self._found.keys() & self._consumed, "another split replaced it")
-        gone |= dict.fromkeys(self._found.keys() & self._evidence.gone, "a later version removed it")
+        live = self._live - self._evidence.deleted
+        deleted = dict.fromkeys(self._found.keys() & self._consumed, "another split replaced it")
+        deleted |= dict.fromkeys(self._found.keys() & self._evidence.deleted, "a later version removed it")
         return Choice(
             live={path: each for path, each in self._found.items() if path in live},
-            left_out=self._left_out | gone,
+            left_out=self._left_out | deleted,
             replaced=frozenset(self._evidence.live & self._consumed),
             unproven=tuple(path for path in self._unproven if path in live),
             merged=self.merged,
@@ -139,7 +139,7 @@ class _Replay:
 
     def _is_proven(self, members: Iterable[FoundSplit]) -> bool:
         """A plan reads live splits only: whatever was planned to be replaced, or is known to be gone, was committed."""
-        return any(each.path in self._named or each.path in self._evidence.gone for each in members)
+        return any(each.path in self._named or each.path in self._evidence.deleted for each in members)
 
     def _objection(self, group: _Group) -> str | None:
         if self._is_proven(group.members):

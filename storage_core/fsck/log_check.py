@@ -15,7 +15,7 @@ from storage_core.formats.keys import KeyKind, last_checkpoint_key, manifest_key
 from storage_core.fsck.inventory import Inventory, PartOfStore
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk, missing_versions
-from storage_core.fsck.witness import Witness, lost_versions, newest_witness
+from storage_core.fsck.version_evidence import VersionEvidence, lost_versions, newest_evidence
 from storage_core.log.actions import is_ours
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.files import LiveFiles
@@ -74,10 +74,10 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
         checkpoints.check(each)
     named = walk.named | ({*head.splits} if head is not None else set())
     metadata = walk.metadata if head is None else head.metadata
-    witness = newest_witness(store, inventory, named, metadata) if ours and newest >= 0 else None
+    evidence = newest_evidence(store, inventory, named, metadata) if ours and newest >= 0 else None
     # The head was opened after the listing: what a running writer committed meanwhile is not lost.
-    lost = lost_versions(newest if head is None else max(newest, head.version), witness)
-    findings = [*walk.findings, *_planned_on(lost, witness), *_manifests(store, inventory)]
+    lost = lost_versions(newest if head is None else max(newest, head.version), evidence)
+    findings = [*walk.findings, *_planned_on(lost, evidence), *_manifests(store, inventory)]
     findings += [*checkpoints.findings, *_hint(hinted, inventory, found)]
     if not ours:
         findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
@@ -88,14 +88,14 @@ def check_log(store: ObjectStore, inventory: Inventory) -> LogCheck:
         in_time=tuple(walk.in_time()),
         checkpoints=frozenset(checkpoints.sound),
         head=head,
-        newest=newest if witness is None else max(newest, witness.version),
+        newest=newest if evidence is None else max(newest, evidence.version),
         is_ours=ours,
     )
 
 
-def _planned_on(lost: range, witness: Witness | None) -> Iterator[Finding]:
-    if witness is not None and lost:
-        yield missing_versions(lost, f"a version, as {witness.path} was planned on version {witness.version}")
+def _planned_on(lost: range, evidence: VersionEvidence | None) -> Iterator[Finding]:
+    if evidence is not None and lost:
+        yield missing_versions(lost, f"a version, as {evidence.path} was planned on version {evidence.version}")
 
 
 def checkpoints_in(inventory: Inventory) -> list[Checkpointed]:

@@ -35,9 +35,10 @@ class RegionSalvage:
     """What a region holds: its acknowledged entries in order, and the generation that its writer was filling.
 
     `complete` are the flushed generations all of whose records are there. `filed` are those that the newest sound
-    manifest names and that have their records in a file which is sound: dealt ones, and sorted ones, which stand for
-    the range of those that they replaced; `marks` are its tide marks of the raw log, so that what is dealt is not dealt
-    again. `spec_id` and `sealed_by` are that manifest's; without one the registry tells the spec, or nothing does.
+    manifest names and that have their records in a file which is sound: distributed ones, and sorted ones, which stand
+    for the range of those that they replaced; `offsets` are its offsets of the raw log, so that what is distributed is
+    not distributed again. `spec_id` and `closed_by` are that manifest's; without one the registry tells the spec, or
+    nothing does.
     """
 
     region: str
@@ -45,9 +46,9 @@ class RegionSalvage:
     current_generation: int = 1
     complete: frozenset[int] = frozenset()
     spec_id: int | None = None
-    sealed_by: int = 0
+    closed_by: int = 0
     filed: tuple[Generation, ...] = ()
-    marks: Mapping[str, int] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     def filed_above(self, merged: int) -> tuple[Generation, ...]:
         """Return the generations with a file of records that are not merged.
@@ -92,10 +93,10 @@ def _read_region(store: ObjectStore, inventory: Inventory, region: str) -> Regio
         # Without a manifest every record counts as not flushed.
         current_generation=1 if manifest is None else manifest.current_generation,
         spec_id=_registered_spec(store, region) if manifest is None else manifest.region_spec_id,
-        sealed_by=0 if manifest is None else manifest.sealed_by,
+        closed_by=0 if manifest is None else manifest.closed_by,
         complete=_complete(store, written, {each.number for each in acknowledged}) | _stood_for(filed),
         filed=filed,
-        marks={} if manifest is None else manifest.dealt,
+        offsets={} if manifest is None else manifest.distributed,
     )
 
 
@@ -175,7 +176,7 @@ def _registered_spec(store: ObjectStore, region: str) -> int | None:
 
 
 def _filed(store: ObjectStore, manifest: RegionManifest) -> Iterator[Generation]:
-    """Only a manifest tells a dealt generation from what a dealer that died left behind."""
+    """Only a manifest tells a distributed generation from what a distributor that died left behind."""
     for flushed in manifest.flushed_generations:
         yield from _with_records(store, manifest.region_id, flushed)
 

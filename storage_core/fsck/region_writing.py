@@ -65,9 +65,9 @@ def write_region(
         wal_id_last_seen=writing.last,
         flushed_generations=flushed,
         region_spec_id=found.spec_id or WHOLE_TABLE_SPEC,
-        sealed_by=found.sealed_by,
+        closed_by=found.closed_by,
         writer_id=writing.writer_id,
-        dealt=found.marks,
+        distributed=found.offsets,
         collected_generation=merged,
     )
     if not commit(target, manifest, clock=clock):

@@ -26,7 +26,7 @@ from storage_core.fsck.region_transfer import bring_regions
 from storage_core.fsck.report import DAMAGE
 from storage_core.fsck.salvage import Salvage, salvage
 from storage_core.fsck.transfer import Transfer
-from storage_core.fsck.witness import newest_planned
+from storage_core.fsck.version_evidence import newest_planned
 from storage_core.gc.boundary import advance_boundary
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
@@ -175,7 +175,7 @@ class _Repair:
         ]
         self.transfer.lost += [
             Lost(key=add.path, reason="merges whose versions are lost have superseded all of its rows")
-            for add in found.overtaken
+            for add in found.superseded
         ]
         self.transfer.lost += [
             Lost(
@@ -242,9 +242,9 @@ class _Repair:
     def _actions(self, found: Salvage, base: dict[str, Add], head: Snapshot) -> list[Action]:
         now_ms = self.clock.now_ms()
         before = dict(head.splits)
-        gone = [add for path, add in before.items() if path not in base]
+        deleted = [add for path, add in before.items() if path not in base]
         actions: list[Action] = [found.metadata] if found.metadata != head.metadata and found.kept is not None else []
-        actions += [Remove(path=add.path, deletionTimestamp=now_ms, size=add.size) for add in gone]
+        actions += [Remove(path=add.path, deletionTimestamp=now_ms, size=add.size) for add in deleted]
         actions += [add for path, add in sorted(base.items()) if before.get(path) != add]
         dropped = [each for each in head.segments.values() if not self.transfer.place(each)]
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]

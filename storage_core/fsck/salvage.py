@@ -21,7 +21,7 @@ from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.known_log import Kept, KnownLog, Replacement
 from storage_core.fsck.lineage_replay import Choice, choose
 from storage_core.fsck.log_check import LogCheck, checkpoints_in, part_of_log
-from storage_core.fsck.overtaken import DatedSplit, overtaken
+from storage_core.fsck.lost_merges import DatedSplit, superseded
 from storage_core.fsck.region_salvage import RegionSalvage
 from storage_core.fsck.report import DAMAGE, Kind
 from storage_core.log.actions import Action, Add, IndexSegment, Metadata
@@ -37,9 +37,9 @@ class Salvage:
 
     `kept` is None when no part of the log opens. `splits` and `segments` are live; `older` are splits that only older
     kept versions name, and `named_segments` the segments that any does. `left_out` says of found splits why they are
-    not live, `unproven` are live with nothing that says so but the files, `unreadable` cannot be judged. Of `overtaken`
-    merges whose versions are lost have superseded every row. `doubtful` counts, per region, the splits that may hold
-    rows which such merges have deleted.
+    not live, `unproven` are live with nothing that says so but the files, `unreadable` cannot be judged. Of
+    `superseded` merges whose versions are lost have superseded every row. `doubtful` counts, per region, the splits
+    that may hold rows which such merges have deleted.
     """
 
     kept: Kept | None
@@ -53,7 +53,7 @@ class Salvage:
     left_out: Mapping[str, str] = field(default_factory=dict)
     unproven: tuple[str, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    overtaken: tuple[Add, ...] = ()
+    superseded: tuple[Add, ...] = ()
     doubtful: Mapping[str, int] = field(default_factory=dict)
     lost_versions: tuple[range, ...] = ()
     named_segments: dict[str, IndexSegment] = field(default_factory=dict)
@@ -78,8 +78,8 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
         return _salvaged(known, kept, lost)
     found, unreadable = _found(store, inventory, known, _table_id(known))
     found, doubtful = _later_than(reached, found, known)
-    told = {name: each.spec_id for name, each in regions.items() if each.spec_id is not None}
-    spec_ids = told | spec_ids_of_merges(found)
+    registered = {name: each.spec_id for name, each in regions.items() if each.spec_id is not None}
+    spec_ids = registered | spec_ids_of_merges(found)
     newest = max(spec_ids.values(), default=0)
     # A region spec follows when those before it are merged whole (decision 0040): nobody merges them again.
     generations = {name: each.complete for name, each in regions.items() if spec_ids.get(name, newest) == newest}
@@ -91,11 +91,11 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
     if not key:
         return result
     dated = [_dated(add, known, result, choice, spec_ids=spec_ids) for add in result.splits.values()]
-    hidden = overtaken(store, dated, key, merged=result.merged, regions=regions)
+    hidden = superseded(store, dated, key, merged=result.merged, regions=regions)
     splits = result.splits | {add.path: add for add in hidden.marked}
-    for add in hidden.gone:
+    for add in hidden.deleted:
         del splits[add.path]
-    return replace(result, splits=splits, overtaken=hidden.gone, doubtful=hidden.doubtful)
+    return replace(result, splits=splits, superseded=hidden.deleted, doubtful=hidden.doubtful)
 
 
 def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:

@@ -15,7 +15,7 @@ from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
-from storage_core.split.vectors import rows_gone
+from storage_core.split.vectors import deleted_rows
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Transfer:
     def has_vector(self, add: Add) -> bool:
         """Tell whether the rows of the split that are deleted are known."""
         try:
-            rows_gone(self.source, add)
+            deleted_rows(self.source, add)
         except DAMAGE:
             return False
         return True

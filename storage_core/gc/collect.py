@@ -20,7 +20,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import require_durable
-from storage_core.region.collected import forget_collected
+from storage_core.region.collected import prune_collected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class CollectionReport:
     """What one run found and did. `candidates` is everything unreachable at its start, the deleted included.
 
     `unknown_keys` are objects in the table's folder that are not ours: never deleted, and worth a look.
-    `forgotten` says up to which generation a region's manifest lists none any more, where that is new: their objects
+    `pruned` says up to which generation a region's manifest lists none any more, where that is new: their objects
     are gone (decision 0055).
     """
 
@@ -36,7 +36,7 @@ class CollectionReport:
     deleted: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     unknown_keys: tuple[str, ...] = ()
-    forgotten: Mapping[str, int] = field(default_factory=dict)
+    pruned: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0
     horizon_ms: int
     dry_run: bool
@@ -67,7 +67,7 @@ def collect(
     The horizon is the table's (`gc_horizon_ms`, 24 h) unless `horizon_ms` overrides it; with 0 an object goes in the
     run that first sees it. An override shortens neither the retention of versions nor the horizon of numbered objects.
     With `dry_run` nothing is written or deleted. Idempotent, and restartable wherever it was killed. Expired tags keep
-    nothing, and only this removes them. Last, the manifests of regions forget generations that were gone before it.
+    nothing, and only this removes them. Last, the manifests of regions prune generations that were gone before it.
     `require_held` raises when the caller has lost its lease: it is asked before each batch is deleted, and each
     manifest is written.
 
@@ -89,18 +89,18 @@ def collect(
         swept = _plan_and_sweep(
             store, log, stored, candidates, horizon=horizon, now_ms=now_ms, require_held=require_held
         )
-    forgotten = {each.region: each.collected_generation for each in marked.roots.regions.values()}
-    forgotten = {region: generation for region, generation in forgotten.items() if generation}
+    pruned = {each.region: each.collected_generation for each in marked.roots.regions.values()}
+    pruned = {region: generation for region, generation in pruned.items() if generation}
     if not dry_run:
-        _forget(store, log, forgotten, clock=clock, require_held=require_held)
+        _prune(store, log, pruned, clock=clock, require_held=require_held)
     return CollectionReport(
         candidates=tuple(candidates[key] for key in sorted(candidates)),
         deleted=tuple(each.key for each in swept.deleted),
         failed=swept.failed,
         unknown_keys=marked.unknown_keys,
-        forgotten=forgotten,
+        pruned=pruned,
         bytes=sum(each.size for each in swept.deleted),
-        horizon_ms=horizon.asked_ms,
+        horizon_ms=horizon.requested_ms,
         dry_run=dry_run,
     )
 
@@ -129,22 +129,22 @@ def _plan_and_sweep(
         return Swept()
     swept = sweep(store, log, plan, horizon=horizon, now_ms=now_ms, require_held=require_held)
     if swept.deleted:
-        gone = {each.key for each in swept.deleted}
-        rest = {key: each for key, each in plan.candidates.items() if key not in gone}
+        deleted = {each.key for each in swept.deleted}
+        rest = {key: each for key, each in plan.candidates.items() if key not in deleted}
         write_plan(store, plan, rest, nonce=log.ids.uuid())
     return swept
 
 
-def _forget(
-    store: ObjectStore, log: TransactionLog, forgotten: Mapping[str, int], *, clock: Clock, require_held: RequireHeld
+def _prune(
+    store: ObjectStore, log: TransactionLog, pruned: Mapping[str, int], *, clock: Clock, require_held: RequireHeld
 ) -> None:
-    for region, generation in forgotten.items():
+    for region, generation in pruned.items():
         require_held()
         writer_id = log.ids.uuid()
-        undisturbed(store, partial(forget_collected, store, region, generation, clock=clock, writer_id=writer_id))
+        undisturbed(store, partial(prune_collected, store, region, generation, clock=clock, writer_id=writer_id))
 
 
-def _horizon(asked_ms: int | None, configured_ms: int) -> Horizon:
-    if asked_ms is not None and asked_ms < 0:
-        raise InvalidInput(f"a horizon is at least 0 ms, found {asked_ms}", horizon_ms=asked_ms)
-    return Horizon(asked_ms=configured_ms if asked_ms is None else asked_ms, configured_ms=configured_ms)
+def _horizon(requested_ms: int | None, configured_ms: int) -> Horizon:
+    if requested_ms is not None and requested_ms < 0:
+        raise InvalidInput(f"a horizon is at least 0 ms, found {requested_ms}", horizon_ms=requested_ms)
+    return Horizon(requested_ms=configured_ms if requested_ms is None else requested_ms, configured_ms=configured_ms)

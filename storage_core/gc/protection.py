@@ -13,7 +13,7 @@ from storage_core.gc.plan import read_plan
 from storage_core.objectstore.contract import ObjectStore
 
 
-def doomed(store: ObjectStore, keys: Collection[str]) -> frozenset[str]:
+def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset[str]:
     """Return which of the keys are in the collector's plan. One GET."""
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)

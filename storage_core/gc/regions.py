@@ -4,7 +4,7 @@ A generation is kept until *every* retained version has merged it. What a sorted
 a retained version has merged a part of it (decision 0054). Indexes need no generation longer than that: readers index
 what their segments do not cover themselves. WAL entries go with the generation that names them.
 
-When the objects of the oldest generations that a manifest lists are gone, it may forget them (decision 0055): then no
+When the objects of the oldest generations that a manifest lists are gone, it may prune them (decision 0055): then no
 flush, claim or collection pays for what was merged long ago.
 
 An entry that no generation names is kept, however old: it is a fence sentinel. A writer that was fenced and stalls for
@@ -70,19 +70,19 @@ def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionR
     # That a version has merged a part is a guess; an original that is gone was collected when none had.
     still = [part for part in needed if _exists(store, region, part)]
     kept = _entries(opened[each.path] for each in unmerged) | _entries(_opened(store, region, still))
-    gone = _entries(opened[each.path] for each in spent) | _entries(_opened(store, region, replaced))
+    deleted = _entries(opened[each.path] for each in spent) | _entries(_opened(store, region, replaced))
     return RegionRoots(
         region=region,
         manifest_version=manifest.version,
         unmerged_directories=frozenset(each.path for each in (*unmerged, *needed)),
         merged_directories=frozenset(each.path for each in merged),
-        merged_entries=gone - kept,
+        merged_entries=deleted - kept,
         collected_generation=_collected(merged, spent),
     )
 
 
 def _collected(merged: Iterable[FlushedGeneration], spent: Collection[FlushedGeneration]) -> int:
-    """The last one before the first that still has objects: what is forgotten has no hole."""
+    """The last one before the first that still has objects: what is pruned has no hole."""
     in_order = sorted(merged, key=lambda each: each.generation)
     return max((each.generation for each in takewhile(lambda each: each not in spent, in_order)), default=0)
 

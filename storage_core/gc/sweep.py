@@ -34,13 +34,13 @@ RequireHeld = Callable[[], None]
 class Horizon:
     """How long, in ms, an object must have been unneeded and known as such: as asked for, and as configured."""
 
-    asked_ms: int
+    requested_ms: int
     configured_ms: int
 
     def of(self, candidate: Candidate) -> int:
         """Return the horizon of a candidate."""
         numbered = _kind(candidate) in NUMBERED_KINDS or _goes_last(candidate)
-        return max(self.asked_ms, self.configured_ms) if numbered else self.asked_ms
+        return max(self.requested_ms, self.configured_ms) if numbered else self.requested_ms
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from storage_core.errors import CommitConflict, Corrupt, NotFound, SnapshotExpired
 from storage_core.objectstore.contract import ObjectStore
 
-GONE = (NotFound, Corrupt, SnapshotExpired)
+MISSING = (NotFound, Corrupt, SnapshotExpired)
 """What a look may raise when something is not there."""
 
 LOOKS = 5
@@ -25,17 +25,17 @@ _T = TypeVar("_T")
 def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return what `look` reads, which must change nothing that a second call does not find done.
 
-    Raises the error of `GONE` that two looks in a row meet; `CommitConflict` when a later look does not meet
+    Raises the error of `MISSING` that two looks in a row meet; `CommitConflict` when a later look does not meet
     any, for then another collector changed what the first one read. Only an error costs a second look.
     """
     try:
         return look()
-    except GONE as error:
+    except MISSING as error:
         first = last = error
     for _ in range(1, LOOKS):
         try:
             look()
-        except GONE as error:
+        except MISSING as error:
             if str(error) == str(last):
                 raise
             last = error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from storage_core.errors import SnapshotExpired
-from storage_core.gc.protection import doomed
+from storage_core.gc.protection import planned_for_deletion
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import adds_of, paths_of, without_paths
 from storage_core.log.snapshot import Snapshot
@@ -33,7 +33,7 @@ def require_kept(store: ObjectStore, keys: Collection[str], *, version: int) -> 
     """
     if not keys:
         return
-    lost = sorted(doomed(store, keys)) or missing(store, keys)
+    lost = sorted(planned_for_deletion(store, keys)) or missing(store, keys)
     if lost:
         shown = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
         raise SnapshotExpired(

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from storage_core.errors import CommitConflict
-from storage_core.gc.protection import doomed
+from storage_core.gc.protection import planned_for_deletion
 from storage_core.history.kept import objects_of, replaced, require_kept
 from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
 from storage_core.log.commit import CommitResult
@@ -72,7 +72,7 @@ class _Plan:
         ]
 
     def metrics(self, version: int) -> dict[str, int]:
-        """Return the figures that the commit records."""
+        """Return the metrics that the commit records."""
         return {
             "restored_version": version,
             "rows_in": sum(add.visible_rows for add in self.removes),
@@ -133,7 +133,7 @@ def _plan(store: ObjectStore, head: Snapshot, target: Snapshot) -> _Plan:
         metadata=_metadata(head, target),
         removes=replaced(head, target),
         adds=adds,
-        dropped=_segments_gone(head, target, segments),
+        dropped=_segments_deleted(head, target, segments),
         segments=segments,
     )
 
@@ -147,14 +147,14 @@ def _differently_marked(head: Snapshot, target: Snapshot) -> list[str]:
 
 def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
     """What is deleted, by split."""
-    return {add.path: add.rows_gone for add in snapshot.splits.marked() if add.rows_gone is not None}
+    return {add.path: add.deleted_rows for add in snapshot.splits.marked() if add.deleted_rows is not None}
 
 
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
     """The older metadata, with every registered schema of now, and what a repair recorded: those only grow."""
     now = head.metadata.configuration
     configuration = with_registry(with_renumbered(target.metadata.configuration, renumbered_up_to(now)), registry(now))
-    # Regions are where writers are, not what the table holds: those of an older spec are sealed for good.
+    # Regions are where writers are, not what the table holds: those of an older spec are closed for good.
     configuration = {name: value for name, value in configuration.items() if name != REGIONS_KEY}
     if REGIONS_KEY in head.metadata.configuration:
         configuration[REGIONS_KEY] = head.metadata.configuration[REGIONS_KEY]
@@ -167,11 +167,11 @@ def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tupl
     alike = _indexes_alike(head, target)
     found = [each for path, each in target.segments.items() if path not in head.segments and each.index in alike]
     paths = [each.path for each in found]
-    lost = {*doomed(store, paths), *missing(store, paths)} if paths else set()
+    lost = {*planned_for_deletion(store, paths), *missing(store, paths)} if paths else set()
     return tuple(sorted((each for each in found if each.path not in lost), key=lambda each: each.path))
 
 
-def _segments_gone(head: Snapshot, target: Snapshot, back: Collection[IndexSegment]) -> tuple[IndexSegment, ...]:
+def _segments_deleted(head: Snapshot, target: Snapshot, back: Collection[IndexSegment]) -> tuple[IndexSegment, ...]:
     """Live segments that the older version has no use for, or that would cover a split a second time."""
     alike = _indexes_alike(head, target)
     answered = {(each.index, split) for each in back for split in each.covers}

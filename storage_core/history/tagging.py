@@ -13,7 +13,7 @@ from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.stored_state import named_keys
-from storage_core.log.tags import exchange, read_tags
+from storage_core.log.tags import read_tags, replace_tag
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 
@@ -37,11 +37,11 @@ def set_tag(log: TransactionLog, name: str, target: Snapshot, *, expires_at_ms: 
     needed = _needed(log, target)
     tag = Tag(name=name, version=target.version, created_at_ms=now_ms, expires_at_ms=expires_at_ms, id=log.ids.uuid())
     before = read_tags(log.store).by_name.get(name)
-    exchange(log, name, before, tag)
+    replace_tag(log, name, before, tag)
     try:
         require_kept(log.store, needed, version=target.version)
     except SnapshotExpired:
-        exchange(log, name, tag, before)
+        replace_tag(log, name, tag, before)
         raise
     _logger.info("tag %s of %s: version %d", name, log.store.uri, target.version)
     return tag

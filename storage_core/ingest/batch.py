@@ -180,7 +180,7 @@ class _Run:
             rejected=self._rejected,
             rejected_before=self._rejected_before,
             quarantine_keys=(*self._keys, *self._late_filter.keys),
-            late=self._late_filter.figures,
+            late=self._late_filter.metrics,
         )
 
     def _wanted(self, rows: pa.Table) -> pa.Table:

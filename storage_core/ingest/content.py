@@ -43,7 +43,7 @@ class ContentHash:
         return self.value
 
 
-def mark_of(etag: str) -> str:
+def etag_hash(etag: str) -> str:
     """Return a short text for an ETag, whatever a store writes into its own: 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(etag.encode())
 

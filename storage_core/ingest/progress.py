@@ -5,11 +5,11 @@
 | `landed:<path>@<window>` | size of the file in bytes | the rows of this window are in |
 | `landed:<path>` | size of the file in bytes | all rows are in |
 | `rejected:<path>` | size of the file in bytes | the file as it is can give no row; it is in quarantine |
-| `content:<path>@<mark>` | xxh3-64 of its bytes | rows were read from this content, under the ETag with this mark |
-| `replaced:<path>@<mark>` | size of the file in bytes | under this ETag it has another content; that is in quarantine |
+| `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
+| `replaced:<path>@<etag hash>` | size in bytes | under this ETag it has another content; that is in quarantine |
 
-`<window>` is the window's start in seconds, or `null`; `<mark>` is `content.mark_of` the ETag. `%` and `@` in paths are
-percent-encoded, so that no path reads as another path's window.
+`<window>` is the window's start in seconds, or `null`; `<etag hash>` is `content.etag_hash` the ETag. `%` and `@` in
+paths are percent-encoded, so that no path reads as another path's window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from storage_core.ingest.content import mark_of
+from storage_core.ingest.content import etag_hash
 from storage_core.ingest.landing import LandedFile
 from storage_core.log.snapshot import Snapshot
 
@@ -34,8 +34,8 @@ Window = int | None
 class FileProgress:
     """One file: its size when it was ingested (None: never), the windows that are in, its size when it was rejected.
 
-    `contents` are those that rows were read from, by the mark of the ETag that they had; none where an early release
-    read them, so that the size is all that is known. `replaced` are the marks under which another content was found.
+    `contents` are those that rows were read from, by the hash of the ETag that they had; none where an early release
+    read them, so that the size is all that is known. `replaced` are the hashes under which another content was found.
     """
 
     ingested_size: int | None = None
@@ -47,14 +47,14 @@ class FileProgress:
 
     def is_settled(self, file: LandedFile) -> bool:
         """Return whether nothing can come of the file as it lies there: it is all in, or rejected as it is."""
-        if self.rejected_size == file.size or (file.etag is not None and mark_of(file.etag) in self.replaced):
+        if self.rejected_size == file.size or (file.etag is not None and etag_hash(file.etag) in self.replaced):
             return True
         is_known = not self.contents or (self.has_seen(file) and len(set(self.contents.values())) == 1)
         return self.whole and self.ingested_size == file.size and is_known
 
     def has_seen(self, file: LandedFile) -> bool:
         """Return whether the file needs no reading to know its content: its ETag is recorded, or it tells none."""
-        return file.etag is None or mark_of(file.etag) in self.contents
+        return file.etag is None or etag_hash(file.etag) in self.contents
 
     def has_changed(self, size: int) -> bool:
         """Return whether rows of this file are in that were read when it had another size."""
@@ -95,12 +95,12 @@ def rejected_app(path: str) -> str:
 
 def content_app(file: LandedFile) -> str:
     """Return the appId that says which content the file has under its ETag."""
-    return f"{_CONTENT}{_escaped(file.path)}@{mark_of(file.etag or '')}"
+    return f"{_CONTENT}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
 def replaced_app(file: LandedFile) -> str:
     """Return the appId that says that the file under its ETag is not the one whose rows are in."""
-    return f"{_REPLACED}{_escaped(file.path)}@{mark_of(file.etag or '')}"
+    return f"{_REPLACED}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
 def _of_file(path: str, txns: Mapping[str, int], marked: Mapping[str, Mapping[str, int]]) -> FileProgress:

@@ -11,7 +11,7 @@ from storage_core.ingest.landing import LandedFile, LandingSpec
 from storage_core.ingest.progress import Window
 from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Action, Add, Txn
-from storage_core.rows.late import LateFigures
+from storage_core.rows.late import LateMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class IngestResult:
     rejected: Mapping[str, int] = field(default_factory=dict)
     rejected_before: int = 0
     quarantine_keys: tuple[str, ...] = ()
-    late: LateFigures = field(default_factory=LateFigures)
+    late: LateMetrics = field(default_factory=LateMetrics)
 
     @property
     def actions(self) -> list[Action]:
@@ -102,7 +102,7 @@ class IngestResult:
             txns=read_actions(body.pop("txns"), Txn, "ingest result"),
             windows=windows,
             quarantine_keys=keys,
-            late=LateFigures(**body.pop("late")),
+            late=LateMetrics(**body.pop("late")),
             **body,
         )
 

@@ -17,7 +17,7 @@ INTERVAL_MS = TTL_MS // 3
 _logger = logging.getLogger(__name__)
 
 
-class Bell(Protocol):
+class StopEvent(Protocol):
     """What wakes the heartbeat; `threading.Event` is one. Injected so that tests own its time."""
 
     def wait(self, timeout: float) -> bool:
@@ -36,10 +36,10 @@ class Heartbeat:
     a lease hears of its loss by `Lease.require_held`, not from here.
     """
 
-    def __init__(self, leases: Sequence[Lease], bell: Bell | None = None) -> None:
+    def __init__(self, leases: Sequence[Lease], stop: StopEvent | None = None) -> None:
         """Renew these leases once the block is entered."""
         self._leases = list(leases)
-        self._bell = bell if bell is not None else threading.Event()
+        self._stop = stop if stop is not None else threading.Event()
         self._home = HomeProcess()
         self._thread = threading.Thread(target=self._run, name="tidemark-heartbeat", daemon=True)
 
@@ -54,7 +54,7 @@ class Heartbeat:
         """End the thread; no renewal comes after it. In a copy of the process by fork() there is none to end."""
         if not self._home.is_here:
             return
-        self._bell.set()
+        self._stop.set()
         self._thread.join()
 
     def beat(self) -> None:
@@ -69,5 +69,5 @@ class Heartbeat:
                 _logger.warning("%s is not renewed, the next beat tries again: %s", lease.resource, error)
 
     def _run(self) -> None:
-        while self._leases and not self._bell.wait(INTERVAL_MS / 1000):
+        while self._leases and not self._stop.wait(INTERVAL_MS / 1000):
             self.beat()

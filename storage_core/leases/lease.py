@@ -18,7 +18,7 @@ from storage_core.clock import Clock
 from storage_core.errors import Fenced, Held, NotFound, TidemarkError
 from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import RELEASED_MS, LeaseRecord
-from storage_core.leases.stored import Overtaken, StoredLease, read_lease, stored_leases, swap_lease
+from storage_core.leases.stored import CasLost, StoredLease, read_lease, stored_leases, swap_lease
 from storage_core.log.actions import Fence
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
@@ -38,7 +38,7 @@ _ATTEMPTS = 4
 
 _logger = logging.getLogger(__name__)
 
-IsGone = Callable[[str], bool]
+IsDead = Callable[[str], bool]
 
 
 class Lease:
@@ -138,8 +138,8 @@ class Lease:
         wanted = replace(following, fencing_token=self._highest_written, expires_at_ms=expires_at_ms, nonce=nonce)
         try:
             self._stored = swap_lease(self._store, self._clock, wanted, self._stored)
-        except Overtaken as overtaken:
-            raise self._lose(overtaken.found) from None
+        except CasLost as lost:
+            raise self._lose(lost.found) from None
         self._record = wanted
 
     def _require_home(self) -> None:
@@ -164,16 +164,16 @@ class Lease:
         return record.acquisition == self._record.acquisition
 
 
-def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, is_gone: IsGone | None = None) -> Lease:
+def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, is_dead: IsDead | None = None) -> Lease:
     """Hold the resource of the table for five minutes under a token higher than any before. One GET and one PUT.
 
-    `head` tells which token the log has recorded. A lease that has run out by this clock, or whose holder `is_gone`, is
+    `head` tells which token the log has recorded. A lease that has run out by this clock, or whose holder `is_dead`, is
     taken over. Raises `Held` when a live holder has it, `Corrupt` when the object is no lease, `CommitUnknown` when
     the store did not say: if it was acquired after all, it runs out by itself; `Unsupported` for a log of others.
     """
 
     def free(record: LeaseRecord) -> bool:
-        return not record.is_live(log.clock.now_ms()) or (is_gone is not None and is_gone(record.holder))
+        return not record.is_live(log.clock.now_ms()) or (is_dead is not None and is_dead(record.holder))
 
     return _acquire(log, head, resource, holder, free=free)
 
@@ -223,7 +223,7 @@ def _acquire(
         )
         try:
             stored = swap_lease(log.store, log.clock, record, current or StoredLease(None, key, ""))
-        except Overtaken:
+        except CasLost:
             continue
         _logger.info("%s holds %s of %s, token %d", holder, resource, log.store.uri, record.fencing_token)
         return Lease(log.store, stored, record, clock=log.clock)

@@ -41,7 +41,7 @@ class StoredLease:
         return self.record.resource if self.record else unquote(name)
 
 
-class Overtaken(Exception):  # noqa: N818 -- an answer to who swaps, never seen by callers of `lease`
+class CasLost(Exception):  # noqa: N818 -- an answer to who swaps, never seen by callers of `lease`
     """Somebody else wrote the lease object: `found` is what they left."""
 
     def __init__(self, found: StoredLease | None) -> None:
@@ -72,7 +72,7 @@ def read_lease(store: ObjectStore, key: str, *, strict: bool = False) -> StoredL
 
 
 def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: StoredLease) -> StoredLease:
-    """Write `wanted` in place of `before`, once, also when replies are lost; `Overtaken` when somebody else was first.
+    """Write `wanted` in place of `before`, once, also when replies are lost; `CasLost` when somebody else was first.
 
     One PUT; after anything but `Committed` one GET, and the put again while `before` is still there: it can take effect
     only once. A write of the same acquisition whose reply was lost earlier counts as `before`.
@@ -107,6 +107,6 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
         if (found.etag if found else "") == before.etag:
             continue
         if found is None or found.record is None or found.record.acquisition != wanted.acquisition:
-            raise Overtaken(found)
+            raise CasLost(found)
         before = found
     raise CommitUnknown(f"{before.key}: the store did not say whether the lease was written ({reason})", key=before.key)

@@ -117,7 +117,7 @@ class Add:
     deletionVector: DeletionVector | None = None
 
     @property
-    def rows_gone(self) -> DeletionVector | None:
+    def deleted_rows(self) -> DeletionVector | None:
         """The vector that hides rows; a vector of no rows is none."""
         vector = self.deletionVector
         return vector if vector is not None and vector.cardinality else None
@@ -125,8 +125,8 @@ class Add:
     @property
     def visible_rows(self) -> int:
         """Rows of the file that no vector hides; 0 where nobody counted them."""
-        gone = self.rows_gone
-        return max(0, (self.numRecords or 0) - (0 if gone is None else gone.cardinality))
+        deleted = self.deleted_rows
+        return max(0, (self.numRecords or 0) - (0 if deleted is None else deleted.cardinality))
 
     @property
     def as_written(self) -> Add:

@@ -170,8 +170,8 @@ def _live_bytes(files: LiveFiles, planned: Layout) -> int:
     if listed is None:
         raise AssertionError("parts are kept only of a list")
     kept = set(planned.kept)
-    gone = [part for part in listed.parts if part not in kept]
-    before = sum(pc.sum(table.column("size")).as_py() or 0 for table in listed.only(gone))
+    deleted = [part for part in listed.parts if part not in kept]
+    before = sum(pc.sum(table.column("size")).as_py() or 0 for table in listed.only(deleted))
     removed = sum(_size(listed, path) for path in planned.tombstones - listed.tombstones)
     return int(listed.bytes - before - removed + written)
 

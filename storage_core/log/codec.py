@@ -133,9 +133,9 @@ def _require_one_commit(actions: Sequence[Action], where: str) -> None:
 
 def _require_rows(add: Add, where: str) -> None:
     """A vector never covers more rows than the split has."""
-    gone = 0 if add.deletionVector is None else add.deletionVector.cardinality
-    if add.numRecords is not None and gone > add.numRecords:
-        raise Corrupt(f"{where}: the deletion vector covers {gone} rows of {add.numRecords}", key=where)
+    deleted = 0 if add.deletionVector is None else add.deletionVector.cardinality
+    if add.numRecords is not None and deleted > add.numRecords:
+        raise Corrupt(f"{where}: the deletion vector covers {deleted} rows of {add.numRecords}", key=where)
 
 
 def _refuse_constant(name: str) -> None:

@@ -138,14 +138,14 @@ class LiveFiles(Mapping[str, Add]):
         yield self.added_table()
 
     def total(self, column: Literal["size", "numRecords"]) -> int:
-        """Return the sum of a figure over the live splits; splits without it add nothing."""
+        """Return the sum of a metric over the live splits; splits without it add nothing."""
         listed = () if self.listed is None else self.listed.tables(self._dead)
         sums = (pc.sum(table.column(column)).as_py() or 0 for table in listed)
         return sum(sums) + sum(getattr(each.add, column) or 0 for each in self.added.values())
 
-    def rows_gone(self) -> int:
+    def deleted_rows(self) -> int:
         """Return how many rows of the live splits their deletion vectors hide."""
-        return sum(add.rows_gone.cardinality for add in self.marked() if add.rows_gone is not None)
+        return sum(add.deleted_rows.cardinality for add in self.marked() if add.deleted_rows is not None)
 
     def marked(self) -> list[Add]:
         """Return the live splits with a deletion vector, one of no rows included; only they have to be records."""

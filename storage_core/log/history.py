@@ -18,7 +18,7 @@ UNRECORDED = "unrecorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """One version: commit time in ms, what it did, its id, and the figures that it recorded.
+    """One version: commit time in ms, what it did, its id, and the metrics that it recorded.
 
     Versions written by others carry no commit information: their operation is `unrecorded` and their id empty.
     """

@@ -38,7 +38,7 @@ from storage_core.objectstore.create import create_derived
 ACTIONS_PER_PART = 50_000
 OPERATION = "CHECKPOINT"
 _ADDED_AT = "addedAt"
-_SEAL = "xxh3"
+_CHECKSUM = "xxh3"
 _ADVICE = "write the checkpoint again"
 _MAX_LIST_BYTES = 2**20
 
@@ -64,7 +64,7 @@ def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: b
         "createdTime": snapshot.timestamp,
         "format": "json",
     }
-    root = _compact(listed | {_SEAL: _seal(listed)})
+    root = _compact(listed | {_CHECKSUM: _checksum(listed)})
     written = create_derived(store, json_checkpoint_key(snapshot.version), root, advice=_ADVICE)
     return len(root) + sum(map(len, parts)), written
 
@@ -97,11 +97,11 @@ def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
         return None
     try:
         body: dict[str, Any] = json.loads(listed)
-        seal, found = body.pop(_SEAL, None), tuple(LOG_PREFIX + name for name in body["parts"])
+        checksum, found = body.pop(_CHECKSUM, None), tuple(LOG_PREFIX + name for name in body["parts"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{key}: expected a list of parts: {error}", key=key) from error
-    if seal not in (None, _seal(body)):
-        raise Corrupt(f"{key}: expected xxh3-64 {seal}, found {_seal(body)}", key=key)
+    if checksum not in (None, _checksum(body)):
+        raise Corrupt(f"{key}: expected xxh3-64 {checksum}, found {_checksum(body)}", key=key)
     expected = parse(key)
     parsed = [parse(each) for each in found]
     for number, (each, part) in enumerate(zip(found, parsed, strict=True), start=1):
@@ -178,7 +178,7 @@ def _dated(adds: Sequence[Add], runs: Iterable[Any]) -> LiveFiles:
         raise Corrupt(f"the times at which splits were added do not fit the splits: {error}") from error
 
 
-def _seal(body: Mapping[str, Any]) -> str:
+def _checksum(body: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(_compact(body))
 
 

@@ -12,7 +12,7 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.file_columns import ManifestBounds, paths_of, rows_at, without_paths
-from storage_core.objectstore.ahead import ahead
+from storage_core.objectstore.prefetch import prefetch
 
 PARALLEL_READS = 2
 """Each thread that decodes a manifest keeps some 40 MB of what the decoder freed."""
@@ -146,7 +146,7 @@ class ListedFiles:
         wanted = list(parts)
         unread = [part for part in wanted if not part.is_read]
         try:
-            for _ in ahead(lambda part: part.table, unread, PARALLEL_READS):
+            for _ in prefetch(lambda part: part.table, unread, PARALLEL_READS):
                 pass
         except (Corrupt, NotFound) as error:
             if self.recover is None or self._recovered:

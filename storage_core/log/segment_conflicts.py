@@ -37,9 +37,9 @@ def check_segments(actions: Sequence[Action], planned: Snapshot, head: Snapshot)
     index covers one of its splits by now, or an index that the commit drops has got segments that it does not remove.
     """
     removed = {action.path for action in actions if isinstance(action, RemoveIndexSegment)}
-    gone = sorted(removed - head.segments.keys())
-    if gone:
-        raise CommitConflict(f"{gone[0]}: no live segment at version {head.version}; plan again", path=gone[0])
+    deleted = sorted(removed - head.segments.keys())
+    if deleted:
+        raise CommitConflict(f"{deleted[0]}: no live segment at version {head.version}; plan again", path=deleted[0])
     added = [action for action in actions if isinstance(action, IndexSegment)]
     for segment in added:
         _check_segment(segment, planned, head)

@@ -12,7 +12,7 @@ from storage_core.errors import CommitConflict
 from storage_core.log.actions import Action, Add, Metadata
 from storage_core.log.snapshot import Snapshot
 
-# What is not here may change under a writer: figures of the upkeep, indexes, landing place, description.
+# What is not here may change under a writer: settings of the upkeep, indexes, landing place, description.
 _RELIED_ON: Mapping[str, Callable[[Snapshot], object]] = {
     "table id": lambda snapshot: snapshot.metadata.id,
     "schema": lambda snapshot: snapshot.schema,

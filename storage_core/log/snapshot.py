@@ -91,7 +91,7 @@ class Snapshot:
     @cached_property
     def rows(self) -> int:
         """Visible rows of the live splits; splits written by others without a count add nothing."""
-        return self.splits.total("numRecords") - self.splits.rows_gone()
+        return self.splits.total("numRecords") - self.splits.deleted_rows()
 
     @cached_property
     def bytes(self) -> int:

@@ -65,7 +65,7 @@ def _check_remove(action: Remove, found: _Found) -> None:
             f"{action.path}: no longer live at version {found.head.version}; another commit removed it, plan again",
             path=action.path,
         )
-    if live.rows_gone != (None if seen is None else seen.rows_gone):
+    if live.deleted_rows != (None if seen is None else seen.deleted_rows):
         raise CommitConflict(
             f"{action.path}: rows of it were deleted or restored {found.between}; plan again", path=action.path
         )

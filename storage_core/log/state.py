@@ -36,7 +36,7 @@ from storage_core.log.snapshot import Snapshot, require_readable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The splits of a state as its root tells them: manifests, dead paths in them, and the figures of the live ones."""
+    """The splits of a state as its root tells them: manifests, dead paths in them, and the metrics of the live ones."""
 
     manifests: tuple[ManifestInfo, ...]
     tombstones: frozenset[str]

@@ -16,10 +16,9 @@ from storage_core.errors import CommitConflict, NotFound
 from storage_core.formats.keys import tags_key
 from storage_core.formats.tags import Tag, Tags, decode, encode
 from storage_core.log.log import TransactionLog
+from storage_core.objectstore.compare_and_swap import ATTEMPTS, compare_and_swap
 from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
-from storage_core.objectstore.exchange import ATTEMPTS
-from storage_core.objectstore.exchange import exchange as exchange_object
 
 _logger = logging.getLogger(__name__)
 
@@ -55,27 +54,27 @@ def remove_tag(log: TransactionLog, name: str) -> Tag:
     before = tags.by_name.get(name)
     if before is None:
         raise _no_tag(log, name, tags, log.clock.now_ms())
-    exchange(log, name, before, None)
+    replace_tag(log, name, before, None)
     _logger.info("tag %s of %s removed; it was version %d", name, log.store.uri, before.version)
     return before
 
 
 def drop_expired(log: TransactionLog, *, now_ms: int) -> list[str]:
     """Remove the tags that have expired at `now_ms` and return their names. One GET, and one PUT if there are any."""
-    gone = sorted(tag.name for tag in read_tags(log.store).by_name.values() if not tag.is_live(now_ms))
-    if gone:
+    deleted = sorted(tag.name for tag in read_tags(log.store).by_name.values() if not tag.is_live(now_ms))
+    if deleted:
         _replace(log, lambda tags: {name: tag for name, tag in tags.items() if tag.is_live(now_ms)})
-        _logger.info("expired tags of %s removed: %s", log.store.uri, ", ".join(gone))
-    return gone
+        _logger.info("expired tags of %s removed: %s", log.store.uri, ", ".join(deleted))
+    return deleted
 
 
-def exchange(log: TransactionLog, name: str, before: Tag | None, after: Tag | None) -> None:
+def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag | None) -> None:
     """Let `after` stand for `before` under this name; None is no tag. One GET and one PUT when nobody interferes.
 
     Nothing is written when it stands there already. Raises `CommitConflict` when somebody else changed the name or was
     faster every time, `CommitUnknown` when the store did not say.
     """
-    _replace(log, partial(_exchanged, name, before, after))
+    _replace(log, partial(_replaced, name, before, after))
 
 
 def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound:
@@ -84,7 +83,7 @@ def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound
     return NotFound(f"{name!r}: {why}; tags of {log.store.uri}: {known}", tag=name)
 
 
-def _exchanged(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:
+def _replaced(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:
     """The tags with `after` for `before` under this name; unchanged when it stands there already."""
     if tags.get(name) == after:
         return tags
@@ -102,7 +101,7 @@ def _replace(log: TransactionLog, change: Change) -> None:
         return current if wanted == current.by_name else replace(current, by_name=wanted)
 
     key = tags_key()
-    done = exchange_object(
+    done = compare_and_swap(
         partial(read_tags, log.store),
         changed,
         partial(_put, log),

@@ -121,7 +121,7 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the object's figures without its content. One HEAD. Raises `NotFound`."""
+        """Return the object's metadata without its content. One HEAD. Raises `NotFound`."""
         ...
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:

@@ -103,7 +103,7 @@ class LocalStore:
             return _read(descriptor, start, end - start, key)
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the figures of the object. Raises `NotFound`."""
+        """Return the metadata of the object. Raises `NotFound`."""
         folder_segments, name = _split(key)
         with open_folder(self._root, folder_segments, key=key, create=False) as folder:
             return _info(key, stat_object(folder, name, key))
@@ -250,12 +250,12 @@ class LocalStore:
         with suppress(NotFound), open_folder(self._root, segments, key=folder_key, create=False) as folder:
             for name in sorted(list_folder(folder, folder_key)):
                 key, inside = folder_key + name, folder_key + name + "/"
-                is_asked = key.startswith(prefix) and key > start_after
+                is_requested = key.startswith(prefix) and key > start_after
                 # Every key of a folder starts with `inside`: smaller than `start_after` unless that is in it or before.
                 may_hold = (inside.startswith(prefix) or prefix.startswith(inside)) and (
                     inside > start_after or start_after.startswith(inside)
                 )
-                if key == TEMPORARY_FOLDER or not (is_asked or may_hold):
+                if key == TEMPORARY_FOLDER or not (is_requested or may_hold):
                     continue
                 status = what_lies(folder, name, key)
                 if status is None:
@@ -264,7 +264,7 @@ class LocalStore:
                 if reason is not None:
                     yield Unnamed(key, reason, may_hold_more=not stat.S_ISREG(status.st_mode))
                 elif not stat.S_ISDIR(status.st_mode):
-                    if is_asked:
+                    if is_requested:
                         yield _info(key, status)
                 elif may_hold:
                     folders.append(inside)

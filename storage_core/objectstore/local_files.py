@@ -65,7 +65,7 @@ def open_folder(
 
 @contextmanager
 def open_object(folder: int, name: str, key: str) -> Iterator[tuple[int, os.stat_result]]:
-    """Yield a descriptor of the regular file `name`, and its figures.
+    """Yield a descriptor of the regular file `name`, and its metadata.
 
     Raises `NotFound`, `InvalidInput` for a symlink, `Unavailable` when the system refuses.
     """
@@ -92,7 +92,7 @@ def close(descriptor: int) -> None:
 
 
 def stat_object(folder: int, name: str, key: str) -> os.stat_result:
-    """Return the figures of the regular file `name`. Raises `NotFound`, and `InvalidInput` for a symlink."""
+    """Return the metadata of the regular file `name`. Raises `NotFound`, and `InvalidInput` for a symlink."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
@@ -105,7 +105,7 @@ def stat_object(folder: int, name: str, key: str) -> os.stat_result:
 
 
 def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
-    """Return the figures of whatever has this name, a link's own; None where it is gone. Raises `Unavailable`."""
+    """Return the metadata of whatever has this name, a link's own; None where it is gone. Raises `Unavailable`."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -60,7 +60,7 @@ class MemoryStore:
         return data[start:end]
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the figures of the object. Raises `NotFound`."""
+        """Return the metadata of the object. Raises `NotFound`."""
         return _info(key, self._find(key))
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:

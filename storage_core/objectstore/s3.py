@@ -32,7 +32,7 @@ class S3Store:
     A call is tried up to five times while the server is busy or out of reach, then raises `Unavailable`; denied access
     raises it at once. A bucket that does not exist is `InvalidInput`, one that the server says is elsewhere is
     `Unsupported`: no redirect is followed. An answer that S3 does not give counts as none: reads are `Unavailable` in
-    the end, a put is looked for. Figures below are without such repetitions.
+    the end, a put is looked for. Metrics below are without such repetitions.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class S3Store:
         return found
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the figures of the object. One HEAD. Raises `NotFound`."""
+        """Return the metadata of the object. One HEAD. Raises `NotFound`."""
         found = self._stored(self._name(key))
         if isinstance(found, Failure):
             raise found.error(key)

@@ -35,7 +35,7 @@ _NOT_APPLIED = frozenset({Trouble.NOT_SENT, Trouble.CONTENTION, Trouble.PRECONDI
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a HEAD tells of an object: figures, and the write id of the put that made it, if a put of ours did."""
+    """What a HEAD tells of an object: metadata, and the write id of the put that made it, if a put of ours did."""
 
     size: int
     etag: str
@@ -135,11 +135,11 @@ def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt:
             # Whoever replaces an object made it or read it: objects that are never replaced cannot hide ours.
             return Conflict() if isinstance(found, Stored) else None
         case IfMatch(etag):
-            gone = isinstance(found, Failure) and found.trouble is Trouble.ABSENT
+            deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT
             changed = isinstance(found, Stored) and found.etag != etag
             if changed and in_doubt:
                 return OutcomeUnknown("the reply was lost, and the object was replaced since, perhaps ours")
-            return Conflict() if changed or (gone and not in_doubt) else None
+            return Conflict() if changed or (deleted and not in_doubt) else None
         case Overwrite():
             return None
         case _:

@@ -81,7 +81,7 @@ class OptionalStore:
             self._turn.notify_all()
 
     def report(self) -> StoreReport:
-        """Return the figures of this store so far."""
+        """Return the metrics of this store so far."""
         with self._turn:
             return StoreReport(
                 uri=self._store.uri,

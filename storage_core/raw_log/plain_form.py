@@ -94,7 +94,7 @@ def _form(type_: pa.DataType) -> ValueForm | None:
         text = _either(f'"{_DAY}"', rf'\{{"\$date":"{_DAY}"\}}')
         return ValueForm(pattern=text, read_as=pa.string(), finish=lambda column: column.cast(type_), tag="$date")
     if kinds.is_timestamp(type_):
-        return _moment_form(type_)
+        return _instant_form(type_)
     if kinds.is_decimal128(type_) and type_.precision > type_.scale:
         return _decimal_form(type_)
     return _own_form(type_)
@@ -141,7 +141,7 @@ def _fraction(exponent: str) -> str:
     return rf"{before}(?:\.[0-9]+(?:{power})?|{power})"
 
 
-def _moment_form(type_: pa.DataType) -> ValueForm | None:
+def _instant_form(type_: pa.DataType) -> ValueForm | None:
     if type_.unit != "us" or type_.tz not in (None, "UTC"):
         return None
     local = rf'\{{"\$local":"{_DAY}T{_TAGGED_TIME}"\}}'

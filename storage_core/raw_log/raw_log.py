@@ -3,7 +3,7 @@
     with RawLog(["s3://here/raw", RawStore("s3://elsewhere/raw", mandatory=False)]) as log:
         log.append("users", {"id": 1, "name": "Ada"})
 
-Producers know nothing of each other and nothing of the tables: whether a record fits is decided when it is dealt.
+Producers know nothing of each other and nothing of the tables: whether a record fits is decided when it is distributed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RawLog:
         return self._writer.append([*all_prepared(records, now_ms=self._clock.now_ms())])
 
     def report(self) -> list[StoreReport]:
-        """Return the figures of every store, mandatory ones first. No request."""
+        """Return the metrics of every store, mandatory ones first. No request."""
         self._writer.require_home()
         chunks = self._writer.chunks
         kept = [StoreReport(uri=each.uri, mandatory=True, acknowledged=chunks) for each in self._mandatory]

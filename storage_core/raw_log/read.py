@@ -29,7 +29,7 @@ FEW = 128
 """Of fewer records, making the columns costs more than looking at each."""
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
-_MOMENT = re.compile(
+_INSTANT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?", re.ASCII
 )
 _DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
@@ -172,7 +172,7 @@ def _from_text(value: Any, type_: pa.DataType) -> Any:
     try:
         if pa.types.is_date(type_) and _DATE.fullmatch(value):
             return dt.date.fromisoformat(value)
-        if pa.types.is_timestamp(type_) and _MOMENT.fullmatch(value):
+        if pa.types.is_timestamp(type_) and _INSTANT.fullmatch(value):
             return dt.datetime.fromisoformat(value)
     except ValueError:
         return value

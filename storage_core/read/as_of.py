@@ -38,7 +38,7 @@ def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
         return _version(log, tagged(log, at).version)
     if isinstance(at, str) and _NUMBER.fullmatch(at):
         return _version(log, int(at))
-    return _version(log, at) if isinstance(at, int) else _moment(log, at)
+    return _version(log, at) if isinstance(at, int) else _instant(log, at)
 
 
 def _version(log: TransactionLog, version: int) -> Snapshot:
@@ -54,26 +54,26 @@ def _version(log: TransactionLog, version: int) -> Snapshot:
         ) from None
 
 
-def _moment(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
-    moment = _parsed(at)
+def _instant(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
+    instant = _parsed(at)
     try:
-        return log.snapshot(timestamp_ms=(moment - _EPOCH) // _MILLISECOND)
+        return log.snapshot(timestamp_ms=(instant - _EPOCH) // _MILLISECOND)
     except NotFound:
         if not log.exists():
             raise  # there is no table at all
         raise NotFound(
-            f"nothing is retained from {moment.isoformat()} or before; {_retained(log)}{_of_the_future(log)}",
-            at=moment,
+            f"nothing is retained from {instant.isoformat()} or before; {_retained(log)}{_of_the_future(log)}",
+            at=instant,
             uri=log.store.uri,
         ) from None
 
 
 def _parsed(at: str | dt.datetime) -> dt.datetime:
     try:
-        moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
+        instant = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
     except ValueError as error:
         raise InvalidInput(f"at={at!r} is no version number, no ISO timestamp and no tag's name", at=at) from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    return instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)
 
 
 def _of_the_future(log: TransactionLog) -> str:

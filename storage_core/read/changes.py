@@ -33,7 +33,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.relation import query_errors
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.read import conform_split, open_split
-from storage_core.split.vectors import rows_gone
+from storage_core.split.vectors import deleted_rows
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
@@ -125,7 +125,7 @@ def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
     added = [add for add in commit.added if add.path not in after]
     for path, add in after.items():
         with _expiring(path, commit.version):
-            then, now = rows_gone(store, before[path]), rows_gone(store, add)
+            then, now = deleted_rows(store, before[path]), deleted_rows(store, add)
         removed += _only(add, now - then)
         added += _only(add, then - now)
     return replace(commit, removed=tuple(removed), added=tuple(added))

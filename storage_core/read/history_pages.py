@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
-from storage_core.formats.history_token import HistoryToken, Place, RegionMark, decode, encode
-from storage_core.read.history_sources import Moment, Piece
+from storage_core.formats.history_token import HistoryToken, Place, RegionOffsets, decode, encode
+from storage_core.read.history_sources import Piece, ReadPosition
 from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.region.moment import mark_regions, was_collected
+from storage_core.region.read_position import region_offsets, was_collected
 from storage_core.rows.fold import record_schema
 from storage_core.rows.record_bytes import row_bytes
 
@@ -52,7 +52,7 @@ def read_pages(
     A page takes as many records as `page_bytes` allow (`rows.record_bytes`), at least one: it is larger only when that
     one is. Each source is read once, and no more of it than the page needs; memory is a page and a piece of a source.
     A token is good in any process, as often as it is wanted. `consistency` is `latest` unless given, later that of
-    the token. See `Moment.pieces` for the requests.
+    the token. See `ReadPosition.pieces` for the requests.
 
     Raises `InvalidInput` for a token that is damaged or of another table, `Unsupported` for one of a newer release,
     `SnapshotExpired` when the moment is collected and the history began anew before; `Corrupt` for damage.
@@ -61,8 +61,8 @@ def read_pages(
         raise InvalidInput(f"page_bytes is a number of bytes, at least 1; found {page_bytes!r}", page_bytes=page_bytes)
     level = view.level(consistency, usual=Consistency.LATEST)
     if token is not None:
-        asked = level if view.pinned else consistency
-        return _read(view, _resumed(view, token, asked), page_bytes)
+        requested = level if view.pinned else consistency
+        return _read(view, _resumed(view, token, requested), page_bytes)
     return _read(view, _begin(view, level), page_bytes)
 
 
@@ -82,9 +82,9 @@ def _read(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histor
 
 def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
     snapshot = view.at_version(reading.version)
-    moment = Moment(store=view.store, snapshot=snapshot, regions=reading.regions)
+    instant = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions)
     empty = record_schema(snapshot.schema).empty_table()
-    for parts, place in _cut(moment.pieces(reading.place), page_bytes):
+    for parts, place in _cut(instant.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
         # Laid out anew: slices would keep all that they were cut from.
         records = pa.concat_tables([empty, *parts]).combine_chunks()
@@ -114,16 +114,20 @@ def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Tab
 def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
     """Capture this moment. What a merge moves meanwhile is read once: from the base, whose head comes last."""
     snapshot = view.refresh() if restarts else view.snapshot
-    marks: list[RegionMark] = []
+    regions_offsets: list[RegionOffsets] = []
     if consistency != Consistency.SNAPSHOT:
         include_wal = consistency == Consistency.LATEST
-        snapshot, marks = view.after(lambda before: mark_regions(view.store, before, include_wal=include_wal))
+        snapshot, regions_offsets = view.after(
+            lambda before: region_offsets(view.store, before, include_wal=include_wal)
+        )
     merged = snapshot.merged_generations
     return HistoryToken(
         table_id=snapshot.table_id,
         version=snapshot.version,
         consistency=consistency,
-        regions=tuple(each for each in marks if each.flushed > merged.get(each.region, 0) or each.last >= each.first),
+        regions=tuple(
+            each for each in regions_offsets if each.flushed > merged.get(each.region, 0) or each.last >= each.first
+        ),
         restarts=restarts,
     )
 

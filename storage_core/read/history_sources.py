@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.formats.history_token import InBase, InGenerations, InTail, Place, RegionMark
+from storage_core.formats.history_token import InBase, InGenerations, InTail, Place, RegionOffsets
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import adds_of
 from storage_core.log.snapshot import Snapshot
@@ -41,12 +41,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class ReadPosition:
     """A snapshot of the base, and what was in the regions when it was taken or earlier."""
 
     store: ObjectStore
     snapshot: Snapshot
-    regions: tuple[RegionMark, ...]
+    regions: tuple[RegionOffsets, ...]
     whole_split_bytes: int = WHOLE_SPLIT_BYTES
 
     def pieces(self, place: Place) -> Iterator[Piece]:
@@ -58,7 +58,7 @@ class Moment:
         not asked for.
 
         Raises `SnapshotExpired` or `NotFound` for what is gone of the base or is no manifest of a region any more,
-        `Corrupt` for what is damaged, and for records of a region that are gone (`moment.was_collected` tells why).
+        `Corrupt` for what is damaged, and for records of a region that are gone (`instant.was_collected` tells why).
         """
         match place:
             case InBase():
@@ -82,16 +82,16 @@ class Moment:
 
     def _generations(self, place: InGenerations) -> Iterator[Piece]:
         for region in range(place.region, len(self.regions)):
-            mark = self.regions[region]
+            offsets = self.regions[region]
             start = place.generation if region == place.region else 0
             merged = self._merged(region)
-            if mark.flushed <= merged:
+            if offsets.flushed <= merged:
                 continue
-            manifest = read_version(self.store, mark.region, mark.manifest)
+            manifest = read_version(self.store, offsets.region, offsets.manifest)
             for flushed in generation.unmerged(self.store, manifest, merged):
                 if flushed.generation < start:
                     continue
-                found = generation.read(self.store, mark.region, flushed)
+                found = generation.read(self.store, offsets.region, flushed)
                 here = place if (region, flushed.generation) == (place.region, place.generation) else None
                 first, skipped = (here.part, here.record) if here is not None else (0, 0)
                 for part, records in generation.read_parts(self.store, found, first=first):
@@ -100,13 +100,13 @@ class Moment:
 
     def _tails(self, place: InTail) -> Iterator[Piece]:
         for region in range(place.region, len(self.regions)):
-            mark, merged = self.regions[region], self._merged(region)
-            here = place if region == place.region and place.entry else InTail(region, mark.first, 0)
+            offsets, merged = self.regions[region], self._merged(region)
+            here = place if region == place.region and place.entry else InTail(region, offsets.first, 0)
             # No epoch of an entry before is needed to tell which ones count: the entry of a place does, so it has the
             # highest one so far.
-            for logged in wal.replay(self.store, mark.region, after=here.entry - 1, before=mark.last + 1):
+            for logged in wal.replay(self.store, offsets.region, after=here.entry - 1, before=offsets.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
-                if wal.belonging(logged, mark.flushed + 1).entry.generation > merged:
+                if wal.belonging(logged, offsets.flushed + 1).entry.generation > merged:
                     yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id))
 
     def _merged(self, region: int) -> int:

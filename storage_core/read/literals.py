@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.read.predicate import Moment, Scalar
+from storage_core.read.predicate import Instant, Scalar
 from storage_core.rows.codes import Mask
 from storage_core.rows.sortable import float_keys, unless_false
 
@@ -42,13 +42,13 @@ class Interval:
     greatest: Limit
 
 
-def interval(value: Scalar | Moment, column_type: pa.DataType) -> Interval | None:
+def interval(value: Scalar | Instant, column_type: pa.DataType) -> Interval | None:
     """Return what the literal may stand for in a column of this type; None for one of another family."""
     kinds = pa.types
-    if isinstance(value, Moment):
+    if isinstance(value, Instant):
         if not (kinds.is_date(column_type) or kinds.is_timestamp(column_type)):
             return None
-        return _moment(value.text, whole_days=kinds.is_date(column_type))
+        return _instant(value.text, whole_days=kinds.is_date(column_type))
     if kinds.is_boolean(column_type):
         return _exactly(int(value)) if isinstance(value, bool) else None
     if kinds.is_integer(column_type) or kinds.is_decimal(column_type):
@@ -58,7 +58,7 @@ def interval(value: Scalar | Moment, column_type: pa.DataType) -> Interval | Non
     if kinds.is_string(column_type):
         return _exactly(value) if isinstance(value, str) and _is_encodable(value) else None
     if kinds.is_date(column_type) or kinds.is_timestamp(column_type):
-        return _moment(value, whole_days=kinds.is_date(column_type))
+        return _instant(value, whole_days=kinds.is_date(column_type))
     return None
 
 
@@ -156,17 +156,17 @@ def _widened(value: np.floating[Any]) -> tuple[np.floating[Any], np.floating[Any
     return low, high
 
 
-def _moment(value: Scalar, *, whole_days: bool) -> Interval | None:
+def _instant(value: Scalar, *, whole_days: bool) -> Interval | None:
     """A literal as microseconds in UTC. Text that DuckDB would round on its way to the column is not understood."""
     if isinstance(value, str):
         if (whole_days and len(value) != len("2015-05-17")) or _FINER_THAN_MICROSECONDS.search(value):
             return None
         try:
-            moment = dt.datetime.fromisoformat(value)
+            instant = dt.datetime.fromisoformat(value)
         except ValueError:
             return None
         # Text with an offset: as TIMESTAMP DuckDB drops the offset, as TIMESTAMPTZ it counts.
-        readings = (moment, moment.replace(tzinfo=dt.UTC))
+        readings = (instant, instant.replace(tzinfo=dt.UTC))
         return Interval(min(map(_microseconds, readings)), max(map(_microseconds, readings)))
     if isinstance(value, dt.datetime):
         return _exactly(_microseconds(value))
@@ -175,5 +175,5 @@ def _moment(value: Scalar, *, whole_days: bool) -> Interval | None:
     return None
 
 
-def _microseconds(moment: dt.datetime) -> int:
-    return ((moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment) - _EPOCH) // _MICROSECOND
+def _microseconds(instant: dt.datetime) -> int:
+    return ((instant.replace(tzinfo=dt.UTC) if instant.tzinfo is None else instant) - _EPOCH) // _MICROSECOND

@@ -78,19 +78,19 @@ def get_many(
     """
     columns = snapshot.config.primary_key
     newer = fold.fold(_matching(records, wanted), columns) if records is not None and records.num_rows else None
-    asked_of_base = wanted if newer is None else _left_open(newer, wanted)
+    requested_of_base = wanted if newer is None else _left_open(newer, wanted)
     base = [
         conform_split(rows, snapshot.schema)
-        for add in _candidates(snapshot, asked_of_base)
-        for rows in _held(store, add, asked_of_base)
+        for add in _candidates(snapshot, requested_of_base)
+        for rows in _held(store, add, requested_of_base)
     ]
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
     if newer is not None and newer.num_rows:
         rows = fold.apply(rows, newer, columns)
     found = _python_rows(as_text(rows))
-    codes, asked = key_codes([rows, wanted], columns)
+    codes, requested = key_codes([rows, wanted], columns)
     by_code = dict(zip(codes.tolist(), found, strict=True))
-    return [by_code.get(each) for each in asked.tolist()]
+    return [by_code.get(each) for each in requested.tolist()]
 
 
 def _python_rows(rows: pa.Table) -> list[dict[str, object]]:

@@ -26,16 +26,16 @@ from storage_core.region.unmerged import Unmerged
 from storage_core.rows import fold
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
-from storage_core.split.vectors import rows_gone
+from storage_core.split.vectors import deleted_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRows:
-    """The rows that a generation gives whole, ascending by key; `gone` are those with newer records elsewhere."""
+    """The rows that a generation gives whole, ascending by key; `deleted` are those with newer records elsewhere."""
 
     generation: Generation
     rows: pa.Table
-    gone: BitMap
+    deleted: BitMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Overlay:
     deletes: pa.Table
     touched: frozenset[str]
 
-    def gone(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
+    def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
         """Return the rows of a base split that are no answer: deleted, or superseded by what is not merged.
 
         Requests: one GET for a vector that is stored; of a touched split those of `superseded.find`.
@@ -59,8 +59,8 @@ class Overlay:
         if split.path in self.touched:
             found = _find(store, snapshot, split, self.deletes)
             if found is not None:
-                return found.gone
-        return rows_gone(store, split)
+                return found.deleted
+        return deleted_rows(store, split)
 
 
 def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerged]) -> Overlay:
@@ -87,7 +87,7 @@ def take_apart(store: ObjectStore, snapshot: Snapshot, unmerged: Sequence[Unmerg
             whole, last = gives_whole_rows(folded[number]), newest[codes[number]] == number
             settled[codes[number][whole & last]] = True
             rows = whole_rows(folded[number], schema)
-            generations.append(WholeRows(generation=part.generation, rows=rows, gone=_places(~last[whole])))
+            generations.append(WholeRows(generation=part.generation, rows=rows, deleted=_places(~last[whole])))
     deletes = _deletes(words, key)
     return Overlay(
         generations=tuple(each for each in generations if each.rows.num_rows),

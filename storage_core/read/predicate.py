@@ -54,7 +54,7 @@ MIRRORED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Instant:
     """Text that a condition casts to a date or a time. Against a column of texts DuckDB casts the column instead."""
 
     text: str
@@ -66,7 +66,7 @@ class Compare:
 
     column: str
     comparison: Comparison
-    value: Scalar | Moment
+    value: Scalar | Instant
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
-from storage_core.split.vectors import positions, rows_gone
+from storage_core.split.vectors import deleted_rows, positions
 from storage_core.system_errors import out_of_memory, typed, unavailable
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 _OPTIONS = "union_by_name = true, can_have_nan = true"
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
-_WITHOUT_GONE = (
+_WITHOUT_DELETED = (
     "AS split ANTI JOIN tidemark_gone AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 )
 # As the catalogue has them: asked of the view itself, they would be read from every file once more.
 _TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 _PLACES = frozenset({"file_index", "file_row_number"})
-_GONE = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
+_DELETED = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Source:
 
     rows: pa.Table
     splits: tuple[tuple[Add, Path], ...] = ()
-    gone: pa.Table | None = None
+    deleted: pa.Table | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -88,13 +88,13 @@ class Source:
 
     def _parts(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
         """What to select from: the files without deleted rows, and the others."""
-        whole = [path for add, path in self.splits if add.rows_gone is None]
-        marked = [path for add, path in self.splits if add.rows_gone is not None]
+        whole = [path for add, path in self.splits if add.deleted_rows is None]
+        marked = [path for add, path in self.splits if add.deleted_rows is not None]
         if whole:
             yield f"FROM {_parquet(whole)}"
         if marked:
-            connection.from_arrow(self.gone).create_view("tidemark_gone")
-            yield f"FROM {_parquet(marked)} {_WITHOUT_GONE}"
+            connection.from_arrow(self.deleted).create_view("tidemark_gone")
+            yield f"FROM {_parquet(marked)} {_WITHOUT_DELETED}"
 
 
 def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, *, verified: Verified) -> Source:
@@ -108,9 +108,9 @@ def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, 
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
         return Source(pa.concat_tables(conform_split(read_split(store, add), schema) for add in splits))
-    marked = [add for add in splits if add.rows_gone is not None]
+    marked = [add for add in splits if add.deleted_rows is not None]
     found = tuple((add, paths[add.path]) for add in splits)
-    return Source(schema.empty_table(), found, _gone(store, marked) if marked else None)
+    return Source(schema.empty_table(), found, _deleted(store, marked) if marked else None)
 
 
 @contextmanager
@@ -130,28 +130,28 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
 
 
 def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
-    text, asked = str(error), shown(query)
+    text, requested = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
     if ((_OUT_OF_TIME in text and not quotes) or text.startswith(_INTERRUPTED)) and limits is not None:
         left = f"; {STILL_RUNNING}, and its memory and spill come free when it ends" if STILL_RUNNING in text else ""
         advice = "ask for less, or raise `seconds` (--seconds)"
-        found = f"{asked}: it took longer than {limits.seconds:g} seconds{left}; {advice}"
+        found = f"{requested}: it took longer than {limits.seconds:g} seconds{left}; {advice}"
         return Unavailable(found, query=query, seconds=limits.seconds)
     if out_of_memory(error) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
-        return Unavailable(f"{asked}: {found}: {text}; {advice}", query=query)
+        return Unavailable(f"{requested}: {found}: {text}; {advice}", query=query)
     if _NO_FILES in text and not quotes:
-        return unavailable(asked, OSError(errno.EMFILE, text))
+        return unavailable(requested, OSError(errno.EMFILE, text))
     # Also of a split: its bytes were sound a moment ago.
     if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
-        return Unavailable(f"{asked}: {text}; try again later, or ask for less", query=query)
+        return Unavailable(f"{requested}: {text}; try again later, or ask for less", query=query)
     broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
     if broken is not None:
         return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
     if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
         text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
-    return InvalidInput(f"{asked}: {text}", query=query)
+    return InvalidInput(f"{requested}: {text}", query=query)
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
@@ -161,7 +161,7 @@ def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
 
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
     """A column called like one of DuckDB's own hides it, and with it the places of rows in their files."""
-    return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.rows_gone is None for add in splits)
+    return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.deleted_rows is None for add in splits)
 
 
 def _require_types(splits: Sequence[tuple[Add, Path]], schema: pa.Schema) -> None:
@@ -177,11 +177,11 @@ def _require_types(splits: Sequence[tuple[Add, Path]], schema: pa.Schema) -> Non
                 raise InvalidInput(f"{add.path}: {error}", **error.context) from error
 
 
-def _gone(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
+def _deleted(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
     """The deleted rows of every file, which is given by its place in the list."""
-    rows = [positions(rows_gone(store, add)) for add in marked]
+    rows = [positions(deleted_rows(store, add)) for add in marked]
     files = np.repeat(np.arange(len(rows), dtype=np.uint64), [len(each) for each in rows])
-    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_GONE)
+    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_DELETED)
 
 
 def _parquet(paths: Sequence[Path]) -> str:

@@ -134,10 +134,10 @@ def _parse(
 
 def _text_matches(found: Sequence[Source], query: fulltext.TextQuery, limit: int, scratch: Path) -> _Matches:
     directories = [each.directory() for each in found]
-    gone = cache(lambda source: found[source].gone())  # of sources with hits only
+    deleted = cache(lambda source: found[source].deleted())  # of sources with hits only
     hits: dict[int, list[Hit]] = {}
     tied = math.inf
-    for hit in query.hits(directories, limit, scratch, is_live=lambda source, row: row not in gone(source)):
+    for hit in query.hits(directories, limit, scratch, is_live=lambda source, row: row not in deleted(source)):
         hits.setdefault(hit.source, []).append(hit)
         tied = hit.score
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
@@ -149,8 +149,8 @@ def _bitmap_matches(found: Sequence[Source], condition: bitmap.Condition, defini
 
     def hits(source: int) -> list[Hit]:
         matching = bitmap.matching_rows(found[source].directory(), definition, condition)
-        gone = found[source].gone() if matching else BitMap()
-        return [Hit(source=source, row=row, score=_MATCH) for row in matching if row not in gone]
+        deleted = found[source].deleted() if matching else BitMap()
+        return [Hit(source=source, row=row, score=_MATCH) for row in matching if row not in deleted]
 
     return _Matches(sources=range(len(found)), hits=hits, tied=_MATCH)
 

@@ -42,7 +42,7 @@ class Source(Protocol):
         """Return what no row orders below, as `search_order.least`; None where that is unknown. No request."""
         ...
 
-    def gone(self) -> BitMap:
+    def deleted(self) -> BitMap:
         """Return the rows that are no answer, whatever an index says of them."""
         ...
 
@@ -88,8 +88,8 @@ class _Split:
     def low(self) -> Any:
         return least(self.snapshot.splits[self.path], self.snapshot)
 
-    def gone(self) -> BitMap:
-        return self.overlay.gone(self.store, self.snapshot, self.snapshot.splits[self.path])
+    def deleted(self) -> BitMap:
+        return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         table = read_split(self.store, self.snapshot.splits[self.path].as_written)  # an index counts the file's rows
@@ -118,8 +118,8 @@ class _Generation:
     def low(self) -> None:
         return None
 
-    def gone(self) -> BitMap:
-        return self.whole.gone
+    def deleted(self) -> BitMap:
+        return self.whole.deleted
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         _require_within(rows, self.whole.rows, f"generation {self.whole.generation.path}")
@@ -137,7 +137,7 @@ class _Rest:
     def low(self) -> None:
         return None
 
-    def gone(self) -> BitMap:
+    def deleted(self) -> BitMap:
         return BitMap()
 
     def take(self, rows: Sequence[int]) -> pa.Table:

@@ -48,7 +48,9 @@ def query(
     """
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
-    splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, asked=text)
+    splits, source = source_of(
+        store, snapshot, where_of(tree, TABLE), verified=verified, records=records, requested=text
+    )
     with query_errors(text, splits, bounds):
         answer = ask(source, text, bounds)
     verified.recheck(store, source.splits)

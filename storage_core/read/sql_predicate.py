@@ -17,8 +17,8 @@ from storage_core.read.predicate import (
     Compare,
     Comparison,
     Filter,
+    Instant,
     IsNull,
-    Moment,
     Opaque,
     Or,
     Predicate,
@@ -135,13 +135,13 @@ def _column(node: Node, table: str) -> str | None:
     return None if rest else first
 
 
-def _constant(node: Node) -> Scalar | Moment | None:
+def _constant(node: Node) -> Scalar | Instant | None:
     """Return a literal's value, or None for what is not a literal, and for casts to anything but dates and times."""
     if node["class"] == "CAST" and not node["try_cast"]:
         name = str(node["type_expr"].get("type_name", "")).upper()
         inner = _constant(node["child"])
         rounds = name == "DATE" and isinstance(inner, str) and len(inner) != len("2015-05-17")
-        return Moment(inner) if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
+        return Instant(inner) if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
     if node["class"] != "CONSTANT":
         return None
     literal = node["literal"]

@@ -70,10 +70,11 @@ class Tail:
     def new(self, snapshot: Snapshot) -> list[TailRecord | CollectedEntries]:
         """Return the records since the last call; what was collected meanwhile is counted, before those of its region.
 
-        It reads the WAL alone: rows that are dealt from a raw log come as generations, and not here. One GET per entry
-        since, and about five requests per region; where entries are gone, one GET more per unmerged generation. Raises
-        `Corrupt` that names an entry which is damaged, or gone though a reader of the snapshot needs it; after an error
-        the next call begins where this one did. Regions that came and were sealed between two calls are not seen.
+        It reads the WAL alone: rows that are distributed from a raw log come as generations, and not here. One GET per
+        entry since, and about five requests per region; where entries are gone, one GET more per unmerged generation.
+        Raises `Corrupt` that names an entry which is damaged, or gone though a reader of the snapshot needs it; after
+        an error the next call begins where this one did. Regions that came and were closed between two calls are not
+        seen.
         """
         current = {each.id for each in known_regions(self._store, snapshot)}
         found: list[TailRecord | CollectedEntries] = []
@@ -81,7 +82,7 @@ class Tail:
         for region in [*last, *sorted(current - last.keys())]:
             behind, last[region] = self._since(snapshot, region, last.get(region, 0))
             found += behind
-        # Regions of the spec before are merged and sealed: no row follows.
+        # Regions of the spec before are merged and closed: no row follows.
         self._last = {region: entry for region, entry in last.items() if region in current}
         return found
 
@@ -91,19 +92,19 @@ class Tail:
         if manifest is None:
             return [], last
         flushed = manifest.replay_after_wal_id
-        entries, gone = wal.read_kept(self._store, region, after=last, before=flushed + 1)
-        if gone:
-            self._require_collected(snapshot, manifest, gone)
+        entries, deleted = wal.read_kept(self._store, region, after=last, before=flushed + 1)
+        if deleted:
+            self._require_collected(snapshot, manifest, deleted)
         entries += wal.read_tail(self._store, region, after=max(last, flushed))
         key = snapshot.config.primary_key
         told = [record for each in entries for record in _listed(region, key, each.entry.records)]
-        notice = [CollectedEntries(region_id=region, entries=len(gone))] if gone else []
+        notice = [CollectedEntries(region_id=region, entries=len(deleted))] if deleted else []
         return [*notice, *told], max([last, flushed, *(each.id for each in entries)])
 
-    def _require_collected(self, snapshot: Snapshot, manifest: RegionManifest, gone: Sequence[int]) -> None:
+    def _require_collected(self, snapshot: Snapshot, manifest: RegionManifest, deleted: Sequence[int]) -> None:
         merged = snapshot.merged_generations.get(manifest.region_id, 0)
         for each in generation.unmerged(self._store, manifest, merged):
-            for entry in sorted({*generation.read(self._store, manifest.region_id, each).entries} & {*gone}):
+            for entry in sorted({*generation.read(self._store, manifest.region_id, each).entries} & {*deleted}):
                 wal.read_known(self._store, manifest.region_id, entry)
 
     def _newest(self, region: CapturedRegion, limit: int) -> list[TailRecord]:

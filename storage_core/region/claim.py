@@ -20,7 +20,7 @@ from storage_core.ids import Ids, random_pause_ms
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, read_latest
-from storage_core.region.registry import register, sealed
+from storage_core.region.registry import closed_region, register
 from storage_core.region.wal import Logged, WalAppender
 from storage_core.settings.region_fields import Region
 
@@ -44,7 +44,7 @@ def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock
     """Take the region over, fence every earlier writer, and read what it left behind.
 
     About nine requests for a region without a tail; each unflushed entry costs one GET more, and a region of a spec
-    with fields one to be in the registry. Raises `RegionSealed` when the region takes no more rows, `WriterFenced` when
+    with fields one to be in the registry. Raises `RegionClosed` when the region takes no more rows, `WriterFenced` when
     another claim came after this one, `Corrupt` when an entry is damaged or missing, `CommitUnknown` when the store
     does not say what happened (claim again), `Unavailable` when many claims race.
     """
@@ -84,8 +84,8 @@ def _raise_epoch(store: ObjectStore, target: Region, writer_id: str, *, clock: C
             claimed = RegionManifest(
                 region_id=region, version=1, region_spec_id=target.spec_id, writer_epoch=1, writer_id=writer_id
             )
-        elif latest.sealed_by:
-            raise sealed(region, target.spec_id, latest.sealed_by)
+        elif latest.closed_by:
+            raise closed_region(region, target.spec_id, latest.closed_by)
         else:
             claimed = replace(
                 latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1, writer_id=writer_id

@@ -1,4 +1,4 @@
-"""Forgetting what is collected, so that a region's manifest does not grow with its history (decision 0055).
+"""Pruning what is collected, so that a region's manifest does not grow with its history (decision 0055).
 
 Every flush and every claim writes the whole list of generations. Those that each retained version has merged are
 collected (`gc.regions`), and when their objects are gone the collector takes them off the list. It claims nothing, like
@@ -19,12 +19,12 @@ from storage_core.region.manifest import advance, read_latest
 _logger = logging.getLogger(__name__)
 
 
-def forget_collected(store: ObjectStore, region: str, generation: int, *, clock: Clock, writer_id: str) -> bool:
+def prune_collected(store: ObjectStore, region: str, generation: int, *, clock: Clock, writer_id: str) -> bool:
     """Make sure that the region's manifest lists no generation up to this one; return whether it was us who did it.
 
-    Only for generations whose objects are gone; the mark never goes back, so whoever comes late changes nothing. About
-    four requests, and the newest manifest is read again after each lost race. Raises `CommitUnknown` when the store
-    does not say: the next collection reads what is there.
+    Only for generations whose objects are gone; the offset never goes back, so whoever comes late changes nothing.
+    About four requests, and the newest manifest is read again after each lost race. Raises `CommitUnknown` when the
+    store does not say: the next collection reads what is there.
     """
     before = 0
 

@@ -153,7 +153,7 @@ class GroupCommit:
             if timer is not None:
                 timer.join()
         if failed is not None or "lost_rows" in stopped.context:
-            raise self._told(stopped)
+            raise self._for_caller(stopped)
 
     def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
         """Return what `read` makes of the rows that are not durable yet, in order, while nothing becomes durable."""
@@ -171,9 +171,9 @@ class GroupCommit:
         """Raise a copy of the error that stopped the writer, if one did: several threads may raise it."""
         error = self._stopped or self._closing
         if error is not None:
-            raise self._told(error)
+            raise self._for_caller(error)
 
-    def _told(self, error: TidemarkError) -> TidemarkError:
+    def _for_caller(self, error: TidemarkError) -> TidemarkError:
         """A copy of the error that stopped the writer, for a caller who hears by it what was lost."""
         self._backlog.unheard = 0
         return error.reworded(error.found)
@@ -202,7 +202,7 @@ class GroupCommit:
         for call in calls:
             self._wait_for(call)
             if call.error is not None:
-                raise self._told(call.error) from call.error
+                raise self._for_caller(call.error) from call.error
 
     def _wait_for(self, call: Call) -> None:
         while True:
@@ -229,9 +229,11 @@ class GroupCommit:
             self._log.append(self._backlog.entry())
         except BaseException as failure:  # noqa: BLE001 -- every call in the entry has to learn of it, whatever it is
             error = failure
-        told = error if error is None or isinstance(error, TidemarkError) else self._log.stopped or _interrupted(error)
+        failed = (
+            error if error is None or isinstance(error, TidemarkError) else self._log.stopped or _interrupted(error)
+        )
         with self._lock:
-            self._backlog.end(told, now_ms=self._clock.now_ms())
+            self._backlog.end(failed, now_ms=self._clock.now_ms())
             self._idle()
         return error
 

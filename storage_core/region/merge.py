@@ -39,7 +39,7 @@ from storage_core.rows.keys import key_codes
 from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage, MergedRange
 from storage_core.split.rewrite import Rewrite
-from storage_core.split.vectors import rows_gone, vector_for
+from storage_core.split.vectors import deleted_rows, vector_for
 from storage_core.split.write import sort_and_write
 
 _logger = logging.getLogger(__name__)
@@ -231,15 +231,15 @@ def _united(store: ObjectStore, adds: Sequence[Add], *, ids: Ids, now_ms: int) -
     first = adds[0]
     if len(adds) == 1:
         return first
-    gone = BitMap.union(*(rows_gone(store, add) for add in adds))
-    if len(gone) == first.numRecords:
+    deleted = BitMap.union(*(deleted_rows(store, add) for add in adds))
+    if len(deleted) == first.numRecords:
         return removal(first, now_ms)
-    return replace(first, deletionVector=vector_for(store, first, gone, ids=ids))
+    return replace(first, deletionVector=vector_for(store, first, deleted, ids=ids))
 
 
 def _lineage(work: MergeWork, found: Sequence[Superseded], ids: Ids) -> Lineage:
     merged = MergedRange(region=work.region, after=work.after, generation=work.generations[-1].generation)
-    replaces = {each.split.path: each.split.visible_rows for each in found if len(each.gone) == each.rows}
+    replaces = {each.split.path: each.split.visible_rows for each in found if len(each.deleted) == each.rows}
     return Lineage(operation="merge", operation_id=ids.uuid(), replaces=replaces, merged=merged)
 
 

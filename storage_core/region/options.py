@@ -13,7 +13,7 @@ SEGMENT_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """The figures of one writer. Bytes are those of records in memory, durations are milliseconds.
+    """The settings of one writer. Bytes are those of records in memory, durations are milliseconds.
 
     - `durable`: whether calls that do not say return only when their rows are durable.
     - `entry_bytes`, `linger_ms`: what nobody waits for is written when there are so many bytes of it, or after so long.
@@ -44,7 +44,7 @@ class WriterOptions:
     refuse_bytes: int = 256 * MB
 
     def __post_init__(self) -> None:
-        """Refuse figures that cannot be meant."""
+        """Refuse settings that cannot be meant."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and value < 0:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
 from storage_core.region.manifest import read_latest
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 from storage_core.settings.region_fields import Region, Value

@@ -48,11 +48,11 @@ class Records:
         more = {"generation": self.generations[part], "row": place, "key": key}
         return error.reworded(found, **more) if isinstance(error, InvalidInput) else InvalidInput(found, **more)
 
-    def without(self, gone: Mask) -> Records:
+    def without(self, deleted: Mask) -> Records:
         """Return the records without those that are marked."""
-        parts = np.split(gone, np.cumsum(self.lengths)[:-1])
+        parts = np.split(deleted, np.cumsum(self.lengths)[:-1])
         lengths = tuple(len(part) - int(part.sum()) for part in parts)
-        return replace(self, rows=self.rows.filter(pa.array(~gone)), lengths=lengths)
+        return replace(self, rows=self.rows.filter(pa.array(~deleted)), lengths=lengths)
 
     def of_key(self, row: pa.Table) -> Mask:
         """Tell which records have the key of this one row. Raises `InvalidInput` where a record has no key."""

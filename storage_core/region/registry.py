@@ -15,14 +15,14 @@ from dataclasses import replace
 from functools import partial
 
 from storage_core.clock import Clock
-from storage_core.errors import Corrupt, NotFound, RegionSealed, Unavailable
+from storage_core.errors import Corrupt, NotFound, RegionClosed, Unavailable
 from storage_core.formats import keys
 from storage_core.formats.region_registry import Registry, decode, encode
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.compare_and_swap import ATTEMPTS, compare_and_swap
 from storage_core.objectstore.contract import ObjectStore, PutResult, unchanged
 from storage_core.objectstore.create import put_or_unknown
-from storage_core.objectstore.exchange import ATTEMPTS, exchange
 from storage_core.region.manifest import read_latest
 from storage_core.region.spec import closing_region, only_region
 from storage_core.settings.region_fields import WHOLE_TABLE_SPEC, Region
@@ -68,7 +68,7 @@ def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
 def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> None:
     """Return once the registry names the region. One GET when it does already, else one GET and one PUT.
 
-    Raises `RegionSealed` when the region's spec is closed, `CommitUnknown` when the store did not say: try again.
+    Raises `RegionClosed` when the region's spec is closed, `CommitUnknown` when the store did not say: try again.
     """
     if region.spec_id == WHOLE_TABLE_SPEC:
         return
@@ -77,7 +77,7 @@ def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> N
         if region.id in current.regions:
             return current
         if region.spec_id in current.closed:
-            raise sealed(region.id, region.spec_id, current.closed[region.spec_id])
+            raise closed_region(region.id, region.spec_id, current.closed[region.spec_id])
         return replace(current, regions={**current.regions, region.id: region})
 
     _change(store, with_region, clock=clock, ids=ids)
@@ -99,10 +99,10 @@ def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Cl
     return _change(store, with_closed, clock=clock, ids=ids)
 
 
-def sealed(region: str, spec_id: int, successor: int) -> RegionSealed:
+def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
     """Return the error of a claim that comes too late."""
-    return RegionSealed(
-        f"region {region}: its region spec {spec_id} is sealed, spec {successor} follows it; open the table again and "
+    return RegionClosed(
+        f"region {region}: its region spec {spec_id} is closed, spec {successor} follows it; open the table again and "
         "write there (while `Table.set_regions` is under way or was interrupted: finish it first)",
         region=region,
         spec=spec_id,
@@ -111,7 +111,7 @@ def sealed(region: str, spec_id: int, successor: int) -> RegionSealed:
 
 
 def rebuilt(store: ObjectStore) -> Registry:
-    """Return what the regions themselves say: those that have a manifest, and the specs that a sealed one closes.
+    """Return what the regions themselves say: those that have a manifest, and the specs that a closed one closes.
 
     One LIST per region, and about three requests each. The values of their fields are not known any more, so they are
     not pruned until their next claim. Raises `Corrupt` naming the manifest that cannot be read.
@@ -119,7 +119,7 @@ def rebuilt(store: ObjectStore) -> Registry:
     found = (read_latest(store, region) for region in _listed(store))
     manifests = [each for each in found if each is not None and each.region_spec_id > WHOLE_TABLE_SPEC]
     regions = (Region(id=each.region_id, spec_id=each.region_spec_id, values=None) for each in manifests)
-    closed = {each.region_spec_id: each.sealed_by for each in manifests if each.sealed_by}
+    closed = {each.region_spec_id: each.closed_by for each in manifests if each.closed_by}
     return Registry(regions={each.id: each for each in regions}, closed=closed, is_rebuilt=True)
 
 
@@ -142,7 +142,7 @@ def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock
     def put(wanted: Registry) -> PutResult:
         return put_or_unknown(store, key, encode(wanted, nonce=ids.uuid()), unchanged(wanted.etag))
 
-    done = exchange(partial(read_registry, store), change, put, store=store, key=key, clock=clock, ids=ids)
+    done = compare_and_swap(partial(read_registry, store), change, put, store=store, key=key, clock=clock, ids=ids)
     if done is None:
         raise Unavailable(f"{key}: lost {ATTEMPTS} races against others; nothing was changed, try again later", key=key)
     return done

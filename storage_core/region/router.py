@@ -24,7 +24,7 @@ from storage_core.region.spec import Routed, route
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.rows.incoming import InMemory, Rows, read_whole
-from storage_core.rows.late import LateFigures
+from storage_core.rows.late import LateMetrics
 from storage_core.settings.region_fields import Region
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class RoutingWriter:
     ) -> None:
         """Write by the schema, key and region spec of the snapshot; with `only`, rows of other regions are refused.
 
-        The figures of `options` are those of each region.
+        The metrics of `options` are those of each region.
         """
         self._options = options
         self._store, self._snapshot, self._clock, self._ids = store, snapshot, clock, ids
@@ -67,9 +67,9 @@ class RoutingWriter:
         self._closed = False
 
     @property
-    def figures(self) -> LateFigures:
+    def metrics(self) -> LateMetrics:
         """What became of the late rows that this writer was given, over all regions."""
-        return sum((each.figures for each in self._claimed()), LateFigures())
+        return sum((each.metrics for each in self._claimed()), LateMetrics())
 
     @property
     def regions(self) -> list[str]:
@@ -81,7 +81,7 @@ class RoutingWriter:
         """Write whole rows, newest wins per key; durable when this returns. One PUT per region.
 
         Raises `InvalidInput` when a row does not fit the table or the region (nothing is written then), and per region
-        what `RegionWriter.put` raises, and `RegionSealed` when the table's region spec was changed.
+        what `RegionWriter.put` raises, and `RegionClosed` when the table's region spec was changed.
         """
         records = self._builder.puts(rows)
         table = records.drop_columns([OPERATION, FIELDS])
@@ -211,7 +211,7 @@ class RoutingWriter:
 
 
 TableWriter: TypeAlias = RegionWriter | RoutingWriter
-"""What `Table.writer` returns: both have `put`, `patch`, `reset`, `delete`, `sync`, `flush`, `close` and `figures`."""
+"""What `Table.writer` returns: both have `put`, `patch`, `reset`, `delete`, `sync`, `flush`, `close` and `metrics`."""
 
 
 def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:

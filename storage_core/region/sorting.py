@@ -27,8 +27,8 @@ from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
 from storage_core.region import generation
 from storage_core.region.generation_write import write_sorted
 from storage_core.region.manifest import advance, read_latest

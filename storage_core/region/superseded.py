@@ -21,28 +21,28 @@ from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.read import OpenSplit, conform_split, open_split
-from storage_core.split.vectors import positions, rows_gone, vector_for
+from storage_core.split.vectors import deleted_rows, positions, vector_for
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
     """What folded records do to one split.
 
-    `gone` are its rows, by their place in the file, that are not live after it, `rows` how many the file has, `hit` how
-    many of them the records end; `read` are the rows that patches among them lay their fields over.
+    `deleted` are its rows, by their place in the file, that are not live after it, `rows` how many the file has, `hit`
+    how many of them the records end; `read` are the rows that patches among them lay their fields over.
     """
 
     split: Add
     rows: int
-    gone: BitMap
+    deleted: BitMap
     hit: int
     read: pa.Table
 
     def entry(self, store: ObjectStore, *, ids: Ids, now_ms: int) -> Add | Remove:
         """Return the action that says so: the entry with a longer vector, or its end. At most one PUT."""
-        if len(self.gone) == self.rows:
+        if len(self.deleted) == self.rows:
             return removal(self.split, now_ms)
-        vector = vector_for(store, self.split, self.gone, ids=ids)
+        vector = vector_for(store, self.split, self.deleted, ids=ids)
         return replace(self.split, deletionVector=vector, dataChange=True)
 
 
@@ -55,11 +55,11 @@ def find(
     hold its row: a small split is one GET in all (`split.read.AHEAD_BYTES`); one more for a vector that is stored.
     Raises what `open_split` raises.
     """
-    gone = rows_gone(store, split)
+    deleted = deleted_rows(store, split)
     opened = open_split(store, split.as_written, whole=False)
     wanted, held = key_codes([records, opened.read(key)], key)
     live = np.ones(len(held), np.bool_)
-    live[positions(gone)] = False
+    live[positions(deleted)] = False
     places = np.flatnonzero(live & np.isin(held, wanted))
     if not len(places):
         return None
@@ -67,7 +67,7 @@ def find(
     return Superseded(
         split=split,
         rows=len(held),
-        gone=gone | BitMap(places.astype(np.uint32)),
+        deleted=deleted | BitMap(places.astype(np.uint32)),
         hit=len(places),
         read=_rows(opened, places[np.isin(held[places], patched)], schema),
     )

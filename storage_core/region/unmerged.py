@@ -11,8 +11,8 @@ import pyarrow as pa
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.ahead import all_of
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_latest
 from storage_core.region.overlap import admitted

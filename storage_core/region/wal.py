@@ -176,16 +176,16 @@ def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tu
     For who may come when generations are collected; whether one had to be there is for the caller to find out. One GET
     each. Raises `Corrupt` that names a torn or damaged entry.
     """
-    gone: list[int] = []
+    deleted: list[int] = []
 
     def there() -> Iterator[Logged]:
         for entry in range(after + 1, before):
             try:
                 yield read(store, region, entry)
             except NotFound:
-                gone.append(entry)
+                deleted.append(entry)
 
-    return list(_with_rows(there())), gone
+    return list(_with_rows(there())), deleted
 
 
 def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logged]:

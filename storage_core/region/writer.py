@@ -29,7 +29,7 @@ from storage_core.region.spec import only_region
 from storage_core.rows import fold
 from storage_core.rows.fold import record_schema
 from storage_core.rows.incoming import Rows
-from storage_core.rows.late import LateFigures, LateRule
+from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region
 
@@ -119,9 +119,9 @@ class RegionWriter:
         return self._log.epoch
 
     @property
-    def figures(self) -> LateFigures:
+    def metrics(self) -> LateMetrics:
         """The late rows that this writer met so far, by what became of them."""
-        return self._late_filter.figures
+        return self._late_filter.metrics
 
     def put(self, rows: Rows, *, durable: bool | None = None) -> None:
         """Write whole rows, newest wins per key; durable when this returns. One PUT, shared by calls at the same time.

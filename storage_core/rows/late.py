@@ -22,7 +22,7 @@ Arrival: TypeAlias = int | pa.Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateFigures:
+class LateMetrics:
     """How many late rows were accepted, quarantined and dropped."""
 
     accepted: int = 0
@@ -34,16 +34,16 @@ class LateFigures:
         """Rows that came in and are not in the table."""
         return self.quarantined + self.dropped
 
-    def __add__(self, other: LateFigures) -> LateFigures:
+    def __add__(self, other: LateMetrics) -> LateMetrics:
         """Return the sum of both."""
-        return LateFigures(
+        return LateMetrics(
             accepted=self.accepted + other.accepted,
             quarantined=self.quarantined + other.quarantined,
             dropped=self.dropped + other.dropped,
         )
 
     def as_mapping(self) -> dict[str, int]:
-        """Return the figures under the names that commit metrics and reports use."""
+        """Return the metrics under the names that commit metrics and reports use."""
         return {
             "rows_late_accepted": self.accepted,
             "rows_late_quarantined": self.quarantined,

@@ -1,4 +1,4 @@
-"""The figures of the compaction policy, and their form in `metaData.configuration` (docs/architecture/compaction.md,
+"""The settings of the compaction policy, and their form in `metaData.configuration` (docs/architecture/compaction.md,
 "Policy").
 """
 
@@ -42,7 +42,7 @@ class CompactionSettings:
     start: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse figures by which no merge would ever be made, none would ever end, or one would be too large."""
+        """Refuse settings by which no merge would ever be made, none would ever end, or one would be too large."""
         least = {"factor": 2, "most_inputs": self.factor, "generations": 1, "most_files": 1}
         least |= {"cold_after_ms": 0, "mature_after_ms": 0, "run_rows": 1}
         for name, bound in least.items():
@@ -53,16 +53,16 @@ class CompactionSettings:
                 raise InvalidInput(f"compaction {name} is {getattr(self, name)}; it must be at most {bound}")
 
     def to_text(self) -> str:
-        """Return the figures that differ from their defaults as compact JSON with sorted keys."""
+        """Return the settings that differ from their defaults as compact JSON with sorted keys."""
         changed = {each.name: getattr(self, each.name) for each in fields(self)}
         changed = {name: value for name, value in changed.items() if value != getattr(CompactionSettings(), name)}
         return json_text(dict(sorted(changed.items())))
 
     @staticmethod
     def from_text(text: str) -> CompactionSettings:
-        """Return the figures that `to_text` wrote. Raises `InvalidInput` naming the one that is unknown or no number.
+        """Return the settings that `to_text` wrote. Raises `InvalidInput` naming the one that is unknown or no number.
 
-        A figure that this release does not know would change what is merged, so it is not left alone.
+        A setting that this release does not know would change what is merged, so it is not left alone.
         """
         body: dict[str, Any] = json_object(COMPACTION_KEY, text)
         known = {each.name for each in fields(CompactionSettings)}

@@ -20,7 +20,7 @@ class QueryLimits:
 
     Both are looked at between batches of 2,048 rows. A call that is within one when the time is over is left a second
     later: the error says so, and its memory and spill come free when it ends. What all functions of a query make of a
-    batch is beside `memory_bytes`, and at most 1,000,000 times the batch (docs/threat-model.md, decision 0097).
+    batch is beside `memory_bytes`, and at most 1,000,000 times the batch (docs/threat-model.md, decision 0096).
     """
 
     seconds: float = 300.0

@@ -63,7 +63,7 @@ _OWN_KEYS |= {REGIONS_KEY, COMPACTION_KEY}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig:
-    """What a table is: time column, order, windows, key, indexes, and the figures of its upkeep.
+    """What a table is: time column, order, windows, key, indexes, and the settings of its upkeep.
 
     `window_seconds` is None for a table without windows; `coarse_window` admits more than an hour, our extension.
     `sort_schema` is the canonical text of `rows.sort_schema`. Sizes are in bytes, durations in the unit of their name;
@@ -95,7 +95,7 @@ class TableConfig:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
     def __post_init__(self) -> None:
-        """Refuse figures that cannot be meant, doubled key columns, and two indexes of one name."""
+        """Refuse settings that cannot be meant, doubled key columns, and two indexes of one name."""
         for name, least in (("target_split_bytes", 1), ("checkpoint_interval", 0), ("gc_horizon_ms", 0)):
             _at_least(name, getattr(self, name), least)
         _at_least("version_retention_ms", self.version_retention_ms, 0)

@@ -24,7 +24,7 @@ from storage_core.rows.sort_schema import nulls_of
 PREFIX: Final = "tidemark."
 FORMAT: Final = "1"
 
-SEAL: Final = PREFIX + "seal"
+CHECKSUM: Final = PREFIX + "seal"
 
 # What the action does not carry, so that nobody can compare it with the log.
 NOT_IN_THE_LOG: Final = frozenset(
@@ -92,7 +92,7 @@ def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
     """Return the action that `describe` made this metadata of, without what only the whole file tells.
 
-    That is its checksum and the place of its footer: `split.writer.with_file_figures` adds them. `path` is where the
+    That is its checksum and the place of its footer: `split.writer.with_file_metrics` adds them. `path` is where the
     file was found. Raises `Corrupt` naming it when the metadata is not that of a split there.
     """
     if metadata.get(PREFIX + "format") != FORMAT or metadata.get(PREFIX + "path") != path:
@@ -138,20 +138,20 @@ def _integer(metadata: Mapping[str, str], name: str) -> int | None:
     return None if text is None else int(text)
 
 
-def sealed(metadata: Mapping[str, str]) -> dict[str, str]:
+def with_checksum(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata with a checksum over all of it: a Parquet footer has none of its own."""
-    return {**metadata, SEAL: _digest(metadata)}
+    return {**metadata, CHECKSUM: _digest(metadata)}
 
 
-def require_sealed(metadata: Mapping[str, str], path: str) -> None:
-    """Raise `Corrupt` naming `path` unless the metadata is what was sealed."""
+def require_checksum(metadata: Mapping[str, str], path: str) -> None:
+    """Raise `Corrupt` naming `path` unless the metadata is what was written with its checksum."""
     found = _digest(metadata)
-    if metadata.get(SEAL) != found:
-        raise Corrupt(f"{path}: what the file says about itself has the checksum {found}, not {metadata.get(SEAL)}")
+    if metadata.get(CHECKSUM) != found:
+        raise Corrupt(f"{path}: what the file says about itself has the checksum {found}, not {metadata.get(CHECKSUM)}")
 
 
 def _digest(metadata: Mapping[str, str]) -> str:
-    own = {key: value for key, value in metadata.items() if key.startswith(PREFIX) and key != SEAL}
+    own = {key: value for key, value in metadata.items() if key.startswith(PREFIX) and key != CHECKSUM}
     return xxhash.xxh3_64_hexdigest(json.dumps(own, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode())
 
 

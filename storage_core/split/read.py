@@ -26,7 +26,7 @@ from storage_core.rows.sort_order import OrderColumn
 from storage_core.scratch import scratch
 from storage_core.split.encode import has_float
 from storage_core.split.row_groups import admitting
-from storage_core.split.vectors import rows_gone, visible
+from storage_core.split.vectors import deleted_rows, visible
 from storage_core.split.verification import require_itself, require_known_format, whole_file
 from storage_core.system_errors import raise_refused, typed
 
@@ -46,14 +46,14 @@ _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 class OpenSplit:
     """A split whose footer has been read and found to be the one that the log names.
 
-    Its rows are those that its deletion vector leaves, `rows` of them. `gone` are the others, by their place in the
+    Its rows are those that its deletion vector leaves, `rows` of them. `deleted` are the others, by their place in the
     file. Of `add.as_written` the rows are all that the file has, each at its place.
     """
 
     add: Add
     schema: pa.Schema
     metadata: Mapping[str, str]
-    gone: BitMap
+    deleted: BitMap
     row_groups: int
     _file: pq.ParquetFile
     _in_memory: bool
@@ -61,7 +61,7 @@ class OpenSplit:
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return int(self._file.metadata.num_rows) - len(self.gone)
+        return int(self._file.metadata.num_rows) - len(self.deleted)
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
@@ -107,7 +107,7 @@ class OpenSplit:
             ):
                 skipped = min(max(0, place - first), batch.num_rows)
                 rows = pa.Table.from_batches([batch.slice(skipped)])
-                mask = visible(self.gone, first + skipped, rows.num_rows)
+                mask = visible(self.deleted, first + skipped, rows.num_rows)
                 places = np.arange(first + skipped, first + batch.num_rows)
                 first += batch.num_rows
                 yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
@@ -142,7 +142,7 @@ class OpenSplit:
         return np.cumsum(counts) - counts
 
     def _visible(self, table: pa.Table, first: int) -> pa.Table:
-        mask = visible(self.gone, first, table.num_rows)
+        mask = visible(self.deleted, first, table.num_rows)
         return table if mask is None else table.filter(pa.array(mask))
 
     def dictionaries(self) -> frozenset[str]:
@@ -182,7 +182,7 @@ def open_split(
     a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a
     vanished file.
     """
-    gone = rows_gone(store, add)
+    deleted = deleted_rows(store, add)
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
@@ -201,12 +201,12 @@ def open_split(
         if whole:  # only then the checksum vouches for what the footer says
             require_known_format(add, entries)
         require_itself(add, entries, schema, file.metadata)
-        if gone and gone.max() >= file.metadata.num_rows:
+        if deleted and deleted.max() >= file.metadata.num_rows:
             raise Corrupt(
-                f"{add.path}: its deletion vector names row {gone.max()} of {file.metadata.num_rows}",
+                f"{add.path}: its deletion vector names row {deleted.max()} of {file.metadata.num_rows}",
                 key=add.path,
             )
-    return OpenSplit(add, schema, entries, gone, file.metadata.num_row_groups, file, whole)
+    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole)
 
 
 def read_split(

@@ -1,7 +1,7 @@
 """Which row groups of a split may hold a key, by bounds that the file has of them in its own metadata.
 
 Parquet's statistics say the same in the footer, which has no checksum: damaged they would hide a row, and on some of
-them Arrow aborts the process. Our metadata is sealed.
+them Arrow aborts the process. Our metadata has the checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from storage_core.errors import Corrupt
 from storage_core.rows import statistics
 from storage_core.rows.sortable import bound_keys, sortable, unless_false
-from storage_core.split.metadata import PREFIX, json_object, require_sealed
+from storage_core.split.metadata import PREFIX, json_object, require_checksum
 from storage_core.system_errors import raise_refused
 
 ROWS_PER_GROUP: Final = 65_536
@@ -59,7 +59,7 @@ def admitting(metadata: Mapping[str, str], path: str, groups: int, wanted: pa.Ta
     """
     if PREFIX + _ENTRY not in metadata:
         return range(groups)
-    require_sealed(metadata, path)
+    require_checksum(metadata, path)
     try:
         entry = json_object(metadata, _ENTRY) or {}
         name, texts = entry["column"], [pa.array(entry[end], pa.string()) for end in ("min", "max")]

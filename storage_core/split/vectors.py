@@ -15,9 +15,9 @@ from storage_core.formats.keys import parse, vector_key
 from storage_core.ids import Ids
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import DeletionVector, encode, inline, rows_of, stored
-from storage_core.objectstore.ahead import ahead
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import Positions
 
@@ -33,40 +33,40 @@ PARALLEL_READS = 8
 """Stored vectors on their way at a time: small objects, of which a table with many deletes has one per split."""
 
 
-def rows_gone(store: ObjectStore, add: Add) -> BitMap:
+def deleted_rows(store: ObjectStore, add: Add) -> BitMap:
     """Return the rows of the file that are superseded or deleted; none without a vector. One GET for a stored one.
 
     Raises `Corrupt` naming it for a vector that is not what the log says, or names rows that the split does not
     have; `SnapshotExpired` when its object is gone.
     """
-    vector = add.rows_gone
+    vector = add.deleted_rows
     if vector is None:
         return BitMap()
-    gone = rows_of(
+    deleted = rows_of(
         vector, None if vector.path is None else _object(store, vector.path, add), where=vector.path or add.path
     )
-    if add.numRecords is not None and gone.max() >= add.numRecords:
-        raise Corrupt(f"{add.path}: its deletion vector names row {gone.max()} of {add.numRecords}", key=add.path)
-    return gone
+    if add.numRecords is not None and deleted.max() >= add.numRecords:
+        raise Corrupt(f"{add.path}: its deletion vector names row {deleted.max()} of {add.numRecords}", key=add.path)
+    return deleted
 
 
-def rows_gone_of_each(store: ObjectStore, adds: Sequence[Add]) -> list[BitMap]:
-    """Return what `rows_gone` returns, for each of these. One GET per stored vector, `PARALLEL_READS` at a time."""
-    stored_ones = [number for number, add in enumerate(adds) if add.rows_gone is not None and add.rows_gone.path]
-    read = ahead(lambda number: rows_gone(store, adds[number]), stored_ones, PARALLEL_READS)
+def deleted_rows_of_each(store: ObjectStore, adds: Sequence[Add]) -> list[BitMap]:
+    """Return what `deleted_rows` returns, for each of these. One GET per stored vector, `PARALLEL_READS` at a time."""
+    stored_ones = [number for number, add in enumerate(adds) if add.deleted_rows is not None and add.deleted_rows.path]
+    read = prefetch(lambda number: deleted_rows(store, adds[number]), stored_ones, PARALLEL_READS)
     found = dict(zip(stored_ones, read, strict=True))
-    return [found[number] if number in found else rows_gone(store, add) for number, add in enumerate(adds)]
+    return [found[number] if number in found else deleted_rows(store, add) for number, add in enumerate(adds)]
 
 
-def vector_for(store: ObjectStore, add: Add, gone: BitMap, *, ids: Ids) -> DeletionVector:
-    """Return the vector that hides `gone` of a split of ours: inline up to `INLINE_BYTES`, else stored beside it.
+def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> DeletionVector:
+    """Return the vector that hides `deleted` of a split of ours: inline up to `INLINE_BYTES`, else stored beside it.
 
     No request, or one PUT; an object that no version names is an orphan. Raises `CommitUnknown` when the store did not
     say whether it kept the object and does not have it.
     """
-    data = encode(gone)
+    data = encode(deleted)
     if len(data) <= INLINE_BYTES:
-        return inline(gone)
+        return inline(deleted)
     split = parse(add.path)
     if split is None or split.windowed is None:
         raise InvalidInput(f"{add.path}: not the key of a split of ours; its rows cannot be deleted", path=add.path)
@@ -76,12 +76,12 @@ def vector_for(store: ObjectStore, add: Add, gone: BitMap, *, ids: Ids) -> Delet
     return stored(key, data)
 
 
-def visible(gone: BitMap, first: int, rows: int) -> Mask | None:
+def visible(deleted: BitMap, first: int, rows: int) -> Mask | None:
     """Return which of `rows` rows from `first` on are not gone; None when all of them are visible."""
-    if not gone.range_cardinality(first, first + rows):
+    if not deleted.range_cardinality(first, first + rows):
         return None
     mask = np.ones(rows, np.bool_)
-    mask[positions(gone & BitMap(range(first, first + rows))) - first] = False
+    mask[positions(deleted & BitMap(range(first, first + rows))) - first] = False
     return mask
 
 

@@ -15,10 +15,10 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.timeseries_id import with_series
 from storage_core.rows.windows import split_by_window
 from storage_core.split.context import SplitContext
-from storage_core.split.emission import Emission, Expected
 from storage_core.split.encode import nan_columns, next_key_change
 from storage_core.split.encodings import LEAST_ROWS, Encodings, choose
 from storage_core.split.lineage import APPENDED, Lineage
+from storage_core.split.rolling_writer import Expected, RollingWriter
 from storage_core.split.writer import SplitHead, SplitWriter
 
 
@@ -49,9 +49,9 @@ def sort_and_write(
             next_key=partial(next_key_change, ordered, context.order),
             encodings=_choice(ordered),
         )
-        emission = Emission(store, head, expected, ids)
-        emission.add(ordered)
-        adds.extend(emission.finish())
+        rolling = RollingWriter(store, head, expected, ids)
+        rolling.add(ordered)
+        adds.extend(rolling.finish())
     return adds
 
 

@@ -30,7 +30,7 @@ from storage_core.split.context import SplitContext
 from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_schema
 from storage_core.split.encodings import Encodings, record
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
-from storage_core.split.metadata import describe, sealed
+from storage_core.split.metadata import describe, with_checksum
 
 _logger = logging.getLogger(__name__)
 
@@ -134,13 +134,13 @@ class SplitWriter:
         schema_string = to_schema_string(plain_schema(self._schema))
         metadata = describe(add, table_id=context.table_id, schema_string=schema_string)
         own = write_origin(_origin(context, head.lineage)) | record(self._encodings) | self._bounds.metadata()
-        data = self._file.finish(sealed(metadata | own))
+        data = self._file.finish(with_checksum(metadata | own))
         _create(store, add.path, data)
         _logger.info("wrote split %s: %d rows, %d bytes", add.path, self._rows, data.size)
-        return with_file_figures(add, data)
+        return with_file_metrics(add, data)
 
     def _described(self, key: str, first: pa.Table, last: pa.Table) -> Add:
-        head, context, figures = self._head, self._head.context, self._statistics.result()
+        head, context, metrics = self._head, self._head.context, self._statistics.result()
         return Add(
             path=key,
             size=0,
@@ -148,9 +148,9 @@ class SplitWriter:
             numMergeOps=head.num_merge_ops,
             windowStart=head.window,
             numRecords=self._rows,
-            minValues=figures.min_values,
-            maxValues=figures.max_values,
-            nullCounts=figures.null_counts,
+            minValues=metrics.min_values,
+            maxValues=metrics.max_values,
+            nullCounts=metrics.null_counts,
             columnRegexes=self._regexes.result() or None,
             minRowKey=row_key(first, context.order, is_first=True),
             maxRowKey=row_key(last, context.order, is_first=False),
@@ -169,12 +169,12 @@ def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = L
     after the last. None where no such text is known.
     """
     names = [each.name for each in order.columns]
-    figures = statistics.compute(decoded(row.select([each for each in names if each in row.column_names])), longest)
+    metrics = statistics.compute(decoded(row.select([each for each in names if each in row.column_names])), longest)
     texts = [
-        (figures.max_values if is_first == each.descending else figures.min_values).get(each.name)
+        (metrics.max_values if is_first == each.descending else metrics.min_values).get(each.name)
         for each in order.columns
     ]
-    if any(text is None and name in figures.min_values for name, text in zip(names, texts, strict=True)):
+    if any(text is None and name in metrics.min_values for name, text in zip(names, texts, strict=True)):
         return None
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
 
@@ -211,7 +211,7 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
         )
 
 
-def with_file_figures(add: Add, data: pa.Buffer) -> Add:
+def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
     """Return the action completed with what only the whole file tells: size, checksum, footer, uncompressed bytes.
 
     The footer of a Parquet file is its last 8 bytes (length, magic) and as many bytes before them as they say.

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.read import read_split
-from storage_core.split.vectors import rows_gone, vector_for
+from storage_core.split.vectors import deleted_rows, vector_for
 
 
 def delete_places(log: TransactionLog, places: Mapping[str, Iterable[int]]) -> Snapshot:
@@ -22,9 +22,9 @@ def delete_places(log: TransactionLog, places: Mapping[str, Iterable[int]]) -> S
     head = log.snapshot()
     adds = [head.splits[path] for path in places]
     marked = [
-        replace(add, deletionVector=vector_for(log.store, add, gone, ids=log.ids))
+        replace(add, deletionVector=vector_for(log.store, add, deleted, ids=log.ids))
         for add in adds
-        if (gone := rows_gone(log.store, add) | BitMap(places[add.path]))
+        if (deleted := deleted_rows(log.store, add) | BitMap(places[add.path]))
     ]
     return log.commit(head, marked, operation="DELETE").snapshot
 

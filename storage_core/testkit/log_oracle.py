@@ -101,8 +101,8 @@ class LogOracle:
         self.check_snapshot(expected)
         versions = self.read()
         last = versions[version + 1].timestamp - 1 if version + 1 < len(versions) else versions[version].timestamp + 10
-        for moment in {versions[version].timestamp, last}:
-            assert log.snapshot(timestamp_ms=moment) == expected, f"version {version} is not what {moment} ms opens"
+        for instant in {versions[version].timestamp, last}:
+            assert log.snapshot(timestamp_ms=instant) == expected, f"version {version} is not what {instant} ms opens"
 
     def _next(self) -> list[Action] | None:
         key = version_key(len(self.versions))

@@ -55,8 +55,8 @@ class Work:
     def check(self, actions: Sequence[Action]) -> None:
         """Assert that a version holds the work: no segment whose splits are all gone, and the protocol it needs."""
         found = [action for action in actions if not isinstance(action, Protocol)]
-        asked = [action for action in self.actions if not isinstance(action, IndexSegment)]
-        assert [action for action in found if not isinstance(action, IndexSegment)] == asked
+        requested = [action for action in self.actions if not isinstance(action, IndexSegment)]
+        assert [action for action in found if not isinstance(action, IndexSegment)] == requested
         assert all(action in self.actions for action in found)
 
 
@@ -72,15 +72,15 @@ def append(random: Random, name: str, snapshot: Snapshot) -> Work:
 
 def compact(random: Random, name: str, snapshot: Snapshot) -> Work | None:
     """A new split in place of up to two."""
-    gone = _some_live(random, snapshot, 2)
-    actions: tuple[Action, ...] = (*gone, replace(split(name), dataChange=False))
-    return Work(kind="COMPACT", planned=snapshot, actions=actions) if gone else None
+    deleted = _some_live(random, snapshot, 2)
+    actions: tuple[Action, ...] = (*deleted, replace(split(name), dataChange=False))
+    return Work(kind="COMPACT", planned=snapshot, actions=actions) if deleted else None
 
 
 def remove(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
     """A split less."""
-    gone = _some_live(random, snapshot, 1)
-    return Work(kind="REMOVE", planned=snapshot, actions=gone) if gone else None
+    deleted = _some_live(random, snapshot, 1)
+    return Work(kind="REMOVE", planned=snapshot, actions=deleted) if deleted else None
 
 
 def delete_rows(random: Random, _name: str, snapshot: Snapshot) -> Work | None:

@@ -8,14 +8,14 @@ from storage_core.objectstore.meter import RequestKind
 
 
 class Meanwhile:
-    """A `watch` of a `FaultStore` that lets somebody act once, before request number `moment` (from 0).
+    """A `watch` of a `FaultStore` that lets somebody act once, before request number `instant` (from 0).
 
     Manifests are not counted: they are read by other threads, while the reading thread holds what the act may need.
     """
 
-    def __init__(self, moment: int, act: Callable[[], object]) -> None:
+    def __init__(self, instant: int, act: Callable[[], object]) -> None:
         """Wait for the request of that number."""
-        self._left = moment
+        self._left = instant
         self._act: Callable[[], object] | None = act
 
     def __call__(self, _kind: RequestKind, key: str) -> None:

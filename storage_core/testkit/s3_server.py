@@ -112,7 +112,7 @@ class Front:
         """Drop these request headers from now on, as a server does that does not know them. None: drop nothing."""
         self._ignored = headers
 
-    def forget(self) -> None:
+    def prune(self) -> None:
         """Pass every request as it is from now on, and start `seen` anew."""
         with self._lock:
             self._scripts.clear()
@@ -121,13 +121,13 @@ class Front:
 
     @property
     def seen(self) -> tuple[Seen, ...]:
-        """The requests since the last `forget`, in the order they came in."""
+        """The requests since the last `prune`, in the order they came in."""
         with self._lock:
             return tuple(self._seen)
 
     @property
     def requests(self) -> dict[str, int]:
-        """Number of requests by kind since the last `forget`."""
+        """Number of requests by kind since the last `prune`."""
         return dict(Counter(each.kind for each in self.seen))
 
     @property

@@ -54,7 +54,7 @@ class _Started:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def told(self, pattern: re.Pattern[str]) -> str:
+    def wait_for(self, pattern: re.Pattern[str]) -> str:
         """Return what the log says, as soon as it does. Raises `AssertionError` when it never will."""
         deadline = time.monotonic() + _START_SECONDS
         running = True
@@ -106,8 +106,8 @@ class StandaloneCluster:
         with ExitStack() as failing:
             failing.push(self.__exit__)
             master = self._start_daemon("master", "master.Master", ["--host", _HOSTS[0], "--port", "0"])
-            self.master = master.told(_MASTER_URL)
-            self._page = master.told(_MASTER_PAGE)
+            self.master = master.wait_for(_MASTER_URL)
+            self._page = master.wait_for(_MASTER_PAGE)
             for number in range(self._workers):
                 size = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / f"work-{number}")]
                 where = ["--host", _HOSTS[number % len(_HOSTS)], *size, self.master]
@@ -136,7 +136,7 @@ class StandaloneCluster:
         options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
         started = self._start("connect", "SparkSubmit", ["--master", self.master, *options, *server])
-        return f"sc://127.0.0.1:{started.told(_CONNECT_PORT)}"
+        return f"sc://127.0.0.1:{started.wait_for(_CONNECT_PORT)}"
 
     @property
     def worker_environment(self) -> dict[str, str]:
@@ -210,8 +210,8 @@ class StandaloneCluster:
         found = _Events()
         for file in (self._folder / "events").glob("*/events_*"):
             application = ""
-            told, _, _half_written = file.read_text(encoding="utf-8").rpartition("\n")
-            for event in map(json.loads, filter(None, told.splitlines())):
+            text, _, _half_written = file.read_text(encoding="utf-8").rpartition("\n")
+            for event in map(json.loads, filter(None, text.splitlines())):
                 application = event.get("App ID", application)
                 found.kinds[event["Event"]] += 1
                 if event["Event"] not in ("SparkListenerTaskStart", "SparkListenerTaskEnd"):

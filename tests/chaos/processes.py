@@ -217,7 +217,7 @@ def read(task: Task, journal: Journal, random: Random) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Requested:
     """How the keyed table is read, and for what: all of it, some keys, or the rows with a tag."""
 
     level: str
@@ -232,30 +232,30 @@ def _read_once(opened: list[Table], session: str, journal: Journal, random: Rand
         way = random.choice(["scan", "sql", "search"])
         look = partial(ids_of_events, events, way)
         return journal.call(look, goes_on=True, keeps=True, op="look", session=session, way=way)[0]
-    asked = _question(random)
-    said = {name: value for name, value in asdict(asked).items() if value is not None}
-    read = partial(rows_of_items, items, asked)
+    requested = _question(random)
+    said = {name: value for name, value in asdict(requested).items() if value is not None}
+    read = partial(rows_of_items, items, requested)
     return journal.call(read, goes_on=True, keeps=True, op="read", session=session, **said)[0]
 
 
-def _question(random: Random) -> Asked:
+def _question(random: Random) -> Requested:
     level, way = random.choice(LEVELS), random.choice(["scan", "sql", "get", "get_many", "search", "history"])
     match way:
         case "get" | "get_many":
-            return Asked(level=level, way=way, keys=tuple(random.sample(KEYS, 1 if way == "get" else 3)))
+            return Requested(level=level, way=way, keys=tuple(random.sample(KEYS, 1 if way == "get" else 3)))
         case "search":
-            return Asked(level=level, way=way, tag=random.choice(TAGS))
+            return Requested(level=level, way=way, tag=random.choice(TAGS))
         case _:
-            return Asked(level="latest" if way == "history" else level, way=way)
+            return Requested(level="latest" if way == "history" else level, way=way)
 
 
-def rows_of_items(table: Table, asked: Asked) -> list[list[object]]:
+def rows_of_items(table: Table, requested: Requested) -> list[list[object]]:
     """Return what is found of the keyed table: id, a, b and tag of every row."""
     found: list[dict[str, Any] | None]
-    level, keys = asked.level, asked.keys or ()
+    level, keys = requested.level, requested.keys or ()
     if level == "snapshot":
         table.refresh()  # else it would see no progress; above it, a read itself must not mix what it had with the new
-    match asked.way:
+    match requested.way:
         case "scan":
             found = [*table.scan(consistency=level).to_arrow().to_pylist()]
         case "sql":
@@ -265,7 +265,7 @@ def rows_of_items(table: Table, asked: Asked) -> list[list[object]]:
         case "get_many":
             found = [*table.get_many(keys, consistency=level)]
         case "search":
-            found = [*table.search(asked.tag, index="tags", limit=1000, consistency=level).to_pylist()]
+            found = [*table.search(requested.tag, index="tags", limit=1000, consistency=level).to_pylist()]
         case _:
             return replayed(table)
     return [[each[name] for name in ITEMS.names] for each in found if each is not None]

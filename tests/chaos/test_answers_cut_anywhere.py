@@ -30,8 +30,8 @@ def serving(*answers: bytes, to_put: bytes = b"") -> Iterator[str]:
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            asked = self.request.recv(65_536)
-            self.request.sendall(to_put if asked.startswith(b"PUT ") else left.pop(0))
+            requested = self.request.recv(65_536)
+            self.request.sendall(to_put if requested.startswith(b"PUT ") else left.pop(0))
 
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.001})
@@ -88,7 +88,7 @@ def test_our_own_object_is_no_conflict_wherever_the_answer_that_tells_so_is_cut(
             assert store.put("key", BODY, mode) == Committed('"ours"'), cut
 
 
-def test_figures_of_a_head_that_is_cut_anywhere_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_head_that_is_cut_anywhere_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     whole = HEAD % b"written"

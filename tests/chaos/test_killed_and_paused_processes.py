@@ -32,7 +32,7 @@ from tests.chaos.board import Board, now_ms
 from tests.chaos.crew import Crew
 from tests.chaos.history import History
 from tests.chaos.journal import Journal
-from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Asked, Task, ids_of_events, rows_of_items
+from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Requested, Task, ids_of_events, rows_of_items
 from tests.chaos.proxy import Proxy
 from tests.scale import scaled
 
@@ -129,7 +129,7 @@ def run_and_judge(
 
 
 def create_tables(items: str, events: str) -> None:
-    """Both tables, with versions that can be forgotten at once and the smallest horizon."""
+    """Both tables, with versions that can be pruned at once and the smallest horizon."""
     common = TableConfig(
         indexes=(IndexDefinition("tags", "bitmap", ("tag",)),),
         gc_horizon_ms=1,
@@ -159,7 +159,7 @@ def look_last(uris: tuple[str, ...], folder: Path, board: Board, horizon_ms: int
 def look_once(uris: tuple[str, ...], quiet: Journal, session: str) -> None:
     items, events = (Table.open(uri) for uri in uris)
     for level, way in product(["snapshot", "committed", "latest"], ["scan", "sql"]):
-        act = partial(rows_of_items, items, Asked(level=level, way=way))
+        act = partial(rows_of_items, items, Requested(level=level, way=way))
         quiet.call(act, op="read", session=session, level=level, way=way)
     for way in ("scan", "search"):
         quiet.call(partial(ids_of_events, events, way), op="look", session=session, way=way)

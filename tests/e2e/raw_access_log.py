@@ -99,7 +99,7 @@ def _line(text: str) -> Line | None:
         client=client,
         ident=_value(ident),
         user=_value(user),
-        timestamp=_moment(day_and_time[1:], zone[:-1]),
+        timestamp=_instant(day_and_time[1:], zone[:-1]),
         request=_value(parts[1]),
         method=request[0] if whole else None,
         path=request[1] if whole else None,
@@ -115,7 +115,7 @@ def _value(text: str) -> str | None:
     return None if text in ("-", "") else text
 
 
-def _moment(text: str, zone: str) -> dt.datetime:
+def _instant(text: str, zone: str) -> dt.datetime:
     """`17/May/2015:10:05:03`, with the zone `+0000`."""
     date, hour, minute, second = text.split(":")
     day, month, year = date.split("/")

@@ -110,27 +110,27 @@ def test_a_report_counts_every_put_and_every_byte_of_all_tasks(story: Story) -> 
     leases = {"landed": 0, "compacted": 1, "late": 0, "whole": 1, "caught_up": 2}  # one per compaction and per index
     for name, prefix in kept.items():
         report, files = story.steps[name].report, story.steps[name].new_files
-        figures = report.figures
+        metrics = report.metrics
         results = {key: size for key, size in files.items() if key.startswith(prefix)}
         made = [key for key in files if not key.startswith("_locks/")]
         assert report.status == "committed"
         # But for leases nothing is replaced, so each PUT made one file: the results, one version, the quarantine.
         assert report.requests["put"] == len(made) + leases[name], name
-        assert (figures.splits_out, figures.bytes_out) == (len(results), sum(results.values())), name
-        assert report.requests["get"] >= figures.splits_in, name
+        assert (metrics.splits_out, metrics.bytes_out) == (len(results), sum(results.values())), name
+        assert report.requests["get"] >= metrics.splits_in, name
         assert 0 < report.spark_seconds <= report.seconds, name
 
 
-def test_a_report_and_the_history_of_the_table_give_the_same_figures(story: Story) -> None:
+def test_a_report_and_the_history_of_the_table_give_the_same_metrics(story: Story) -> None:
     history = {entry.version: entry for entry in Table.open(story.uri).history()}
     for step in story.steps.values():
         entry, report = history[step.report.version], step.report
         assert entry.commit_id == report.commit_id
-        assert dict(entry.metrics) == report.figures.as_mapping()
-    whole = story.steps["whole"].report.figures
+        assert dict(entry.metrics) == report.metrics.as_mapping()
+    whole = story.steps["whole"].report.metrics
     assert whole.rows_in == whole.rows_out
     assert whole.splits_in - whole.splits_out == len(live_files(story, "half")) - len(live_files(story, "whole"))
-    landed = story.steps["landed"].report.figures
+    landed = story.steps["landed"].report.metrics
     assert (landed.rows_in, landed.rows_out) == (9_565, 9_564)
 
 

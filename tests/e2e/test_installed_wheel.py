@@ -106,10 +106,12 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_core_lock_has_what_the_wheel_asks_for_and_nothing_of_the_pipeline(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
-        asked = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
+        requested = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
     lock = (REQUIREMENTS / "core.lock").read_text(encoding="utf-8")
     pinned = {canonicalize_name(each) for each in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
-    needed = [each for each in map(Requirement, asked) if each.marker is None or each.marker.evaluate({"extra": ""})]
+    needed = [
+        each for each in map(Requirement, requested) if each.marker is None or each.marker.evaluate({"extra": ""})
+    ]
     assert {canonicalize_name(each.name) for each in needed} <= pinned
     assert {canonicalize_name(each) for each in PIPELINE} & pinned == set()
 

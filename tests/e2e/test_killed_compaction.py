@@ -70,20 +70,20 @@ def table(tmp_path: Path) -> Table:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("instant", ["before", "after"])
 def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
-    table: Table, spark: Spark, moment: str
+    table: Table, spark: Spark, instant: str
 ) -> None:
     root = Path(table.uri.removeprefix("file://"))
     expected, inputs = rows_of(table), stored_splits(root)
-    killed = subprocess.run([sys.executable, "-c", KILLED_JOB, table.uri, moment], capture_output=True, check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED_JOB, table.uri, instant], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     written = stored_splits(root) - inputs
     assert written, "the job was killed after it wrote its files"
     assert rows_of(Table.open(table.uri)) == expected
 
     report = compact.run(JobRequest(table_uri=table.uri), spark)
-    assert report.status == ("committed" if moment == "before" else "nothing_to_do")
+    assert report.status == ("committed" if instant == "before" else "nothing_to_do")
     compacted = Table.open(table.uri)
     live = set(compacted.snapshot.splits)
     assert rows_of(compacted) == expected
@@ -95,7 +95,7 @@ def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
         assert keys == sorted(keys)
 
     orphans = written - live
-    assert (moment == "before") == bool(orphans)
+    assert (instant == "before") == bool(orphans)
     first = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), spark)
     again = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), spark)
     assert [first.details["deleted_keys"], again.details["deleted_keys"]] == [sorted(orphans), []]

@@ -98,11 +98,11 @@ def write_everything(fleet: Fleet) -> None:
         fleet.patch(writer, [{"tailnum": key, "year": None} for key in fleet.keys(lambda number: number % 5 == 0)])
         writer.flush()
     with fleet.table.writer() as writer:  # a second claim goes on where the first one ended
-        gone = fleet.keys(lambda number: number % 11 == 0)
-        fleet.delete(writer, [*gone, "N-never-there"])
-        fleet.put(writer, [{"tailnum": key, "manufacturer": "KITE"} for key in gone[:20]])
-        fleet.patch(writer, [{"tailnum": key, "seats": 3} for key in gone[20:30]])
-        fleet.patch(writer, [{"tailnum": gone[0], "engines": 4}, {"tailnum": gone[0], "engines": 5}])
+        deleted = fleet.keys(lambda number: number % 11 == 0)
+        fleet.delete(writer, [*deleted, "N-never-there"])
+        fleet.put(writer, [{"tailnum": key, "manufacturer": "KITE"} for key in deleted[:20]])
+        fleet.patch(writer, [{"tailnum": key, "seats": 3} for key in deleted[20:30]])
+        fleet.patch(writer, [{"tailnum": deleted[0], "engines": 4}, {"tailnum": deleted[0], "engines": 5}])
         writer.flush()
         fleet.put(writer, [{"tailnum": STILL_UNMERGED, "seats": 2}])
 
@@ -119,7 +119,7 @@ def test_the_planes_after_updates_and_deletes_are_those_of_the_csv_file_treated_
     assert fleet.rows("snapshot") == {}
 
     report = fleet.run(merge.run, spark)
-    assert (report.status, report.figures.rows_out) == ("committed", len(flushed))
+    assert (report.status, report.metrics.rows_out) == ("committed", len(flushed))
     assert fleet.rows("snapshot") == flushed
     assert fleet.rows("latest") == fleet.expected
     assert fleet.run(merge.run, Spark()).status == "nothing_to_do"

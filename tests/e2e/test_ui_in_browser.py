@@ -72,7 +72,7 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_figures_and_checks(
+def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_metrics_and_checks(
     server: str, browser: Browser, tmp_path: Path
 ) -> None:
     page = browser.new_page(viewport={"width": 1600, "height": 1000})
@@ -84,7 +84,7 @@ def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_figures_and
     picture(page, tmp_path, "asset-graph")
 
     page.goto(f"{server}/assets/access_log/compacted?view=partitions&partition={WINDOW}")
-    for figure in (
+    for metric in (
         "rows_in",
         "rows_out",
         "splits_in",
@@ -94,7 +94,7 @@ def test_the_ui_shows_the_asset_graph_and_a_materialization_with_its_figures_and
         "requests_put",
         "seconds",
     ):
-        expect(page.get_by_text(figure, exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+        expect(page.get_by_text(metric, exact=True).first).to_be_visible(timeout=PATIENCE_MS)
     picture(page, tmp_path, "materialized-asset")
 
     page.goto(f"{server}/assets/access_log/compacted?view=checks")

@@ -82,8 +82,8 @@ def test_the_checks_of_a_sound_table_pass_and_say_what_they_looked_at(definition
     found = checked(definitions)
     assert verdicts(found) == SOUND
     for each in found.values():
-        figures = {name: value.value for name, value in each.metadata.items()}
-        assert figures == {"violated": {}, "first": [], "splits": 1, "merges": 1, "not_checkable": 0}
+        metrics = {name: value.value for name, value in each.metadata.items()}
+        assert metrics == {"violated": {}, "first": [], "splits": 1, "merges": 1, "not_checkable": 0}
 
 
 def test_a_table_that_is_not_there_yet_passes(definitions: Definitions) -> None:

@@ -75,8 +75,8 @@ def test_a_sound_table_ends_with_zero(table: Table, capsys: pytest.CaptureFixtur
     assert "2 splits and 2 merges judged, 0 not checkable, 0 violations" in out
     assert main(["audit", table.uri, "--json"]) == 0
     (last,) = lines(capsys)
-    figures = {"status": "clean", "version": 4, "splits": 2, "merges": 2, "violated": {}, "not_checkable": 0}
-    assert last["summary"].items() >= figures.items()
+    metrics = {"status": "clean", "version": 4, "splits": 2, "merges": 2, "violated": {}, "not_checkable": 0}
+    assert last["summary"].items() >= metrics.items()
     assert {info.key for info in table.store.list("")} == before
 
 
@@ -97,12 +97,12 @@ def test_a_violation_is_named_with_what_to_do_and_ends_with_four(
 
 def test_what_cannot_be_judged_is_named_and_no_violation(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     live = set(table.snapshot.splits)
-    gone = next(info.key for info in table.store.list("splits/") if info.key not in live)
-    table.store.delete([gone])
+    deleted = next(info.key for info in table.store.list("splits/") if info.key not in live)
+    table.store.delete([deleted])
     assert main(["audit", table.uri, "--json"]) == 0
     unchecked, last = lines(capsys)
     assert unchecked["not_checkable"] in live
-    assert f"{gone} has been collected" in unchecked["reason"]
+    assert f"{deleted} has been collected" in unchecked["reason"]
     assert last["summary"].items() >= {"status": "clean", "merges": 1, "not_checkable": 1}.items()
     assert main(["audit", table.uri]) == 0
     assert "1 not checkable" in capsys.readouterr().out

@@ -60,11 +60,11 @@ def table(declaration: TableDeclaration) -> Table:
     """Two splits of four rows in each window."""
     created = Table.declare(declaration)
     for batch in range(2):
-        moments = (START + dt.timedelta(minutes=15 * number, seconds=batch) for number in range(DAYS * PER_DAY))
+        instants = (START + dt.timedelta(minutes=15 * number, seconds=batch) for number in range(DAYS * PER_DAY))
         created.append(
             [
-                {"timestamp": moment + dt.timedelta(minutes=minute), "value": minute * 7 % 4}
-                for moment in moments
+                {"timestamp": instant + dt.timedelta(minutes=minute), "value": minute * 7 % 4}
+                for instant in instants
                 for minute in range(4)
             ]
         )

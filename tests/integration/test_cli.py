@@ -501,7 +501,7 @@ def test_debt_lists_the_windows_that_a_compaction_would_rewrite(events: str, run
 
 
 @pytest.mark.parametrize("command", ["describe", "files", "history", "debt", "tables"])
-def test_people_get_tables_of_figures(events: str, run: Run, command: str) -> None:
+def test_people_get_tables_of_metrics(events: str, run: Run, command: str) -> None:
     ended = run(command, *([] if command == "tables" else [events]))
     assert (ended.code, ended.err) == (0, "")
     assert not ended.out.startswith("{")
@@ -554,8 +554,8 @@ def test_gc_shows_and_then_deletes_what_nothing_needs(events: str, run: Run) -> 
     assert (dry[-1]["summary"]["status"], dry[-1]["summary"]["candidates"]) == ("planned", 1)
     assert run("gc", events, "--json").lines[-1]["summary"]["deleted"] == 0  # within its horizon
     assert path.exists()
-    gone = run("gc", events, "--horizon", "0s", "--json").lines
-    assert (gone[0]["deleted"], gone[-1]["summary"]["deleted"]) == (True, 1)
+    deleted = run("gc", events, "--horizon", "0s", "--json").lines
+    assert (deleted[0]["deleted"], deleted[-1]["summary"]["deleted"]) == (True, 1)
     assert not path.exists()
     assert table.refresh().sql("select count(*) n from t").to_pylist() == [{"n": 6}]
 
@@ -857,7 +857,7 @@ def test_ui_serves_the_tables_of_any_folder_on_this_machine_only_and_ends_with_i
             while not _answers(port):
                 assert process.poll() is None
                 time.sleep(0.5)
-            answer = _asked(
+            answer = _requested(
                 port, "{assetNodes {assetKey {path}} workspaceOrError {... on Workspace {locationEntries {id}}}}"
             )
             assert ["events", "ingested"] in [each["assetKey"]["path"] for each in answer["assetNodes"]]
@@ -879,7 +879,7 @@ def test_ui_without_a_declaration_says_what_is_missing(tmp_path: Path) -> None:
     assert (ended.returncode, "no table is declared here" in ended.stderr) == (2, True)
 
 
-def _asked(port: int, query: str) -> dict[str, Any]:
+def _requested(port: int, query: str) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
         connection.request("POST", "/graphql", json.dumps({"query": query}), {"Content-Type": "application/json"})
@@ -900,10 +900,10 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def test_a_day_is_simulated_and_a_figure_out_of_range_is_refused(run: Run) -> None:
+def test_a_day_is_simulated_and_a_metric_out_of_range_is_refused(run: Run) -> None:
     *rounds, last = run("simulate-policy", "--rate", "1", "--every", "720", "--window", "60m", "--json").lines
     assert [each["minute"] for each in rounds][:2] == [720, 1440]
     assert (last["summary"]["converged"], last["summary"]["windows"]) == (True, 24)
-    for option, figure in (("--late", "1.5"), ("--rate", "0"), ("--every", "1441")):
-        refused = run("simulate-policy", option, figure)
+    for option, metric in (("--late", "1.5"), ("--rate", "0"), ("--every", "1441")):
+        refused = run("simulate-policy", option, metric)
         assert (refused.code, option in refused.err) == (2, True)

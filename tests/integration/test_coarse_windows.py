@@ -149,8 +149,8 @@ def test_a_backfill_of_coarse_windows_ingests_compacts_and_passes_its_checks(
     declaration = declared(tmp_path, "12h", more=more)
     (tmp_path / "landing").mkdir()
     for number in range(2):
-        moments = [f"2015-05-17T{hour:02}:59:59Z" for hour in (0, 11, 12, 23)] + ["2015-05-18T00:00:00Z"]
-        lines = [f'{{"at": "{moment}", "id": {number}}}\n' for moment in moments]
+        instants = [f"2015-05-17T{hour:02}:59:59Z" for hour in (0, 11, 12, 23)] + ["2015-05-18T00:00:00Z"]
+        lines = [f'{{"at": "{instant}", "id": {number}}}\n' for instant in instants]
         (tmp_path / "landing" / f"{number}.ndjson").write_text("".join(lines), encoding="utf-8")
 
     with DagsterInstance.ephemeral() as instance:

@@ -24,7 +24,7 @@ from jobs.window_groups import Executed, GroupsOutcome, compact_groups, settle
 from jobs.window_range import WindowRange
 from storage_core.compaction import planner
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt, Fenced
 from storage_core.leases.lease import break_lease
 from storage_core.log.actions import Remove
@@ -92,14 +92,14 @@ def splits_by_window(uri: str) -> list[int]:
     ]
 
 
-def executed(table: Table, operations: Sequence[MergeOperation]) -> list[Executed]:
+def executed(table: Table, operations: Sequence[CompactionTask]) -> list[Executed]:
     return [
         Executed(operation, tasks.compact({"table_uri": table.uri, "operation": operation.to_json()}))
         for operation in operations
     ]
 
 
-def everything(snapshot: Snapshot) -> list[MergeOperation]:
+def everything(snapshot: Snapshot) -> list[CompactionTask]:
     return plan(snapshot)
 
 
@@ -107,14 +107,14 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
     job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
     with job.leased(everything, ["compact.all"]) as operations:
         merges = executed(table, operations)
-        gone = merges[1].operation.inputs[0].path
-        table.log.commit(table.snapshot, [Remove(path=gone, deletionTimestamp=1)], operation="DELETE")
+        deleted = merges[1].operation.inputs[0].path
+        table.log.commit(table.snapshot, [Remove(path=deleted, deletionTimestamp=1)], operation="DELETE")
         settle(job, merges, outcome)
     assert {window: each.kind for window, each in outcome.failed.items()} == {WINDOWS[1]: "conflict"}
-    assert gone in outcome.failed[WINDOWS[1]].message
+    assert deleted in outcome.failed[WINDOWS[1]].message
     assert [each.windows for each in outcome.commits] == [tuple(each for each in WINDOWS if each != WINDOWS[1])]
     assert splits_by_window(table.uri) == [1] * 5
-    assert gone not in Table.open(table.uri).snapshot.splits
+    assert deleted not in Table.open(table.uri).snapshot.splits
 
 
 def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_ends_it(table: Table) -> None:

@@ -46,7 +46,7 @@ Model = dict[int, str]
 Act = Callable[[], object]
 
 
-class Overtaken(Spark):
+class CommittedMeanwhile(Spark):
     """Joins the session; somebody acts when the tasks are done, before the job goes on."""
 
     def __init__(self, act: Act) -> None:
@@ -91,25 +91,25 @@ class Events:
             self.table.refresh().append(rows)
         self.model |= dict.fromkeys(numbers, text)
 
-    def delete(self, gone: Callable[[int], bool]) -> None:
+    def delete(self, deleted: Callable[[int], bool]) -> None:
         """Delete rows, of the keyed table by a merge on Spark."""
-        numbers = [n for n in self.model if gone(n)]
+        numbers = [n for n in self.model if deleted(n)]
         if self._keyed:
             with self.table.refresh().writer() as writer:
                 writer.delete([{"n": n, "at": self.row(n, "")["at"]} for n in numbers])
                 writer.flush()
             self.merge()
         else:
-            delete_where(self.table.log, lambda row: gone(row["n"]))
+            delete_where(self.table.log, lambda row: deleted(row["n"]))
         for n in numbers:
             del self.model[n]
 
     def merge(self, meanwhile: Act = list) -> JobReport:
-        return merge.run(JobRequest(table_uri=self.table.uri, master=MASTER), Overtaken(meanwhile))
+        return merge.run(JobRequest(table_uri=self.table.uri, master=MASTER), CommittedMeanwhile(meanwhile))
 
     def compact(self, meanwhile: Act = list, *, start: int | None = None) -> JobReport:
         request = JobRequest(table_uri=self.table.uri, master=MASTER, windows=WindowRange(start=start))
-        return compact.run(request, Overtaken(meanwhile))
+        return compact.run(request, CommittedMeanwhile(meanwhile))
 
     def check(self, *, splits: int) -> None:
         """The rows are those of the model, each once, in so many splits that are what the log says."""
@@ -227,8 +227,8 @@ def test_removed_windows_stay_removed(events: Events, windows: tuple[int, ...]) 
 
     def expire() -> None:
         head = events.table.refresh().snapshot
-        gone = [add for add in head.splits.values() if add.windowStart in windows]
-        events.table.log.commit(head, [Remove(path=add.path) for add in gone], operation="EXPIRE")
+        deleted = [add for add in head.splits.values() if add.windowStart in windows]
+        events.table.log.commit(head, [Remove(path=add.path) for add in deleted], operation="EXPIRE")
         events.model = {n: text for n, text in events.model.items() if FIRST + n % 2 * WINDOW not in windows}
 
     with pytest.raises(CommitConflict, match="no longer live"):
@@ -250,7 +250,7 @@ def test_a_changed_sort_schema_wins_also_beside_deletes(events: Events) -> None:
     assert {add.sortSchema for add in events.table.refresh().snapshot.splits.values()} == {"host|timestamp/V2"}
 
 
-def test_a_changed_figure_of_the_upkeep_is_in_nobodys_way(events: Events) -> None:
+def test_a_changed_metric_of_the_upkeep_is_in_nobodys_way(events: Events) -> None:
     def configure() -> None:
         events.delete(lambda n: n % 50 == 0)
         assert events.declare("host|timestamp/V2", "{most_files: 30}").version == events.table.version + 2

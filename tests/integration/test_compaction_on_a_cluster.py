@@ -2,7 +2,7 @@
 
 It runs here, on the cluster, and through a Spark Connect server on the cluster, and what comes out is the same to the
 byte. Three values in a split are drawn anew by whoever writes it, and are left out of the comparison: its own name, the
-id that the splits of one operation share, and the seal, a checksum over both. All are of one length, so that every
+id that the splits of one operation share, and the checksum, a checksum over both. All are of one length, so that every
 other byte of the file, pages and footer, is compared at its place; and of the log's actions all but the name, the time
 of writing, and the checksum of the whole file.
 
@@ -60,7 +60,7 @@ def s3(_s3_server: S3Server) -> Iterator[S3Server]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _s3_server.environment.items():
             patch.setenv(name, value)
-        _s3_server.front.forget()
+        _s3_server.front.prune()
         yield _s3_server
 
 

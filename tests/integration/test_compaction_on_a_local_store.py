@@ -11,7 +11,7 @@ from storage_core.compaction.audit import audit
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.execute import execute
 from storage_core.compaction.planner import choose
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Action, Metadata, Remove
@@ -123,7 +123,7 @@ def test_a_compaction_that_died_before_its_commit_leaves_the_table_as_it_was(
 def test_of_two_compactions_of_the_same_inputs_one_is_committed(
     store: LocalStore, log: TransactionLog, ingested: Snapshot
 ) -> None:
-    operations = [MergeOperation.from_json(operation.to_json()) for operation in plan(ingested)]
+    operations = [CompactionTask.from_json(operation.to_json()) for operation in plan(ingested)]
     twice = [[execute(store, operation, ids=SeededIds(seed), now_ms=2) for operation in operations] for seed in (1, 2)]
     winner = _commit(log, ingested, twice[0])
     with pytest.raises(CommitConflict):
@@ -136,11 +136,11 @@ def test_a_compaction_is_not_committed_over_a_later_removal_of_its_input(
 ) -> None:
     """Lesson 26: what another commit took out of the table does not come back."""
     results = [execute(store, operation, ids=SystemIds(), now_ms=2) for operation in plan(ingested)]
-    gone = results[0].removes[0].path
-    log.commit(ingested, [Remove(path=gone, deletionTimestamp=3)], operation="DELETE")
+    deleted = results[0].removes[0].path
+    log.commit(ingested, [Remove(path=deleted, deletionTimestamp=3)], operation="DELETE")
     with pytest.raises(CommitConflict):
         _commit(log, ingested, results)
-    assert set(log.snapshot().splits) == set(ingested.splits) - {gone}
+    assert set(log.snapshot().splits) == set(ingested.splits) - {deleted}
 
 
 def test_late_rows_reopen_only_their_window(store: LocalStore, log: TransactionLog, ingested: Snapshot) -> None:

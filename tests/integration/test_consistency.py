@@ -66,7 +66,7 @@ def writing(ledger: Ledger, table: KeyedTable, name: str) -> tuple[Act, Act]:
         some = random.sample(keys, random.randint(1, 3))
         match random.randrange(6):
             case 0:
-                writer.write([], gone=some)
+                writer.write([], deleted=some)
             case 1:
                 writer.gather(some, lambda: writer.read(view, keys))
             case 2:

@@ -29,30 +29,30 @@ from storage_core.testkit.every_kind import INDEX, EveryKind, answers, every_kin
 from storage_core.testkit.ids import SeededIds
 
 RESERVED = "nothing reads it in this release"
-GONE_WITHOUT_TRACE = "nothing that is left tells that it was ever there"
-UNSEALED = "plain JSON that may be replaced at any time: a flip in a nonce or a figure reads as another legal value"
+DELETED_WITHOUT_TRACE = "nothing that is left tells that it was ever there"
+NO_CHECKSUM = "plain JSON that may be replaced at any time: a flip in a nonce or a metric reads as another legal value"
 NOT_NEEDED = "only what is merged or superseded needed it"
 
 # What no check can see, with the reason. Readers give the same answer, but in the cases of `UNSEEN_ANSWERS`.
 INVISIBLE: Mapping[tuple[str, Damage], str] = {
     **{("lock", each): RESERVED for each in Damage},
     **{("probe", each): RESERVED for each in Damage},
-    ("gc_candidates", Damage.MISSING): GONE_WITHOUT_TRACE,
-    ("quarantine", Damage.MISSING): GONE_WITHOUT_TRACE,
-    ("tags", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("gc_candidates", Damage.MISSING): DELETED_WITHOUT_TRACE,
+    ("quarantine", Damage.MISSING): DELETED_WITHOUT_TRACE,
+    ("tags", Damage.MISSING): DELETED_WITHOUT_TRACE,
     ("region_hint", Damage.MISSING): "it is written as best effort",
     ("region_registry", Damage.MISSING): "it is made again from the regions",
-    ("json_checkpoint", Damage.MISSING): GONE_WITHOUT_TRACE,
-    ("state of an older version", Damage.MISSING): GONE_WITHOUT_TRACE,
-    ("newest version", Damage.MISSING): GONE_WITHOUT_TRACE,
-    ("last WAL entry", Damage.MISSING): GONE_WITHOUT_TRACE,
+    ("json_checkpoint", Damage.MISSING): DELETED_WITHOUT_TRACE,
+    ("state of an older version", Damage.MISSING): DELETED_WITHOUT_TRACE,
+    ("newest version", Damage.MISSING): DELETED_WITHOUT_TRACE,
+    ("last WAL entry", Damage.MISSING): DELETED_WITHOUT_TRACE,
     ("merged WAL entry", Damage.MISSING): NOT_NEEDED,
     ("merged generation", Damage.MISSING): NOT_NEEDED,
     ("older region manifest", Damage.MISSING): NOT_NEEDED,
 }
 # Where it depends on the bit whether a check can see it; what none sees is no matter to anybody.
 SOMETIMES_INVISIBLE: Mapping[tuple[str, Damage], str] = {
-    (name, Damage.BIT_FLIP): UNSEALED
+    (name, Damage.BIT_FLIP): NO_CHECKSUM
     for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary")
 }
 # Answers that differ without an error, which only the absence of any trace can cause.
@@ -124,7 +124,9 @@ def victims() -> dict[str, str]:
     return {
         **chosen,
         "segment": next(iter(head.segments)),
-        "vector": next(str(add.rows_gone.path) for add in head.splits.marked() if add.rows_gone and add.rows_gone.path),
+        "vector": next(
+            str(add.deleted_rows.path) for add in head.splits.marked() if add.deleted_rows and add.deleted_rows.path
+        ),
         "version before a state": versions[newest_state - 1],
         "newest version": versions[newest_version],
         "newest state": states[newest_state],

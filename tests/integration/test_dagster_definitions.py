@@ -22,7 +22,7 @@ from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
-from assets.demands import MOST_PER_LOOK, demands
+from assets.due_runs import MOST_PER_CHECK, due_runs
 from assets.launcher import PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
 from jobs.window_range import WindowRange
@@ -46,11 +46,11 @@ MIDNIGHT = 1431820800  # 2015-05-17T00:00Z
 
 
 class FixedClock:
-    def __init__(self, moment: dt.datetime) -> None:
-        self.moment = moment
+    def __init__(self, instant: dt.datetime) -> None:
+        self.instant = instant
 
     def now_ms(self) -> int:
-        return int(self.moment.timestamp() * 1000)
+        return int(self.instant.timestamp() * 1000)
 
     def sleep_ms(self, duration_ms: float) -> None:
         raise AssertionError(f"nothing here sleeps {duration_ms} ms")
@@ -65,8 +65,8 @@ def access_log(root: Path) -> TableDeclaration:
     return load(root / "tables" / "access_log.yaml")
 
 
-def line_at(moment: dt.datetime) -> str:
-    return f'10.0.0.1 - - [{moment:%d/%b/%Y:%H:%M:%S} +0000] "GET / HTTP/1.1" 200 5 "-" "test"'
+def line_at(instant: dt.datetime) -> str:
+    return f'10.0.0.1 - - [{instant:%d/%b/%Y:%H:%M:%S} +0000] "GET / HTTP/1.1" 200 5 "-" "test"'
 
 
 # --- definitions ------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_a_backfill_outside_the_partitions_is_refused(
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
         for job in ("ingest", "merge", "sort", "compact", "checkpoint", "catch_up", "collect"):
-            assert demands(job, load(checkout / "tables" / f"{file}.yaml")).wanted == ()
+            assert due_runs(job, load(checkout / "tables" / f"{file}.yaml")).wanted == ()
     assert not (checkout / "warehouse").exists()
 
 
@@ -319,18 +319,18 @@ def test_landed_files_ask_for_their_windows(checkout: Path, land: Land) -> None:
     land("a.log", 0, 400)
     land("b.log", 200, 300)
 
-    found = demands("ingest", access_log(checkout))
+    found = due_runs("ingest", access_log(checkout))
 
-    assert [demand.windows for demand in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 14 * HOUR)]
+    assert [due_run.windows for due_run in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 14 * HOUR)]
     assert found.wanted[0].reason.startswith("2 landed files")
-    assert demands("ingest", access_log(checkout)) == found
+    assert due_runs("ingest", access_log(checkout)) == found
     land("c.log", 400, 410)
-    assert demands("ingest", access_log(checkout)).wanted[0].mark != found.wanted[0].mark
+    assert due_runs("ingest", access_log(checkout)).wanted[0].work_key != found.wanted[0].work_key
 
 
 def test_a_file_without_a_valid_row_asks_for_the_newest_window(checkout: Path, land: Land) -> None:
     land("garbage.log", more=("no log line",))
-    assert [demand.windows for demand in demands("ingest", access_log(checkout)).wanted] == [
+    assert [due_run.windows for due_run in due_runs("ingest", access_log(checkout)).wanted] == [
         WindowRange(MIDNIGHT + 95 * HOUR, MIDNIGHT + 96 * HOUR)
     ]
 
@@ -338,20 +338,20 @@ def test_a_file_without_a_valid_row_asks_for_the_newest_window(checkout: Path, l
 def test_rows_outside_the_partitions_are_named_in_a_warning(checkout: Path, land: Land) -> None:
     land("late.log", 0, 10, more=(line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC)),))
 
-    found = demands("ingest", access_log(checkout))
+    found = due_runs("ingest", access_log(checkout))
 
-    assert [demand.windows for demand in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)]
+    assert [due_run.windows for due_run in found.wanted] == [WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)]
     assert "late.log has rows in 1 windows outside the partitions" in found.warnings[0]
 
 
 def test_one_look_asks_for_a_bounded_number_of_runs(checkout: Path, land: Land) -> None:
     start = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
     land("gaps.log", more=tuple(line_at(start + dt.timedelta(hours=hour)) for hour in range(0, 96, 2)))
-    assert len(demands("ingest", access_log(checkout)).wanted) == MOST_PER_LOOK
+    assert len(due_runs("ingest", access_log(checkout)).wanted) == MOST_PER_CHECK
 
 
 @pytest.fixture
-def crowded(land: Land) -> WindowRange:
+def many_files(land: Land) -> WindowRange:
     """One hundred files whose rows are outside the partitions, then one good file, whose window is returned."""
     outside = line_at(dt.datetime(2016, 1, 1, tzinfo=dt.UTC))
     for number in range(100):
@@ -360,25 +360,27 @@ def crowded(land: Land) -> WindowRange:
     return WindowRange(MIDNIGHT + 10 * HOUR, MIDNIGHT + 11 * HOUR)
 
 
-def test_files_that_never_settle_do_not_keep_later_ones_waiting(checkout: Path, crowded: WindowRange) -> None:
-    first = demands("ingest", access_log(checkout))
+def test_files_that_never_settle_do_not_keep_later_ones_waiting(checkout: Path, many_files: WindowRange) -> None:
+    first = due_runs("ingest", access_log(checkout))
     assert (first.wanted, len(first.warnings), first.cursor) == ((), 100, "a099.log")
 
-    second = demands("ingest", access_log(checkout), after=first.cursor)
-    assert [demand.windows for demand in second.wanted] == [crowded]
+    second = due_runs("ingest", access_log(checkout), after=first.cursor)
+    assert [due_run.windows for due_run in second.wanted] == [many_files]
     assert len(second.warnings) == 99  # a look stays bounded, and goes round
     assert second.cursor == "a098.log"
 
 
-def test_a_look_without_a_cursor_begins_at_a_place_that_changes_with_time(checkout: Path, crowded: WindowRange) -> None:
+def test_a_look_without_a_cursor_begins_at_a_place_that_changes_with_time(
+    checkout: Path, many_files: WindowRange
+) -> None:
     start = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     minutes = [FixedClock(start + dt.timedelta(minutes=number)) for number in range(3)]
-    looks = [demands("ingest", access_log(checkout), clock, after=None) for clock in minutes]
+    looks = [due_runs("ingest", access_log(checkout), clock, after=None) for clock in minutes]
     assert len({look.cursor for look in looks}) == 3
-    assert crowded in [demand.windows for look in looks for demand in look.wanted]
+    assert many_files in [due_run.windows for look in looks for due_run in look.wanted]
 
 
-@pytest.mark.usefixtures("crowded")
+@pytest.mark.usefixtures("many_files")
 def test_the_sensor_goes_on_where_its_last_look_ended(checkout: Path) -> None:
     repository = definitions(checkout / "tables").get_repository_def()
     sensor = repository.get_sensor_def("access_log_ingest_sensor")
@@ -398,15 +400,15 @@ def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) 
     fewer = declaration.model_copy(update={"indexes": declaration.indexes[:1]})
     other = declaration.indexes[1].name
     Table.declare(fewer)
-    assert demands("catch_up", fewer).wanted == ()
+    assert due_runs("catch_up", fewer).wanted == ()
 
-    found = demands("catch_up", declaration)
+    found = due_runs("catch_up", declaration)
 
-    assert [demand.indexes for demand in found.wanted] == [(other,)]
+    assert [due_run.indexes for due_run in found.wanted] == [(other,)]
     assert f"{other} is new" in found.wanted[0].reason
     assert found.warnings == ()
     Table.declare(declaration)  # as the run does first
-    assert demands("catch_up", declaration).wanted == ()
+    assert due_runs("catch_up", declaration).wanted == ()
 
 
 def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(checkout: Path) -> None:
@@ -417,13 +419,13 @@ def test_a_sort_is_asked_for_only_where_more_generations_wait_than_the_bound(che
         for number in range(bound):
             writer.put({"tailnum": f"N{number}"})
             writer.flush()
-        assert demands("sort", declaration).wanted == ()
+        assert due_runs("sort", declaration).wanted == ()
         writer.put({"tailnum": "one more"})
         writer.flush()
 
-    asked = demands("sort", declaration)
-    assert [demand.reason for demand in asked.wanted] == [f"generations that wait unsorted: {bound + 1}"]
-    assert demands("sort", declaration) == asked
+    requested = due_runs("sort", declaration)
+    assert [due_run.reason for due_run in requested.wanted] == [f"generations that wait unsorted: {bound + 1}"]
+    assert due_runs("sort", declaration) == requested
 
 
 def test_a_schedule_requests_ranges_and_single_windows(checkout: Path, land: Land) -> None:

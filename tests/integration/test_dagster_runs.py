@@ -66,13 +66,13 @@ def run(
     return result
 
 
-def figures(result: ExecuteInProcessResult, asset: str) -> dict[str, object]:
+def metrics(result: ExecuteInProcessResult, asset: str) -> dict[str, object]:
     """Of all partitions of the run together."""
     (event,) = result.asset_observations_for_node(asset.replace("/", "__"))
     return {name: value.value for name, value in event.metadata.items()}
 
 
-def figures_by_partition(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dict[str, object]]:
+def metrics_by_partition(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dict[str, object]]:
     events = result.asset_materializations_for_node(asset.replace("/", "__"))
     return {event.partition: {name: value.value for name, value in event.metadata.items()} for event in events}
 
@@ -105,10 +105,10 @@ def schedule_requests(defs: Definitions, instance: DagsterInstance, name: str) -
 
 
 @pytest.mark.usefixtures("landed")
-def test_a_ranged_run_ingests_and_compacts_with_all_figures(defs: Definitions, instance: DagsterInstance) -> None:
+def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, instance: DagsterInstance) -> None:
     result = run(defs, instance, "access_log_backfill", tags=HOURS)
 
-    ingested, compacted = figures(result, "access_log/ingested"), figures(result, "access_log/compacted")
+    ingested, compacted = metrics(result, "access_log/ingested"), metrics(result, "access_log/compacted")
     assert ingested.keys() == compacted.keys() == METADATA
     assert (ingested["rows_in"], ingested["rows_out"], ingested["status"]) == (LINES + 1, LINES, "committed")
     assert (compacted["rows_in"], compacted["debt_left"]) == (compacted["rows_out"], 0)
@@ -123,27 +123,27 @@ def test_a_ranged_run_ingests_and_compacts_with_all_figures(defs: Definitions, i
 
 
 @pytest.mark.usefixtures("landed")
-def test_a_partition_of_a_ranged_run_shows_its_own_figures(defs: Definitions, instance: DagsterInstance) -> None:
+def test_a_partition_of_a_ranged_run_shows_its_own_metrics(defs: Definitions, instance: DagsterInstance) -> None:
     result = run(defs, instance, "access_log_backfill", tags=HOURS)
 
     rows = dict(
         Counter(Table.open("warehouse/access_log").scan().to_arrow()["timestamp"].cast("timestamp[us]").to_pylist())
     )
     by_hour = Counter(dict[str, int]())
-    for moment, count in rows.items():
-        by_hour[f"{moment:%Y-%m-%dT%H}:00"] += count
-    ingested, compacted = (figures_by_partition(result, f"access_log/{each}") for each in ("ingested", "compacted"))
+    for instant, count in rows.items():
+        by_hour[f"{instant:%Y-%m-%dT%H}:00"] += count
+    ingested, compacted = (metrics_by_partition(result, f"access_log/{each}") for each in ("ingested", "compacted"))
     hours = [f"2015-05-17T{hour}:00" for hour in (10, 11, 12, 13)]
     assert list(ingested) == list(compacted) == hours
     assert {frozenset(each) for each in [*ingested.values(), *compacted.values()]} == {PARTITION_METADATA}
     assert {hour: ingested[hour]["rows_out"] for hour in hours} == {hour: by_hour[hour] for hour in hours}
-    assert sum(by_hour.values()) == figures(result, "access_log/ingested")["rows_out"] == LINES
+    assert sum(by_hour.values()) == metrics(result, "access_log/ingested")["rows_out"] == LINES
     assert (ingested[hours[-1]]["status"], ingested[hours[-1]]["commit_id"]) == ("nothing_to_do", "")
     rewritten = [hour for hour in hours if compacted[hour]["status"] == "committed"]
     assert [(compacted[hour]["splits_in"], compacted[hour]["rows_out"]) for hour in rewritten] == [
         (2, by_hour[hour]) for hour in rewritten
     ]
-    assert len(rewritten) == figures(result, "access_log/compacted")["splits_out"] == 1
+    assert len(rewritten) == metrics(result, "access_log/compacted")["splits_out"] == 1
 
 
 @pytest.mark.usefixtures("landed")
@@ -185,19 +185,19 @@ def test_schedules_ask_until_there_is_nothing_left_to_do(defs: Definitions, inst
         writer.put([{"tailnum": f"N{number}", "seats": number} for number in range(20)])
         writer.flush()
     names = sorted(schedule.name for schedule in defs.get_repository_def().schedule_defs)
-    asked: list[set[str]] = []
-    while not asked or asked[-1]:
-        asked.append(set())
+    requested: list[set[str]] = []
+    while not requested or requested[-1]:
+        requested.append(set())
         for name in names:
             for request in schedule_requests(defs, instance, name):
                 execute(defs, instance, request)
-                asked[-1].add(name)
-        assert len(asked) < 6, f"the schedules never come to rest: {asked}"
+                requested[-1].add(name)
+        assert len(requested) < 6, f"the schedules never come to rest: {requested}"
 
-    assert {"access_log_ingest_schedule", "planes_merge_schedule"} <= asked[0]
+    assert {"access_log_ingest_schedule", "planes_merge_schedule"} <= requested[0]
     empty = {f"departures_{each}_schedule" for each in ("compact", "checkpoint", "check")}
     idle = {"planes_compact_schedule", "planes_sort_schedule", *empty, *idle_collectors(names)}
-    assert set.union(*asked) == set(names) - idle
+    assert set.union(*requested) == set(names) - idle
     assert Table.open("warehouse/access_log").snapshot.rows == LINES
     assert Table.open("warehouse/planes").snapshot.rows == 20
     run(defs, instance, "access_log_check")
@@ -248,8 +248,8 @@ def test_losing_the_storage_of_dagster_loses_history_and_nothing_else(
     with DagsterInstance.local_temp(str(checkout / "second"), overrides=QUIET) as fresh:
         result = run(defs, fresh, "access_log_backfill", tags=HOURS)
 
-    assert figures(result, "access_log/ingested")["status"] == "nothing_to_do"
-    assert figures(result, "access_log/compacted")["status"] == "nothing_to_do"
+    assert metrics(result, "access_log/ingested")["status"] == "nothing_to_do"
+    assert metrics(result, "access_log/compacted")["status"] == "nothing_to_do"
     assert Table.open("warehouse/access_log").version == version
     assert Table.open("warehouse/access_log").snapshot.rows == LINES
 

@@ -100,7 +100,7 @@ def test_scans_and_queries_never_return_them(marked: Table) -> None:
     assert _numbers(marked.sql("select n from t order by n desc limit 3")) == LIVE[-3:]
 
 
-def test_figures_count_visible_rows(marked: Table) -> None:
+def test_metrics_count_visible_rows(marked: Table) -> None:
     assert marked.snapshot.rows == len(LIVE) == marked.describe()["rows"]
     assert sum(int(str(each["rows"])) for each in marked.files()) == len(LIVE)
     marked.log.checkpoint(marked.snapshot)
@@ -158,14 +158,14 @@ def test_a_compaction_leaves_them_out_for_good(marked: Table) -> None:
     marked.append([_row(n) for n in range(0, 6_500, 100)])
     operations = merge_plan.plan(marked.snapshot)
     inputs = {add.path for operation in operations for add in operation.inputs}
-    assert any(add.rows_gone for add in marked.snapshot.splits.values() if add.path in inputs)
+    assert any(add.deleted_rows for add in marked.snapshot.splits.values() if add.path in inputs)
     expected = _numbers(marked.scan().to_arrow())
     for operation in operations:
         result = compaction.execute(marked.store, operation, ids=marked.log.ids, now_ms=1)
         marked.log.commit(marked.snapshot, result.actions, operation="COMPACT")
     version = marked.version
     marked.refresh()
-    assert not any(add.rows_gone for add in marked.snapshot.splits.values() if add.path not in inputs)
+    assert not any(add.deleted_rows for add in marked.snapshot.splits.values() if add.path not in inputs)
     assert _numbers(marked.scan().to_arrow()) == expected
     assert marked.changes(version).read_all().num_rows == 0
     assert marked.snapshot.rows == len(expected)

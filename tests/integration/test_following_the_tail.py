@@ -10,7 +10,7 @@ from storage_core.gc.collect import collect
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.tail import CollectedEntries, Tail, TailRecord
 from storage_core.region import wal
-from storage_core.region.reshape import change_regions
+from storage_core.region.repartition import change_regions
 from storage_core.region.spec import first_specs
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock

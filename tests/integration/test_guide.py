@@ -70,8 +70,8 @@ class Reader:
         self._exports = folder / "exports.sh"
         self._exports.touch()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        gone = ("PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY")
-        self._environment = {name: value for name, value in os.environ.items() if name not in gone} | {"PATH": path}
+        deleted = ("PYTHONPATH", "DAGSTER_HOME", "TIDEMARK_TABLES", "DAGSTER_DISABLE_TELEMETRY")
+        self._environment = {name: value for name, value in os.environ.items() if name not in deleted} | {"PATH": path}
         self._python: subprocess.Popen[str] | None = None
 
     def shell(self, text: str) -> str:

@@ -74,8 +74,8 @@ def test_restore_takes_a_tag_or_a_time_too(run: Run, uri: str) -> None:
     assert (done["restored_version"], done["splits_added"]) == (2, 1)
     assert names(run, uri) == ["ann", "bob"]
     third = next(each["timestamp"] for each in run("history", uri) if each["version"] == 3)
-    moment = pa.scalar(third, pa.timestamp("ms", tz="UTC")).as_py().isoformat()
-    assert run("restore", uri, "--to", moment)[0]["restored_version"] == 3
+    instant = pa.scalar(third, pa.timestamp("ms", tz="UTC")).as_py().isoformat()
+    assert run("restore", uri, "--to", instant)[0]["restored_version"] == 3
 
 
 def test_restore_text_is_a_sentence(capsys: pytest.CaptureFixture[str], uri: str) -> None:
@@ -92,12 +92,12 @@ def test_a_version_that_is_not_there_is_bad_input(run: Run, uri: str, to: str) -
 
 def test_an_expired_version_is_exit_code_3(run: Run, uri: str) -> None:
     table = Table.open(uri)
-    gone = sorted(table.snapshot.splits)
+    deleted = sorted(table.snapshot.splits)
     run("restore", uri, "--to", "0")
-    table.store.delete(gone)
+    table.store.delete(deleted)
     (failed,) = run("restore", uri, "--to", "3", code=3)
     assert failed["error"] == "snapshot_expired"
-    assert gone[0] in failed["message"]
+    assert deleted[0] in failed["message"]
 
 
 def test_tags_are_set_listed_moved_read_and_removed(run: Run, uri: str) -> None:

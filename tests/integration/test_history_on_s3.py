@@ -37,12 +37,12 @@ def merge_all(table: Table) -> None:
 
 def compact(table: Table) -> list[str]:
     """Compact everything and return the splits that the table has no more."""
-    gone: list[str] = []
+    deleted: list[str] = []
     for operation in plan_compaction(table.refresh().snapshot):
         result = compaction.execute(table.store, operation, ids=SystemIds(), now_ms=table.log.clock.now_ms())
         table.log.commit(table.snapshot, result.actions, operation="COMPACT")
-        gone += [each.path for each in result.removes]
-    return gone
+        deleted += [each.path for each in result.removes]
+    return deleted
 
 
 def test_a_history_on_s3_goes_on_in_any_process_and_begins_anew_when_its_splits_are_gone(uri: str) -> None:
@@ -74,8 +74,8 @@ def test_a_history_on_s3_goes_on_in_any_process_and_begins_anew_when_its_splits_
         writer.put(row(50, 50))
         writer.flush()
     merge_all(table)
-    gone = compact(table)
-    assert table.store.delete(gone) == dict.fromkeys(gone)
+    deleted = compact(table)
+    assert table.store.delete(deleted) == dict.fromkeys(deleted)
     assert begun.token is not None
     again = Table.open(uri).read_history(token=begun.token)
     assert (again.restarted, again.token) == (True, None)

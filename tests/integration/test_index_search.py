@@ -240,15 +240,15 @@ def test_pages_do_not_change_over_a_compaction(rows: list[Row]) -> None:
     table = IndexedTable()
     for start in range(5):
         table.append(rows[start:400:5][::-1])
-    asked: list[tuple[object, str]] = [(query, "text") for query, _ in TEXT_QUERIES]
-    asked += [("* -nowhere", "text"), ("request:[a TO *]", "text")]
-    asked += [(query, "by_status") for query, _ in STATUS_QUERIES]
+    requested: list[tuple[object, str]] = [(query, "text") for query, _ in TEXT_QUERIES]
+    requested += [("* -nowhere", "text"), ("request:[a TO *]", "text")]
+    requested += [(query, "by_status") for query, _ in STATUS_QUERIES]
     limits = (1, 10, 100)
     caught_up(table)
-    before = [[table.search(query, index, limit) for limit in limits] for query, index in asked]
+    before = [[table.search(query, index, limit) for limit in limits] for query, index in requested]
     table.compact()
     caught_up(table)
-    for (query, index), pages in zip(asked, before, strict=True):
+    for (query, index), pages in zip(requested, before, strict=True):
         for limit, page in zip(limits, pages, strict=True):
             after = table.search(query, index, limit)
             assert after.column("line") == page.column("line"), (query, limit)
@@ -330,12 +330,12 @@ def test_catch_up_removes_the_segments_whose_splits_were_compacted_away(rows: li
     table.catch_up("text")
     before = dict(table.snapshot.segments)
     table.compact()
-    gone = {path for path, segment in before.items() if segment.covers[0] not in table.snapshot.splits}
-    assert gone
-    assert set(catch_up.plan(table.snapshot, "text").stale) == gone
+    deleted = {path for path, segment in before.items() if segment.covers[0] not in table.snapshot.splits}
+    assert deleted
+    assert set(catch_up.plan(table.snapshot, "text").stale) == deleted
     table.catch_up("text")
     assert catch_up.plan(table.snapshot, "text").empty
-    assert not gone & table.snapshot.segments.keys()
+    assert not deleted & table.snapshot.segments.keys()
     assert {each.covers[0] for each in table.snapshot.segments.values()} == set(table.snapshot.splits)
 
 

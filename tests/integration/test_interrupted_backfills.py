@@ -52,8 +52,8 @@ def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[s
     (checkout / "tables" / "ticks.yaml").write_text(DECLARATION, encoding="utf-8")
     table = Table.declare(load(checkout / "tables" / "ticks.yaml"))
     for value in range(2):
-        moments = pa.array([dt.datetime(2015, 5, 1, 2, value, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
-        table.append(pa.table({"timestamp": moments, "value": pa.array([value], pa.int32())}))
+        instants = pa.array([dt.datetime(2015, 5, 1, 2, value, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
+        table.append(pa.table({"timestamp": instants, "value": pa.array([value], pa.int32())}))
     mark, java = checkout / "begun", checkout / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(SILENT_JAVA.format(begun=mark), encoding="utf-8")

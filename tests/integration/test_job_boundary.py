@@ -66,7 +66,7 @@ def listing(folder: Path) -> dict[str, int]:
 def test_a_dry_run_of_a_declared_table_that_does_not_exist_makes_none(tmp_path: Path, declared: JobRequest) -> None:
     before = listing(tmp_path)
     report = ingest.run(declared, Spark())
-    assert (report.status, report.figures.bytes_in) == ("planned", 44)
+    assert (report.status, report.metrics.bytes_in) == ("planned", 44)
     assert report.details == {"files": 1, "creates_table": True}
     assert listing(tmp_path) == before
 

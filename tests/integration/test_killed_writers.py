@@ -107,7 +107,7 @@ class Watch:
         self.reads = 0
         self._uri = uri
         self._seen: Seats = {}
-        self._gone: set[str] = set()
+        self._deleted: set[str] = set()
         self._failures: list[BaseException] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read)
@@ -137,9 +137,9 @@ class Watch:
             before = self._seen.get(key, -1)
             assert isinstance(value, int)
             assert isinstance(before, int)
-            assert value > before or (value == before and key not in self._gone), f"{key}: {value} after {before}"
+            assert value > before or (value == before and key not in self._deleted), f"{key}: {value} after {before}"
         self._seen |= found
-        self._gone = self._seen.keys() - found.keys()
+        self._deleted = self._seen.keys() - found.keys()
 
 
 def settled(known: Seats, done: list[list[object]], under_way: list[object] | None, found: Seats, thread: int) -> Seats:
@@ -222,10 +222,10 @@ def end_one(writers: subprocess.Popen[str], number: int, ready: Callable[[], boo
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
-    until_gone(child)
+    until_deleted(child)
 
 
-def until_gone(process: int) -> None:
+def until_deleted(process: int) -> None:
     """Wait until the process does nothing any more: its parent has taken note of its end."""
     while True:
         try:

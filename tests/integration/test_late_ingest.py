@@ -61,16 +61,16 @@ def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path,
         kept = Counter(each for entry in entries for each in entry.rows.column("id").to_pylist())
         assert visible == Counter(ids if policy == "accept" else ids - late)
         assert kept == Counter(late if policy == "quarantine" else ())
-        figures = [
+        metrics = [
             (each.rows_late_accepted, each.rows_late_quarantined, each.rows_late_dropped)
-            for each in (report.figures for report in reports)
+            for each in (report.metrics for report in reports)
         ]
-        assert tuple(map(sum, zip(*figures, strict=True))) == COUNTED[policy]
-        assert sum(figures[0]) > 0
-        assert reports[1].figures.rows_in == 102
+        assert tuple(map(sum, zip(*metrics, strict=True))) == COUNTED[policy]
+        assert sum(metrics[0]) > 0
+        assert reports[1].metrics.rows_in == 102
         commits = [entry.metrics for entry in table.history() if entry.operation == "INGEST"]
         names = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
-        assert [tuple(each[name] for name in names) for each in reversed(commits)] == figures
+        assert [tuple(each[name] for name in names) for each in reversed(commits)] == metrics
         splits = [(add.minValues, add.maxValues, add.windowStart) for add in table.snapshot.splits.values()]
         for least, greatest, window in splits:
             assert window is not None

@@ -29,7 +29,7 @@ from storage_core.testkit.s3_server import S3Server
 MAINTAINER = """
 import json, os, signal, sys
 from jobs.request import JobRequest
-from jobs.figures import Figures
+from jobs.metrics import Metrics
 from jobs.run import JobRun
 from jobs.spark import Spark
 from storage_core.errors import TidemarkError
@@ -50,7 +50,7 @@ for number, uri in enumerate(sys.argv[1:]):
     store.at(first + number, lambda: os.kill(os.getpid(), signal.SIGSTOP))
     try:
         with job.leased(lambda snapshot: [snapshot], ["merge"]):
-            job.commit([removal("a"), split("paused")], operation="MERGE", figures=Figures())
+            job.commit([removal("a"), split("paused")], operation="MERGE", metrics=Metrics())
         told = "committed"
     except TidemarkError as error:
         told = error.kind
@@ -75,8 +75,8 @@ def take_over_and_commit(store: ObjectStore) -> None:
     log = TransactionLog(store, clock=ManualClock(SystemClock().now_ms() + 600_000))
     head = log.snapshot()
     lease = acquire(log, head, "merge", "other")
-    gone = sorted(Path(path).stem for path in head.splits)
-    actions: list[Action] = [*(removal(name) for name in gone), split("other"), lease.fence]
+    deleted = sorted(Path(path).stem for path in head.splits)
+    actions: list[Action] = [*(removal(name) for name in deleted), split("other"), lease.fence]
     log.commit(head, actions, operation="MERGE", requirements=[lease.requirement])
 
 

@@ -1,4 +1,4 @@
-"""What a raw log is declared to be, and what a run of its dealing is asked for: read, checked and passed on."""
+"""What a raw log is declared to be, and what a run of its distribution is asked for: read, checked and passed on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.deal_request import DealRequest, parse, parser, to_argv
+from jobs.distribute_request import DistributeRequest, parse, parser, to_argv
 from pipelines.raw_logs import read_raw_logs
 from storage_core.errors import InvalidInput
 
 
 def test_a_request_travels_as_arguments() -> None:
-    request = DealRequest(
+    request = DistributeRequest(
         raw_log="raw_logs/a b.yaml",
         tables=("tables/x.yaml", "tables/y.yaml"),
         root="/somewhere",

@@ -124,11 +124,11 @@ def ended(folder: Path, processes: list[BaseProcess]) -> list[int | None]:
 def lose(place: Path) -> None:
     """The disk is gone, and its mount point is nothing that one can write to, not even as root."""
     while not place.is_file():
-        gone = place.with_name(f"{place.name}.{uuid4()}")
-        place.rename(gone)
+        deleted = place.with_name(f"{place.name}.{uuid4()}")
+        place.rename(deleted)
         with suppress(IsADirectoryError):  # somebody who writes may have made it anew meanwhile
             place.write_text("no disk here")
-        shutil.rmtree(gone, ignore_errors=True)  # somebody may be writing into a folder that is open
+        shutil.rmtree(deleted, ignore_errors=True)  # somebody may be writing into a folder that is open
 
 
 def test_an_optional_store_is_lost_and_nobody_stops(tmp_path: Path) -> None:

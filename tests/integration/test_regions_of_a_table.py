@@ -118,8 +118,8 @@ def test_keys_that_filters_exclude_cost_no_entry(table: Table) -> None:
     opened = Table.open(table.uri)
     before = opened.store.requests
     assert opened.get_many([1000, 2000]) == [None, None]
-    asked = requests(opened, before)
-    assert asked["get"] <= 2 * 4 + 2  # bounds exclude them: no filter, no entry
+    requested = requests(opened, before)
+    assert requested["get"] <= 2 * 4 + 2  # bounds exclude them: no filter, no entry
 
 
 def test_a_filter_that_pins_the_region_reads_that_region_only(table: Table) -> None:

@@ -66,9 +66,9 @@ def repaired(table: EveryKind) -> tuple[MemoryStore, Outcome]:
 
 
 def lose(store: ObjectStore, *kinds: KeyKind) -> list[str]:
-    gone = [key for key in contents(store) if (parsed := parse(key)) is not None and parsed.kind in kinds]
-    store.delete(gone)
-    return gone
+    deleted = [key for key in contents(store) if (parsed := parse(key)) is not None and parsed.kind in kinds]
+    store.delete(deleted)
+    return deleted
 
 
 def answered(store: ObjectStore, *names: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
-from storage_core.region.reshape import change_regions
+from storage_core.region.repartition import change_regions
 from storage_core.region.spec import declared_fields
 from storage_core.split.vectors import INLINE_BYTES
 from storage_core.testkit.deleted_rows import delete_places
@@ -259,7 +259,7 @@ def test_of_a_compaction_and_a_merge_that_it_carried_over_the_rows_of_the_merge_
         writer.flush()
     assert table.compact(table.merge) is not None
     expected = table.rows()
-    assert [each for each in table.snapshot.splits.values() if each.rows_gone], "carried over"
+    assert [each for each in table.snapshot.splits.values() if each.deleted_rows], "carried over"
     _lose(table.store, kinds)
     target, _ = _repaired(table)
     assert target.rows() == expected

@@ -41,8 +41,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tables" / "events.yaml").write_text(EVENTS, encoding="utf-8")
     table = Table.declare(declared())
     for status in (200, 404):
-        moments = (LEFT, LEFT + HOUR, OPEN)
-        table.append([{"time": dt.datetime.fromtimestamp(each, dt.UTC), "status": status} for each in moments])
+        instants = (LEFT, LEFT + HOUR, OPEN)
+        table.append([{"time": dt.datetime.fromtimestamp(each, dt.UTC), "status": status} for each in instants])
     return tmp_path
 
 
@@ -114,8 +114,8 @@ def test_a_search_finds_no_row_that_has_left_whether_its_index_is_caught_up_or_n
     index = "indexes: [{name: words, kind: fulltext, columns: [text]}]\n"
     declaration = redeclare("status: int}\n", "status: int, text: string}\n" + index)
     table = Table.declare(declaration.model_copy(update={"uri": "warehouse/texts"}))
-    for moment, text in ((LEFT, "old word"), (OPEN, "new word")):
-        table.append([{"time": dt.datetime.fromtimestamp(moment, dt.UTC), "status": 1, "text": text}])
+    for instant, text in ((LEFT, "old word"), (OPEN, "new word")):
+        table.append([{"time": dt.datetime.fromtimestamp(instant, dt.UTC), "status": 1, "text": text}])
     work = catch_up.plan(table.snapshot, "words").work
     built = [catch_up.execute(table.store, each, ids=table.log.ids) for each in work]
     table.log.commit(table.snapshot, built, operation="CATCH UP")
@@ -155,9 +155,9 @@ def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     table = Table.open("warehouse/events")
-    moments = [dt.datetime.fromtimestamp(OPEN - 2 * HOUR + second, dt.UTC) for second in (0, 1)]
-    for status, moment in enumerate(moments):
-        table.append([{"time": moment, "status": status}])
+    instants = [dt.datetime.fromtimestamp(OPEN - 2 * HOUR + second, dt.UTC) for second in (0, 1)]
+    for status, instant in enumerate(instants):
+        table.append([{"time": instant, "status": status}])
     torn = next(add for add in table.snapshot.splits.values() if add.windowStart == OPEN - 2 * HOUR)
     until = NOW * 1000 + 30 * 24 * 3_600_000
     reason = f"{torn.path}: is torn"
@@ -197,33 +197,33 @@ def test_the_asset_expires_before_the_compaction_and_its_schedule_asks_only_when
     keys = {key.to_user_string(): key for key in repository.asset_graph.get_all_asset_keys()}
     assert keys["events/expired"] in repository.asset_graph.get(keys["events/compacted"]).parent_keys
 
-    def asked(instance: DagsterInstance) -> list[str]:
+    def requested(instance: DagsterInstance) -> list[str]:
         with build_schedule_context(instance=instance, repository_def=repository) as context:
             tick = repository.get_schedule_def("events_expire_schedule").evaluate_tick(context)
         return [str(each.run_key) for each in tick.run_requests or []]
 
     with DagsterInstance.ephemeral() as instance:
-        wanted = asked(instance)
+        wanted = requested(instance)
         assert len(wanted) == 1
-        assert asked(instance) == wanted
+        assert requested(instance) == wanted
         Table.open("warehouse/events").append([{"time": dt.datetime.fromtimestamp(LEFT, dt.UTC), "status": 1}])
-        assert asked(instance) != wanted, "a late row asks anew"
+        assert requested(instance) != wanted, "a late row asks anew"
         result = defs.resolve_job_def("events_expire").execute_in_process(instance=instance)
         (event,) = result.asset_materializations_for_node("events__expired")
-        figures = {name: value.value for name, value in event.metadata.items()}
-        assert (figures["status"], figures["rows_in"], figures["splits_in"]) == ("committed", 5, 5)
-        assert asked(instance) == []
+        metrics = {name: value.value for name, value in event.metadata.items()}
+        assert (metrics["status"], metrics["rows_in"], metrics["splits_in"]) == ("committed", 5, 5)
+        assert requested(instance) == []
     assert rows() == 2
 
 
 @pytest.mark.dagster
 @pytest.mark.usefixtures("place")
 def test_a_retention_that_is_only_declared_is_asked_for_and_without_one_there_is_no_asset() -> None:
-    from assets.demands import demands
+    from assets.due_runs import due_runs
     from assets.factory import steps_of
 
     without = declared().model_copy(update={"retention": None})
     Table.declare(without)
-    assert len(demands("expire", declared()).wanted) == 1
-    assert demands("expire", without).wanted == ()
+    assert len(due_runs("expire", declared()).wanted) == 1
+    assert due_runs("expire", without).wanted == ()
     assert "expired" not in {step.name for step in steps_of(without)}

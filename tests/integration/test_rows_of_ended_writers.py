@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.read.unmerged_figures import unmerged_figures
+from storage_core.read.unmerged_metrics import unmerged_metrics
 from storage_core.region.spec import DeclaredField
 from tidemark import Table
 
@@ -50,8 +50,8 @@ def follow(recipe: str, folder: Path) -> str:
 
 def waiting(table: Table) -> tuple[int, int]:
     """Records in generations, and in WAL entries alone."""
-    figures = unmerged_figures(table.store, table.snapshot)
-    return sum(each.generation_records for each in figures), sum(each.wal_records for each in figures)
+    metrics = unmerged_metrics(table.store, table.snapshot)
+    return sum(each.generation_records for each in metrics), sum(each.wal_records for each in metrics)
 
 
 def test_the_recipe_flushes_the_rows_of_an_ended_writer_and_says_so(tmp_path: Path, recipe: str) -> None:

@@ -60,7 +60,7 @@ def test_the_job_sorts_every_region_that_is_due_and_rows_stay_what_they_were(
         sort.run(request, spark)
     lease.release()
     done = sort.run(request, spark)
-    assert (done.status, done.figures.rows_in, done.figures.rows_out, done.commit_id) == (
+    assert (done.status, done.metrics.rows_in, done.metrics.rows_out, done.commit_id) == (
         "committed",
         9 * GENERATIONS,
         GENERATIONS + 8,

@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def written(table: Table, rows: pa.Table) -> Add:
-    """A split of this very table, sealed and all, but for the types of its columns. No version names it."""
+    """A split of this very table, checksummed and all, but for the types of its columns. No version names it."""
     (add,) = sort_and_write(
         table.store, rows, context=context_of(table.log.snapshot()), ids=SystemIds(), now_ms=SystemClock().now_ms()
     )

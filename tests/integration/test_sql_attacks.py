@@ -293,11 +293,11 @@ def pq_bytes() -> bytes:
 
 
 def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = split_of(table), confinement.run_confined
+    path, requested = split_of(table), confinement.run_confined
 
     def replaced(*args: object, **kwargs: object) -> object:
         path.write_bytes(pq_bytes())
-        return asked(*args, **kwargs)  # type: ignore[arg-type]
+        return requested(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(confinement, "run_confined", replaced)
     with pytest.raises(Corrupt, match="expected"):
@@ -548,15 +548,15 @@ def test_a_permission_that_is_missing_is_no_damage(table: Table) -> None:
 @pytest.mark.parametrize("wakes_the_wait", [True, False])
 def test_ctrl_c_ends_a_query(table: Table, wakes_the_wait: bool) -> None:
     source = splits_source(table.store, list(table.snapshot.splits.values()), SCHEMA, verified=Verified())
-    asked = threading.Event()
+    requested = threading.Event()
 
     def ask_long(connection: duckdb.DuckDBPyConnection) -> pa.Table:
         source.bind(connection)
-        asked.set()
+        requested.set()
         return connection.sql(LONG[0][0]).to_arrow_table()
 
     def interrupt() -> None:
-        asked.wait()
+        requested.wait()
         if wakes_the_wait:
             os.kill(os.getpid(), signal.SIGINT)
         else:  # as one that arrives just before the wait begins

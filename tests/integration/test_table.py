@@ -145,13 +145,13 @@ def test_an_open_table_stays_at_its_version_until_it_is_refreshed(logs: Table) -
 def test_a_table_opens_at_a_version_and_at_a_moment(logs: Table) -> None:
     logs.append(events(3))
     first, second = (entry.timestamp for entry in reversed(logs.history(limit=2)))
-    moments = [dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms in (first, second)]
-    at: tuple[int | str | dt.datetime, ...] = (1, "1", *moments, moments[1].isoformat())
+    instants = [dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms in (first, second)]
+    at: tuple[int | str | dt.datetime, ...] = (1, "1", *instants, instants[1].isoformat())
     assert [Table.open(logs.uri, at=each).version for each in at] == [1, 1, 1, 2, 2]
     with pytest.raises(NotFound):
         Table.open(logs.uri, at=3)
     with pytest.raises(NotFound):
-        Table.open(logs.uri, at=moments[0] - dt.timedelta(days=1))
+        Table.open(logs.uri, at=instants[0] - dt.timedelta(days=1))
     with pytest.raises(InvalidInput, match="without `at`"):
         Table.open(logs.uri, at=1).append(events(1))
 

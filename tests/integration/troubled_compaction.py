@@ -23,7 +23,7 @@ from uuid import uuid4
 from jobs import compact, tasks
 from jobs.group_plan import GroupLimits
 from jobs.window_groups import compact_groups
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 
 PATIENCE_S = 240.0
 
@@ -53,7 +53,7 @@ def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[
 
 def _is_of(large: int, item: Mapping[str, Any]) -> bool:
     (operation,) = item["operations"]
-    return MergeOperation.from_json(operation).window == large
+    return CompactionTask.from_json(operation).window == large
 
 
 def _attempt(folder: str) -> int:

@@ -76,7 +76,7 @@ def test_rows_of_windows_that_have_left_are_gone_and_no_other_row_is(
 
     after = _opened(store, now_ms, 4)
     assert _rows(after.scan().to_arrow()) == before - leaving
-    assert done.figures.rows_in == leaving.total()
+    assert done.metrics.rows_in == leaving.total()
     assert set(after.snapshot.splits) <= kept_splits, "what stays was not written again"
     assert (done.status == "committed") == bool(leaving)
     changed = after.changes(table.version).read_all()

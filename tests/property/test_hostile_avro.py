@@ -1,7 +1,7 @@
 """Whatever the bytes of an Avro file are, it is read or refused by type, and the process that reads it lives.
 
-States, manifests and chunks of the raw log are damaged and sealed again, and files are made up whole: schemas within
-themselves or without end, blocks and values that claim what is not there.
+States, manifests and chunks of the raw log are damaged and checksummed again, and files are made up whole: schemas
+within themselves or without end, blocks and values that claim what is not there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Any
 
 from storage_core.errors import TidemarkError
 from storage_core.formats import raw_chunk
-from storage_core.formats.avro_container import MAGIC, OPEN_SEAL, SEAL_KEY, read_columns, read_records, seal
+from storage_core.formats.avro_container import (
+    CHECKSUM_KEY,
+    MAGIC,
+    OPEN_CHECKSUM,
+    read_columns,
+    read_records,
+    with_checksum,
+)
 from storage_core.formats.avro_state import (
     Compression,
     ManifestInfo,
@@ -116,10 +123,10 @@ def _made_up(chance: random.Random) -> bytes:
     schema = json.dumps(make(chance)).encode()
     values = (_long(chance.choice(ODD)), b"\x02" * chance.choice([1, 9, 300_000]), b"\x00", chance.randbytes(9))
     body = b"".join(chance.choice(values) for _ in range(chance.randrange(6)))
-    header = {b"avro.schema": schema, b"avro.codec": b"null", SEAL_KEY.encode(): OPEN_SEAL.encode()}
+    header = {b"avro.schema": schema, b"avro.codec": b"null", CHECKSUM_KEY.encode(): OPEN_CHECKSUM.encode()}
     pairs = b"".join(_sized(name) + _sized(value) for name, value in header.items())
     count = chance.choice([1, 1, 1, 2, 1000, 20_000_000])
-    return seal(MAGIC + _long(len(header)) + pairs + _long(0) + SYNC + _long(count) + _sized(body) + SYNC)
+    return with_checksum(MAGIC + _long(len(header)) + pairs + _long(0) + SYNC + _long(count) + _sized(body) + SYNC)
 
 
 def _damaged(chance: random.Random) -> bytes:
@@ -144,10 +151,10 @@ def _damaged(chance: random.Random) -> bytes:
             case _:
                 del data[at:]
                 data += b"\x00"
-    at = data.find(SEAL_KEY.encode()) + len(SEAL_KEY) + 1
-    if at > len(SEAL_KEY) and len(data) > at + len(OPEN_SEAL):
-        data[at : at + len(OPEN_SEAL)] = OPEN_SEAL.encode()
-        return seal(bytes(data))
+    at = data.find(CHECKSUM_KEY.encode()) + len(CHECKSUM_KEY) + 1
+    if at > len(CHECKSUM_KEY) and len(data) > at + len(OPEN_CHECKSUM):
+        data[at : at + len(OPEN_CHECKSUM)] = OPEN_CHECKSUM.encode()
+        return with_checksum(bytes(data))
     return bytes(data)
 
 

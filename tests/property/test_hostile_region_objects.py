@@ -26,7 +26,7 @@ from storage_core.formats import (
     wal_entry,
 )
 from storage_core.formats.generation_manifest import Chunk, Generation, GenerationSegment
-from storage_core.formats.json_seal import json_digest
+from storage_core.formats.json_checksum import json_digest
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.region_registry import Registry
 from storage_core.formats.wal_entry import WalEntry
@@ -135,7 +135,7 @@ def _bloom(random: Random) -> Made:
 def _region_manifest(random: Random) -> Made:
     flushed = tuple(FlushedGeneration(generation=each, path=f"0a1b2c3d_gen_{each}") for each in range(1, 5))
     manifest = RegionManifest(
-        region_id=REGION, version=3, writer_epoch=2, flushed_generations=flushed, dealt={"w": 1}, writer_id="w"
+        region_id=REGION, version=3, writer_epoch=2, flushed_generations=flushed, distributed={"w": 1}, writer_id="w"
     )
     sound = region_manifest.encode(manifest)
     hostile = random.choice(

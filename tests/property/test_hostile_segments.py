@@ -197,8 +197,8 @@ def bundle(files: Mapping[str, bytes], segment: IndexSegment, forged: Mapping[st
     whole = {key: value for key, value in forged.items() if key in {"parts", "identity"}}
     directory = {"identity": segments.segment_id(segment), "properties": {}, "parts": parts, **whole}
     footer = b"[" * 50_000 if "deep" in forged else json.dumps(directory).encode()
-    seal = struct.pack("<IQ8s", len(footer), xxhash.xxh3_64_intdigest(footer + HEAD), HEAD)
-    return b"".join([HEAD, *files.values(), footer, seal])
+    trailer = struct.pack("<IQ8s", len(footer), xxhash.xxh3_64_intdigest(footer + HEAD), HEAD)
+    return b"".join([HEAD, *files.values(), footer, trailer])
 
 
 def test_a_segment_of_any_bytes_gives_right_answers_or_a_typed_error() -> None:

@@ -27,7 +27,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.quarantine import read_entries
-from storage_core.rows.late import LateFigures
+from storage_core.rows.late import LateMetrics
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import TableConfig
@@ -67,9 +67,9 @@ class Case:
         return [row for row in self.rows if row[0] is not None and row[0] < bound]
 
     @property
-    def figures(self) -> LateFigures:
+    def metrics(self) -> LateMetrics:
         counts = {"accept": "accepted", "quarantine": "quarantined", "drop": "dropped"}
-        return LateFigures(**{counts[self.policy]: len(self.late)})
+        return LateMetrics(**{counts[self.policy]: len(self.late)})
 
     @property
     def visible(self) -> Counter[Row]:
@@ -156,7 +156,7 @@ def test_an_append_loses_nothing_and_straddles_no_window(case: Case) -> None:
     table = Table(store, log, log.snapshot())
     done = table.append(arrow_of(case))
     assert (visible_in(table.snapshot, store), kept_in(store)) == (case.visible, case.kept)
-    assert (done.rows, done.late) == (case.visible.total(), case.figures)
+    assert (done.rows, done.late) == (case.visible.total(), case.metrics)
 
 
 @settings(max_examples=scaled(40))
@@ -178,7 +178,7 @@ def test_a_region_writer_and_its_merge_lose_nothing_and_straddle_no_window(case:
         writer.put(whole.slice(0, 4))
         if whole.num_rows > 4:
             writer.patch(whole.slice(4))
-        assert writer.figures == case.figures
+        assert writer.metrics == case.metrics
         assert Counter((_ticks(row["at"]), row["id"]) for row in table.rows().values()) == case.visible
         writer.flush()
     table.merge()
@@ -210,7 +210,7 @@ def test_a_batch_loses_nothing_and_straddles_no_window(case: Case, crash: bool, 
         store = MeteredStore(MemoryStore("late"))
         log = make_log(store, case)
         spec = LandingSpec(uri=folder, format="ndjson")
-        late = LateFigures()
+        late = LateMetrics()
         windows = sorted({None if time is None else _edge(time) // 1_000_000 for time, _ in case.rows}, key=str)
         runs: list[list[int | None] | None] = [*([[each] for each in windows[:2]] if only else []), None]
         for run in runs:
@@ -226,4 +226,4 @@ def test_a_batch_loses_nothing_and_straddles_no_window(case: Case, crash: bool, 
         of_lines = [key for key, entry in read_entries(store) if not isinstance(entry, QuarantinedRows)]
         assert len(of_lines) == 1
         store.delete(of_lines)
-        assert (kept_in(store), late) == (case.kept, case.figures)
+        assert (kept_in(store), late) == (case.kept, case.metrics)

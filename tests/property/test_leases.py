@@ -157,11 +157,11 @@ class Leases(RuleBasedStateMachine):
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token
 
     @precondition(lambda self: self.holding())
-    @rule(who=WHO, forgets=st.booleans())
-    def releases(self, who: int, *, forgets: bool) -> None:
+    @rule(who=WHO, prunes=st.booleans())
+    def releases(self, who: int, *, prunes: bool) -> None:
         maintainer, lease, _ = self.one_of_the_holding(who)
         lease.release()
-        if forgets:
+        if prunes:
             maintainer.lease = None
 
     def holding(self) -> list[Maintainer]:

@@ -49,22 +49,22 @@ class LogMachine(RuleBasedStateMachine):
         self.clock.now += step
         version = len(self.returned)
         fresh = [f"n{self.names + number}" for number in range(added)]
-        gone = list(self.live)[:removed]
-        actions: list[Action] = [*(split(name) for name in fresh), *(removal(name) for name in gone)]
+        deleted = list(self.live)[:removed]
+        actions: list[Action] = [*(split(name) for name in fresh), *(removal(name) for name in deleted)]
         if indexed and fresh:
             actions.append(segment(f"s{version}", *fresh))
-        actions += self._progress(progress, version, gone)
+        actions += self._progress(progress, version, deleted)
         if not actions:
             return
         planned = self.returned[max(0, len(self.returned) - 1 - behind)]
         result = self.log.commit(planned, actions, operation="TEST")
         assert result.version == version
         self.names += added
-        self.live = {name: at for name, at in self.live.items() if name not in gone} | dict.fromkeys(fresh, version)
+        self.live = {name: at for name, at in self.live.items() if name not in deleted} | dict.fromkeys(fresh, version)
         self.returned.append(result.snapshot)
 
-    def _progress(self, kinds: set[str], version: int, gone: list[str]) -> list[Action]:
-        kept = [name for name in self.live if name not in gone]
+    def _progress(self, kinds: set[str], version: int, deleted: list[str]) -> list[Action]:
+        kept = [name for name in self.live if name not in deleted]
         segments = sorted(self.returned[-1].segments)
         region, merged = f"g{version % 2}", self.returned[-1].merged_generations
         possible: dict[str, list[Action]] = {

@@ -253,8 +253,8 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         self.check(self.log.snapshot(version=version), version)
         start = self.times[version]
         end = self.times[version + 1] if version + 1 < len(self.times) else start + 1000
-        moment = min(start + int(part * (end - start)), end - 1)
-        self.check(self.log.snapshot(timestamp_ms=moment), version)
+        instant = min(start + int(part * (end - start)), end - 1)
+        self.check(self.log.snapshot(timestamp_ms=instant), version)
 
     @rule()
     def travel_too_far(self) -> None:

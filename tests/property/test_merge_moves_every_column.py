@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows import statistics
@@ -132,7 +132,7 @@ def test_a_merge_moves_every_column_with_its_rows_and_describes_them_truly(table
     assert sorted(row["row"] for row in written) == list(range(sum(table.num_rows for table in tables)))
     if not adds:
         return
-    (merged,) = execute(store, MergeOperation(None, tuple(adds), where), ids=ids, now_ms=2).adds
+    (merged,) = execute(store, CompactionTask(None, tuple(adds), where), ids=ids, now_ms=2).adds
     output = read_split(store, merged)
     assert set(output.column_names) == {name for table in inputs for name in table.column_names}
     assert all(output.schema.field(name).type == schema.field(name).type for name in output.column_names)

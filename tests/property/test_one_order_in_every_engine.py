@@ -22,8 +22,8 @@ from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 from tests.scale import scaled
 
-FIRST_MOMENT, LAST_MOMENT = -62_135_596_800_000_000, 253_402_300_799_999_999
-MOMENTS = [FIRST_MOMENT, LAST_MOMENT, -1, 0, 1, 1_700_000_000_000_000]
+FIRST_INSTANT, LAST_INSTANT = -62_135_596_800_000_000, 253_402_300_799_999_999
+MOMENTS = [FIRST_INSTANT, LAST_INSTANT, -1, 0, 1, 1_700_000_000_000_000]
 TEXTS = ["", "a", "ab", "b", "A", "10", "9", "é", "e\u0301", "\uffff", "\U00010000", "\U0010ffff", "a\0", "a\0b"]
 FLOATS = [0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 1.5, -1.5]
 DAYS = [dt.date.min, dt.date.max, dt.date(1969, 12, 31), dt.date(1970, 1, 1)]

@@ -176,19 +176,19 @@ def _group(chance: random.Random) -> pa.Table:
 
 
 def _described(group: pa.Table, number: int) -> Add:
-    figures = statistics.compute(group.select(SCHEMA.names))
+    metrics = statistics.compute(group.select(SCHEMA.names))
     values = statistics.compute(group.select(list(PARTITIONS)), truncate_at=10**6).min_values
-    moments = group["moment"].drop_null().to_pylist()
-    hours = {math.floor(each.timestamp()) // HOUR for each in moments}
-    windowed = len(hours) == 1 and len(moments) == group.num_rows
+    instants = group["moment"].drop_null().to_pylist()
+    hours = {math.floor(each.timestamp()) // HOUR for each in instants}
+    windowed = len(hours) == 1 and len(instants) == group.num_rows
     return Add(
         path=str(number),
         size=1,
         modificationTime=0,
         numRecords=group.num_rows,
-        minValues=figures.min_values,
-        maxValues=figures.max_values,
-        nullCounts=figures.null_counts,
+        minValues=metrics.min_values,
+        maxValues=metrics.max_values,
+        nullCounts=metrics.null_counts,
         windowStart=hours.pop() * HOUR if windowed else None,
         windowSeconds=HOUR,
         partitionValues=values,

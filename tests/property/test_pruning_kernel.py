@@ -96,8 +96,8 @@ def texts(draw: st.DrawFn, column: str) -> tuple[str | None, str | None]:
     if spoilt == "finer" and pa.types.is_decimal(kind):  # the column had another scale once
         kind = pa.decimal256(76, 30)
     values = draw(st.lists(DECIMALS if kind == pa.decimal256(76, 30) else VALUES[column], max_size=2))
-    figures = compute(pa.table({column: pa.array(values, kind)}))
-    low, high = figures.min_values.get(column), figures.max_values.get(column)
+    metrics = compute(pa.table({column: pa.array(values, kind)}))
+    low, high = metrics.min_values.get(column), metrics.max_values.get(column)
     return (None if spoilt == "low" else low), (None if spoilt == "high" else high)
 
 
@@ -290,7 +290,7 @@ def keys(value: object, kind: pa.DataType) -> tuple[Key, Key] | None:
     if types.is_string(kind):
         return ((0, value), (0, value)) if isinstance(value, str) and value != "\ud800" else None
     if types.is_temporal(kind):
-        return moment(value, whole_days=types.is_date(kind))
+        return instant(value, whole_days=types.is_date(kind))
     if types.is_binary(kind) or isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     if isinstance(value, Decimal) and not value.is_finite():
@@ -333,7 +333,7 @@ def number(value: float) -> Key:
     return (2, 0) if math.isnan(value) else (1, 0) if value > 0 else (-1, 0)
 
 
-def moment(value: object, *, whole_days: bool) -> tuple[Key, Key] | None:
+def instant(value: object, *, whole_days: bool) -> tuple[Key, Key] | None:
     if isinstance(value, str):
         if value == "1970-01-01T00:00:00.0000001" or (whole_days and len(value) != 10):
             return None

@@ -12,7 +12,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.dealing.remaining import Terms, left
+from storage_core.distribution.remaining import Terms, left
 from storage_core.formats.raw_chunk import RawChunk
 from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
@@ -146,12 +146,12 @@ def test_the_union_is_what_was_acknowledged_and_what_no_store_has_is_a_gap(seed:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=scaled(60))
-def test_dealing_in_any_rounds_gives_each_record_once_and_each_writer_in_order(seed: int) -> None:
+def test_distribution_in_any_rounds_gives_each_record_once_and_each_writer_in_order(seed: int) -> None:
     random = Random(seed)
     whole, written = _write(random)
     visible = [MemoryStore("a"), MemoryStore("b")]
     positions: dict[str, int] = {}
-    dealt: dict[str, list[int]] = {writer: [] for writer in written.chunks}
+    distributed: dict[str, list[int]] = {writer: [] for writer in written.chunks}
     infos = sorted((info.key for info in whole.list("")), key=lambda key: (key.split("/")[1], key))
     while infos or positions != {writer: len(chunks) for writer, chunks in written.chunks.items()}:
         for key in infos[: random.randint(1, 4)]:
@@ -163,9 +163,11 @@ def test_dealing_in_any_rounds_gives_each_record_once_and_each_writer_in_order(s
         for ref in plan.chunks:
             chunk = read_columns(visible, ref)
             assert isinstance(chunk, RawColumns)
-            dealt[ref.writer] += [decode_fields(row)["value"] for row in chunk.records.column("fields").to_pylist()]
+            distributed[ref.writer] += [
+                decode_fields(row)["value"] for row in chunk.records.column("fields").to_pylist()
+            ]
         positions = dict(plan.positions)
         assert not plan.given_up
-    assert dealt == {
+    assert distributed == {
         writer: [v for _, each in sorted(chunks.items()) for v in each] for writer, chunks in written.chunks.items()
     }

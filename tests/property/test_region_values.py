@@ -18,7 +18,7 @@ from tests.scale import scaled
 
 TABLE = "00000000-0000-4000-8000-000000000001"
 
-moments = st.datetimes(dt.datetime.fromisoformat("0001-01-01"), dt.datetime.fromisoformat("9999-12-31"))
+instants = st.datetimes(dt.datetime.fromisoformat("0001-01-01"), dt.datetime.fromisoformat("9999-12-31"))
 VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.bool_(): st.booleans(),
     pa.int8(): st.integers(-(2**7), 2**7 - 1),
@@ -29,8 +29,8 @@ VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.string(): st.text(),
     pa.binary(): st.binary(),
     pa.date32(): st.dates(),
-    pa.timestamp("us"): moments,
-    pa.timestamp("us", tz="UTC"): moments.map(lambda each: each.replace(tzinfo=dt.UTC)),
+    pa.timestamp("us"): instants,
+    pa.timestamp("us", tz="UTC"): instants.map(lambda each: each.replace(tzinfo=dt.UTC)),
     pa.decimal128(10, 2): st.decimals(-(10**7), 10**7, places=2),
     pa.decimal128(38, 3): st.decimals(-(10**30), 10**30, places=3),
 }
@@ -91,13 +91,13 @@ def test_truncation_is_the_floor(values: list[int], width: int) -> None:
 
 
 @settings(max_examples=scaled(60))
-@given(moment=moments)
-def test_parts_of_a_moment_are_those_of_its_calendar(moment: dt.datetime) -> None:
+@given(instant=instants)
+def test_parts_of_a_moment_are_those_of_its_calendar(instant: dt.datetime) -> None:
     schema = pa.schema([("v", pa.timestamp("us", tz="UTC"))])
-    row = {"v": moment.replace(tzinfo=dt.UTC)}
+    row = {"v": instant.replace(tzinfo=dt.UTC)}
     kind = schema.field("v").type
     found = [field_value(field_of(name, kind), row, schema) for name in ("year", "month", "day", "hour")]
-    assert found == [moment.year, moment.month, moment.day, moment.hour]
+    assert found == [instant.year, instant.month, instant.day, instant.hour]
 
 
 # Each evaluation of an expression opens a DuckDB: few rows and few examples.

@@ -1,4 +1,4 @@
-"""However records, flushes, sorts, merges, dealing and restores interleave, each reader sees its dictionary.
+"""However records, flushes, sorts, merges, distribution and restores interleave, each reader sees its dictionary.
 
 A sort and a merge each may sleep between their work and their commit, so a merger takes a part of what was sorted, and
 a restore takes it back. The oracle keeps the operations by generation and lays those that are not merged over the base.
@@ -18,7 +18,7 @@ from storage_core.errors import CommitConflict
 from storage_core.history.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import dealt, merge, sorting, unmerged
+from storage_core.region import distributed, merge, sorting, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
@@ -56,7 +56,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["write", "write and flush"]), st.lists(OPERATIONS, min_size=1, max_size=4)),
         st.tuples(st.just("write and flush"), st.lists(OPERATIONS, min_size=1, max_size=4)),
-        st.tuples(st.just("deal"), st.tuples(KEYS, FIELDS)),
+        st.tuples(st.just("distribute"), st.tuples(KEYS, FIELDS)),
         st.tuples(st.sampled_from(["plan sort", "plan merge"]), st.integers(1, 8)),
         st.tuples(st.sampled_from(["commit sort", "commit merge", "restore"]), st.none()),
     ),
@@ -104,8 +104,8 @@ class Model:
                     self.write(value)
                     self.writer.flush()
                     self.flush_model()
-                case "deal":
-                    self.deal(*value)
+                case "distribute":
+                    self.distribute(*value)
                 case "plan sort":
                     self.plan_sort(value)
                 case "plan merge":
@@ -133,18 +133,20 @@ class Model:
             self.flushed.append(self.pending)
             self.pending = []
 
-    def deal(self, key: Key, fields: dict[str, Any]) -> None:
+    def distribute(self, key: Key, fields: dict[str, Any]) -> None:
         table = self.table
         records = RecordBuilder(SCHEMA, CONFIG.primary_key).puts({"b": key[0], "a": key[1], **fields})
         region = whole_table(table.snapshot.table_id)
-        turn = dealt.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-        written = dealt.write(table.store, records, CONFIG.primary_key, turn=turn, clock=table.clock, ids=table.ids)
-        last = dealt.positions(table.store, turn.region).get(RAW_WRITER, 0)
-        stretch = dealt.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
-        dealt.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
+        turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = distributed.write(
+            table.store, records, CONFIG.primary_key, turn=turn, clock=table.clock, ids=table.ids
+        )
+        last = distributed.positions(table.store, turn.region).get(RAW_WRITER, 0)
+        stretch = distributed.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+        distributed.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
         self.flush_model()
         self.flushed.append([("put", key, fields)])
-        assert dealt.positions(table.store, turn.region) == {RAW_WRITER: last + 1}
+        assert distributed.positions(table.store, turn.region) == {RAW_WRITER: last + 1}
         self.writer = table.writer()
 
     def plan_sort(self, records: int) -> None:

@@ -21,7 +21,7 @@ from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
 from storage_core.read.relation import splits_source
 from storage_core.read.verified import Verified
-from storage_core.split.writer import with_file_figures
+from storage_core.split.writer import with_file_metrics
 from tests.scale import scaled
 from tidemark import Table
 
@@ -38,13 +38,13 @@ SCHEMA = pa.schema(
     ]
 )
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-MOMENT = st.sampled_from([0, 0, 0, 0, 1, 59, 60, 120, -1, -120]).map(lambda each: START + dt.timedelta(minutes=each))
+INSTANT = st.sampled_from([0, 0, 0, 0, 1, 59, 60, 120, -1, -120]).map(lambda each: START + dt.timedelta(minutes=each))
 FLOAT = st.sampled_from([math.nan, 20.5, 21.0, -0.0, 0.0, math.nan, 20.5, 21.0, math.inf])
 STRUCT = st.fixed_dictionaries({"f": FLOAT, "n": st.none() | st.integers(0, 3)})
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "ts": MOMENT,
-    "local": MOMENT.map(lambda moment: moment.replace(tzinfo=None)),
-    "day": MOMENT.map(lambda moment: moment.date()),
+    "ts": INSTANT,
+    "local": INSTANT.map(lambda instant: instant.replace(tzinfo=None)),
+    "day": INSTANT.map(lambda instant: instant.date()),
     "f": FLOAT,
     "g": FLOAT,
     "s": STRUCT,
@@ -160,7 +160,7 @@ def test_a_split_of_an_older_release_with_bounds_that_leave_nan_out_answers_righ
     pq.write_table(rows, sink)  # with statistics, as this column once had
     (add,) = table.snapshot.splits.values()
     (tmp_path / "t" / add.path).write_bytes(sink.getvalue())
-    splits = [with_file_figures(add, sink.getvalue())]
+    splits = [with_file_metrics(add, sink.getvalue())]
     source = splits_source(LocalStore(tmp_path / "t"), splits, rows.schema, verified=Verified())
     connection = session(files=source.files)
     source.bind(connection)
@@ -202,10 +202,10 @@ def test_a_field_of_a_struct_is_not_the_column_of_its_name(tmp_path: Path, query
 def test_an_offset_in_a_literal_counts_as_duckdb_counts_it(
     tmp_path: Path, column: str, cast: str, literal: str
 ) -> None:
-    moments = [START.replace(tzinfo=None) + dt.timedelta(hours=hours) for hours in (-6, 0, 2, 7, 9)]
+    instants = [START.replace(tzinfo=None) + dt.timedelta(hours=hours) for hours in (-6, 0, 2, 7, 9)]
     connection = session()
     schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us"))])
-    rows = pa.Table.from_pylist([{"ts": each, "local": each} for each in moments], schema=schema)
+    rows = pa.Table.from_pylist([{"ts": each, "local": each} for each in instants], schema=schema)
     table = Table.create(str(tmp_path / "t"), rows.schema, time_column=column, window="1h")
     table.append(rows)
     connection.from_arrow(rows).create("t")

@@ -112,9 +112,9 @@ def test_no_tower_makes_more_of_a_row_than_is_promised(tmp_path: Path) -> None:
     assert passed
     assert refused
     command = [sys.executable, "-c", ASKING, str(tmp_path / "t"), str(MEMORY)]
-    asked = subprocess.run(command, input=json.dumps(passed), capture_output=True, text=True, check=False)
-    assert asked.returncode == 0, f"{seed}: {asked.stderr}"
-    told = [json.loads(line) for line in asked.stdout.splitlines()]
+    requested = subprocess.run(command, input=json.dumps(passed), capture_output=True, text=True, check=False)
+    assert requested.returncode == 0, f"{seed}: {requested.stderr}"
+    told = [json.loads(line) for line in requested.stdout.splitlines()]
     assert len(told) == len(passed)
     over = [each for each in told if each[2] > MEMORY + 3 * WHOLE]
     assert not over, f"{seed}: {over[0]}"

@@ -82,18 +82,18 @@ class RecordedWriter:
         )
         ledger.letters[region.id] = name
 
-    def write(self, keys: Sequence[str], *, gone: Sequence[str] = ()) -> None:
-        """Put the keys with the next value, or delete those that are `gone`; acknowledged when this returns."""
+    def write(self, keys: Sequence[str], *, deleted: Sequence[str] = ()) -> None:
+        """Put the keys with the next value, or delete those that are `deleted`; acknowledged when this returns."""
         value = next(self._ledger.values)
         begun, ended = self._history.stamp(), None
         try:
-            if gone:
-                self._writer.delete(list(gone))
+            if deleted:
+                self._writer.delete(list(deleted))
             else:
                 self._writer.put([{"tailnum": key, "seats": value} for key in keys])
             ended = self._history.stamp()
         finally:
-            self._add(begun, ended, ended, {**dict.fromkeys(keys, value), **dict.fromkeys(gone)})
+            self._add(begun, ended, ended, {**dict.fromkeys(keys, value), **dict.fromkeys(deleted)})
 
     def gather(self, keys: Sequence[str], between: Callable[[], object]) -> None:
         """Put the keys without waiting for durability, do something in between, then wait."""

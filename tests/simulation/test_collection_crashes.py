@@ -1,6 +1,6 @@
 """A collector ends, or meets somebody else, at every request of a collection of regions; no row is lost or comes back.
 
-In that one run it deletes what the last merge left behind, and lets the region's manifest forget what is gone already
+In that one run it deletes what the last merge left behind, and lets the region's manifest prune what is gone already
 (decision 0055).
 """
 
@@ -105,7 +105,7 @@ class Judged:
 
 
 def _judge(store: MemoryStore) -> None:
-    """Rows as they should be, also when everybody goes on; in the end nothing is left to forget."""
+    """Rows as they should be, also when everybody goes on; in the end nothing is left to prune."""
     table = _process(store, 4)
     assert table.rows() == EXPECTED
     with table.writer() as writer:

@@ -49,7 +49,7 @@ Numbers = frozenset[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is compacted: so many rows in each of two windows, of which `gone` are deleted before and `later` while.
+    """What is compacted: so many rows in each of two windows, of which `deleted` are deleted before and `later` while.
 
     The compaction reads `inputs` splits and writes `outputs`, and `vectors` as objects.
     """
@@ -59,7 +59,7 @@ class Case:
     inputs: int = 6
     vectors: int = 0
     config: TableConfig = CONFIG
-    gone: Callable[[int], bool] | None = None
+    deleted: Callable[[int], bool] | None = None
     later: Callable[[int], bool] | None = None
 
     def meanwhile(self, objects: ObjectStore) -> None:
@@ -73,7 +73,7 @@ def _few(n: int) -> bool:
 
 
 def _many(n: int) -> bool:
-    """Scattered, and so many that a vector is an object, but none of the outputs is worn at once."""
+    """Scattered, and so many that a vector is an object, but none of the outputs is high_delete_ratio at once."""
     return n * n % 1_009 < 300
 
 
@@ -83,9 +83,9 @@ def _most(n: int) -> bool:
 
 CASES: Mapping[str, Case] = {
     "plain windows": Case(rows=SMALL, outputs=2),
-    "windows with deletion vectors": Case(rows=LARGE, outputs=2, gone=_most),
+    "windows with deletion vectors": Case(rows=LARGE, outputs=2, deleted=_most),
     "rows deleted meanwhile": Case(rows=SMALL, outputs=2, later=_few),
-    "vectors, and many rows deleted meanwhile": Case(rows=LARGE, outputs=2, vectors=2, gone=_few, later=_many),
+    "vectors, and many rows deleted meanwhile": Case(rows=LARGE, outputs=2, vectors=2, deleted=_few, later=_many),
     "several outputs, and rows deleted meanwhile": Case(
         rows=LARGE, outputs=4, inputs=12, config=replace(CONFIG, target_split_bytes=4_800), later=_few
     ),
@@ -101,8 +101,8 @@ def _process(store: ObjectStore, seed: int) -> KeyedTable:
     return KeyedTable(store, ids=SeededIds(seed))
 
 
-def _delete(table: KeyedTable, gone: Callable[[int], bool]) -> None:
-    delete_where(table.log, lambda row: gone(row["n"]))
+def _delete(table: KeyedTable, deleted: Callable[[int], bool]) -> None:
+    delete_where(table.log, lambda row: deleted(row["n"]))
 
 
 @cache
@@ -112,8 +112,8 @@ def start(name: str) -> MemoryStore:
     table = KeyedTable(store).create(SCHEMA, case.config)
     for first in range(3):
         table.append([_row(n, n % 2) for n in range(first, 2 * case.rows, 3)])
-    if case.gone is not None:
-        _delete(table, case.gone)
+    if case.deleted is not None:
+        _delete(table, case.deleted)
     return store
 
 
@@ -128,8 +128,8 @@ def numbers(store: ObjectStore) -> Numbers:
 
 def _expected(name: str, *, later: bool) -> Numbers:
     case = CASES[name]
-    gone = [each for each in (case.gone, case.later if later else None) if each is not None]
-    return frozenset(n for n in range(2 * case.rows) if not any(each(n) for each in gone))
+    deleted = [each for each in (case.deleted, case.later if later else None) if each is not None]
+    return frozenset(n for n in range(2 * case.rows) if not any(each(n) for each in deleted))
 
 
 def compact(name: str, store: FaultStore, objects: MemoryStore) -> bool:
@@ -159,7 +159,7 @@ def test_the_compaction_of_the_matrix_does_what_its_name_says(name: str) -> None
     assert kinds.count(KeyKind.VERSION) == 1 + (case.later is not None), "the put that the delete has won, and ours"
     before = _process(start(name), 3).snapshot
     assert len(before.splits) == case.inputs
-    assert any(add.rows_gone for add in before.splits.values()) == (case.gone is not None)
+    assert any(add.deleted_rows for add in before.splits.values()) == (case.deleted is not None)
 
 
 def _compactions(store: ObjectStore) -> int:
@@ -168,7 +168,7 @@ def _compactions(store: ObjectStore) -> int:
 
 def _named(snapshot: Snapshot) -> set[str]:
     """The objects of the base that the newest version names."""
-    vectors = {add.rows_gone.path for add in snapshot.splits.values() if add.rows_gone is not None}
+    vectors = {add.deleted_rows.path for add in snapshot.splits.values() if add.deleted_rows is not None}
     return {*snapshot.splits, *(path for path in vectors if path is not None)}
 
 

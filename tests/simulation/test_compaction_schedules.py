@@ -14,7 +14,7 @@ from random import Random
 
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
@@ -48,7 +48,7 @@ class Running:
     table: KeyedTable
     store: FaultStore
     snapshot: Snapshot
-    merges: list[tuple[MergeOperation, Rewrite]]
+    merges: list[tuple[CompactionTask, Rewrite]]
 
     @property
     def inputs(self) -> set[str]:
@@ -99,11 +99,11 @@ class World:
             self.batch = fresh
             values = {name: self.random.randrange(10**6) for name in [*fresh, *again]}
             writer.put([{"tailnum": name, "seats": value} for name, value in values.items()])
-            gone = self.random.sample(known, min(len(known), self.random.choice([0, 2, 20])))
-            writer.delete(gone)
+            deleted = self.random.sample(known, min(len(known), self.random.choice([0, 2, 20])))
+            writer.delete(deleted)
             writer.flush()
         self.waiting.update(values)
-        self.waiting.update(dict.fromkeys(gone))
+        self.waiting.update(dict.fromkeys(deleted))
 
     def merge(self) -> None:
         table, store = self._process()
@@ -120,10 +120,10 @@ class World:
     def delete(self) -> None:
         """Delete rows of the base that nobody is about to write, as a statement would."""
         known = sorted(map(str, self.base.keys() - self.waiting.keys()))
-        gone = set(self.random.sample(known, min(len(known), self.random.choice([1, 10, 50]))))
-        if gone:
-            delete_where(self.table.log, lambda row: row["tailnum"] in gone)
-            self.base = {name: value for name, value in self.base.items() if name not in gone}
+        deleted = set(self.random.sample(known, min(len(known), self.random.choice([1, 10, 50]))))
+        if deleted:
+            delete_where(self.table.log, lambda row: row["tailnum"] in deleted)
+            self.base = {name: value for name, value in self.base.items() if name not in deleted}
 
     def begin(self) -> None:
         table, store = self._process()
@@ -135,7 +135,7 @@ class World:
         except Crash:
             self.met["a compaction ended before its commit"] += 1
             return
-        store.forget()
+        store.prune()
         if done:
             self.running.append(Running(table, store, snapshot, done))
 
@@ -206,7 +206,9 @@ class World:
         splits = self.table.snapshot.splits
         self.met["a compaction committed"] += 1
         self.met["it had several outputs"] += len(outputs) > 1
-        self.met["deleted rows were carried over"] += any(path in splits and splits[path].rows_gone for path in outputs)
+        self.met["deleted rows were carried over"] += any(
+            path in splits and splits[path].deleted_rows for path in outputs
+        )
         self.met["an input had been ended by a merge"] += not each.inputs <= live
         self.met["an output had no row left"] += any(path not in splits for path in outputs)
 

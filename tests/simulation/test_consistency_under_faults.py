@@ -173,7 +173,7 @@ def writing(world: World, name: str, minutes: int) -> Process:
         return world.random.sample(KEYS[name], world.random.randint(1, 3))
 
     put = with_writer(lambda writer: writer.write(some()))
-    delete = with_writer(lambda writer: writer.write([], gone=some()))
+    delete = with_writer(lambda writer: writer.write([], deleted=some()))
     flush = with_writer(RecordedWriter.flush)
 
     def read(process: Process) -> None:

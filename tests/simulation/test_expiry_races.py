@@ -109,16 +109,16 @@ def requests() -> int:
 def test_every_window_that_has_left_goes_in_one_commit_and_a_second_run_finds_nothing() -> None:
     store = copy_of(start())
     done = _expire(store, 3)
-    figures = done.figures
+    metrics = done.metrics
     assert (done.status, done.version) == ("committed", 3)
-    assert (figures.splits_in, figures.rows_in, figures.rows_out) == (4, 4, 0)
+    assert (metrics.splits_in, metrics.rows_in, metrics.rows_out) == (4, 4, 0)
     windows = done.details["windows"]
     assert isinstance(windows, list)
     assert [(each["window_start"], each["splits"], each["rows"]) for each in windows] == [
         (OLD, 2, 2),
         (OLD + HOUR, 2, 2),
     ]
-    assert sum(each["bytes"] for each in windows) == figures.bytes_in
+    assert sum(each["bytes"] for each in windows) == metrics.bytes_in
     assert _rows(store) == _kept(_rows(start()))
     assert _rows(store, version=2) == _rows(start()), "an older version still shows what it held"
     assert _expire(store, 4).status == "nothing_to_do"
@@ -210,10 +210,10 @@ def _met(act: Callable[[ObjectStore], None]) -> Iterator[tuple[MemoryStore, bool
 @pytest.mark.parametrize("act", [_compacts, _deletes], ids=["a compaction", "a delete"])
 def test_whoever_rewrites_such_a_window_first_is_planned_after(act: Callable[[ObjectStore], None]) -> None:
     first = []
-    gone = {row for row in _kept(_rows(start())) if act is _deletes and row[0] >= 10}
+    deleted = {row for row in _kept(_rows(start())) if act is _deletes and row[0] >= 10}
     for left, theirs_first in _met(act):
         first.append(theirs_first)
-        assert _rows(left) == _kept(_rows(start())) - gone
+        assert _rows(left) == _kept(_rows(start())) - deleted
         assert _operations(left).count("EXPIRE") == 1
         findings = fsck(left, clock=ManualClock(NOW * 1000), deep=True).findings
         assert {each.kind for each in findings} <= {Kind.UNREFERENCED}
@@ -272,7 +272,7 @@ def test_a_table_that_changes_under_every_attempt_is_left_alone_with_a_conflict(
         def now_ms(self) -> int:
             other = _process(store, 50 + len(_operations(store)))
             adds = [add for add in other.snapshot.splits.values() if add.windowStart == OLD]
-            changed = replace(adds[0], deletionVector=inline([] if adds[0].rows_gone else [0]))
+            changed = replace(adds[0], deletionVector=inline([] if adds[0].deleted_rows else [0]))
             other.log.commit(other.snapshot, [changed], operation="DELETE")
             return super().now_ms()
 

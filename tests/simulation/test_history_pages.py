@@ -161,7 +161,7 @@ class Reader:
         if page.restarted:
             self.restarts += 1
             assert self.restarts == 1
-            self._remember_moment()
+            self._remember_instant()
             self.seen["restarted"] += 1
         assert page.records.num_rows or page.token is None
         assert page.records.nbytes <= page_bytes or page.records.num_rows == 1
@@ -177,9 +177,9 @@ class Reader:
     def _begin(self) -> None:
         self.begun, self.restarts = True, 0
         self.sizes = self.random.choice([[1], [1, 60], [200, 700, 5_000]])
-        self._remember_moment()
+        self._remember_instant()
 
-    def _remember_moment(self) -> None:
+    def _remember_instant(self) -> None:
         self.pages = []
         self.whole = page_of(self.log).records
         self.world.check(self.whole)

@@ -126,8 +126,8 @@ def the_next_one_goes_on(objects: MemoryStore, before: Ended) -> None:
     assert lease.token == last + 1
     head = log.snapshot()
     assert head.version == (2 if landed else 1)
-    gone = [removal(path.rpartition("/")[2].removesuffix(".parquet")) for path in head.splits]
-    log.commit(head, [*gone, split("next"), lease.fence], operation="M", requirements=[lease.requirement])
+    deleted = [removal(path.rpartition("/")[2].removesuffix(".parquet")) for path in head.splits]
+    log.commit(head, [*deleted, split("next"), lease.fence], operation="M", requirements=[lease.requirement])
     if before.lease is not None:  # were it not dead but asleep
         with pytest.raises(Fenced):
             commits(log_on(objects, seed=9), before.lease, "late")

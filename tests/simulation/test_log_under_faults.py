@@ -243,7 +243,7 @@ class Writer:
         self.random = world.random
         self.clock = ManualClock(START_MS + world.random.choice((0, 0, -3_600_000, 5_000)), step_ms=number)
         self.busy = False
-        self.doomed = False
+        self.planned_for_deletion = False
         self.pending: list[Work] = []
         self.number = number
         self.start()
@@ -258,8 +258,8 @@ class Writer:
         """Do one piece of work, or die in the middle of it."""
         self.busy = True
         self.clock.now += self.random.choice((-60_000, 0, 0, 1, 700))
-        self.doomed = self.random.random() < 0.1
-        if self.doomed:
+        self.planned_for_deletion = self.random.random() < 0.1
+        if self.planned_for_deletion:
             self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice([*CrashFault]))
         try:
             self.do()
@@ -268,7 +268,7 @@ class Writer:
             # What the dead process had opened reads through its dead store.
             self.snapshot = TransactionLog(self.world.objects).snapshot()
         finally:
-            self.store.forget()
+            self.store.prune()
             self.busy = False
 
     def do(self) -> None:
@@ -289,7 +289,7 @@ class Writer:
         self.world.write_splits(work)
         named = replace(work, commit_id=SeededIds(self.random.getrandbits(64)).uuid())
         # Only by an id of one's own a commit can be found again after a crash or a read of damaged bytes.
-        anonymous = self.world.reads_are_true and not self.doomed and self.random.random() < 0.4
+        anonymous = self.world.reads_are_true and not self.planned_for_deletion and self.random.random() < 0.4
         self.attempt(work if anonymous else named)
 
     def attempt(self, work: Work) -> None:

@@ -135,7 +135,7 @@ def _others_go_on(store: MemoryStore, expected: Rows) -> None:
     rows = {**expected, "x1": {**_plane("x1", 9), "model": "m"}}
     del rows["n0000"]
     assert _base(store) == rows
-    assert not any(add.rows_gone for add in table.snapshot.splits.values())
+    assert not any(add.deleted_rows for add in table.snapshot.splits.values())
 
 
 def test_of_two_mergers_that_race_at_every_request_one_wins_and_the_other_plans_again() -> None:

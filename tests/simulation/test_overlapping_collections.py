@@ -150,16 +150,16 @@ def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict
     act: Callable[[MemoryStore], int],
 ) -> None:
     judge, outcomes, seats = Judge(), Outcomes(), [2]
-    for moment in count():
+    for instant in count():
         objects = copy_of(start(0))
-        meanwhile = Meanwhile(moment, lambda objects=objects: seats.append(act(objects)))  # type: ignore[misc]
+        meanwhile = Meanwhile(instant, lambda objects=objects: seats.append(act(objects)))  # type: ignore[misc]
         outcomes.of(lambda meanwhile=meanwhile, objects=objects: _collect(FaultStore(objects, watch=meanwhile), 2))  # type: ignore[misc]
         if not meanwhile.acted:
             break
         judge(objects, seats[-1])
-    assert moment > 40
+    assert instant > 40
     assert outcomes.conflicts
-    print(f"{moment} requests, {outcomes.conflicts} conflicts, {len(judge.seen)} different tables")  # noqa: T201 -- for `pytest -rA`
+    print(f"{instant} requests, {outcomes.conflicts} conflicts, {len(judge.seen)} different tables")  # noqa: T201 -- for `pytest -rA`
 
 
 class Turns:

@@ -1,8 +1,8 @@
 """A sorter ends, or meets somebody else, at every request of a sort; what is acknowledged is there once all the same.
 
 The put of the region's manifest decides. Before it there are only files that nobody names; from it on the sorted
-generation stands for those that it was made of. Whoever goes on, a writer, a dealer, a merger, a sorter, a collector,
-finds either.
+generation stands for those that it was made of. Whoever goes on, a writer, a distributor, a merger, a sorter, a
+collector, finds either.
 """
 
 from __future__ import annotations

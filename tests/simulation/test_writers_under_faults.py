@@ -264,15 +264,15 @@ class Process:
             done = act(self.writer)
         except WriterFenced:
             self.world.refused(call)
-            self.forget_writer(0.5)
+            self.drop_writer(0.5)
         except (CommitUnknown, Unavailable):
             self.world.tell("unknown")
-            self.forget_writer(0.7)
+            self.drop_writer(0.7)
         else:
             # A flush that finds nothing to do says nothing, not even that the epoch is still ours.
             (self.world.acknowledged if done is not NOTHING else self.world.refused)(call)
 
-    def forget_writer(self, chance: float) -> None:
+    def drop_writer(self, chance: float) -> None:
         """A process that goes on with a writer that failed is told so again."""
         if self.random.random() < chance:
             self.writer = None

@@ -22,10 +22,10 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
-from storage_core.split.metadata import describe, sealed
+from storage_core.split.metadata import describe, with_checksum
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write, write_split
-from storage_core.split.writer import with_file_figures
+from storage_core.split.writer import with_file_metrics
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
 from storage_core.testkit.ids import SeededIds
@@ -178,7 +178,7 @@ def lying(table: Events, rows: pa.Table, native: SortOrder | None = None, **lies
     order = pq.SortingColumn.from_ordering(rows.schema, keys, "at_end")
     with pq.ParquetWriter(sink, rows.schema, store_schema=False, sorting_columns=list(order)) as writer:
         writer.write_table(rows)
-        writer.add_key_value_metadata(sealed({**metadata, **write_origin(origin)}))
+        writer.add_key_value_metadata(with_checksum({**metadata, **write_origin(origin)}))
     data = sink.getvalue()
     table.store.put(path, data.to_pybytes(), IfAbsent())
-    return with_file_figures(add, data)
+    return with_file_metrics(add, data)

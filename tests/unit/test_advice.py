@@ -18,7 +18,7 @@ from storage_core.errors import (
     Fenced,
     Held,
     NotFound,
-    RegionSealed,
+    RegionClosed,
     SnapshotExpired,
     TidemarkError,
     WriterFenced,
@@ -156,5 +156,5 @@ def _is_whole(shown: ast.FormattedValue, name: str | None) -> bool:
 
 def test_run_it_again_and_stop_are_two_exit_codes() -> None:
     again = {each.exit_code for each in (CommitConflict, Held, SnapshotExpired)}
-    stop = {each.exit_code for each in (Fenced, WriterFenced, RegionSealed)}
+    stop = {each.exit_code for each in (Fenced, WriterFenced, RegionClosed)}
     assert (again, stop) == ({3}, {6})

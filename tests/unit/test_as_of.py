@@ -22,7 +22,7 @@ START_MS = 1_700_000_000_001
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def moment(ms: int) -> dt.datetime:
+def instant(ms: int) -> dt.datetime:
     return EPOCH + dt.timedelta(milliseconds=ms)
 
 
@@ -56,29 +56,29 @@ def collected(table: SampleTable) -> SampleTable:
     [(0, 0), (1, 0), (HOUR_MS - 1, 0), (HOUR_MS, 1), (HOUR_MS + 1, 1), (5 * HOUR_MS, 5), (1000 * HOUR_MS, 5)],
 )
 def test_a_moment_is_the_newest_version_committed_by_then(table: SampleTable, offset_ms: int, version: int) -> None:
-    assert version_at(table, moment(START_MS + offset_ms)) == version
+    assert version_at(table, instant(START_MS + offset_ms)) == version
 
 
 @pytest.mark.parametrize("spelled", [str, dt.datetime.isoformat, lambda at: at.replace(tzinfo=None), lambda at: at])
 def test_a_moment_may_be_text_or_not_and_is_utc_without_a_zone(
     table: SampleTable, spelled: Callable[[dt.datetime], At]
 ) -> None:
-    assert version_at(table, spelled(moment(START_MS + 2 * HOUR_MS))) == 2
+    assert version_at(table, spelled(instant(START_MS + 2 * HOUR_MS))) == 2
 
 
 def test_a_moment_of_another_zone_is_the_same_moment(table: SampleTable) -> None:
-    east = moment(START_MS + 2 * HOUR_MS).astimezone(dt.timezone(dt.timedelta(hours=9)))
+    east = instant(START_MS + 2 * HOUR_MS).astimezone(dt.timezone(dt.timedelta(hours=9)))
     assert version_at(table, east) == version_at(table, east.isoformat()) == 2
 
 
 def test_every_millisecond_counts_as_itself(table: SampleTable) -> None:
     """Seconds as a float would put some of them a millisecond earlier."""
-    at_commit = moment(START_MS + HOUR_MS)
+    at_commit = instant(START_MS + HOUR_MS)
     assert version_at(table, at_commit) == 1
     assert version_at(table, at_commit - dt.timedelta(microseconds=1)) == 0
     for ms in range(1000):
         shifted = START_MS // 1000 * 1000 + HOUR_MS + ms
-        assert (version_at(table, moment(shifted)) == 1) == (shifted >= START_MS + HOUR_MS)
+        assert (version_at(table, instant(shifted)) == 1) == (shifted >= START_MS + HOUR_MS)
 
 
 @pytest.mark.parametrize("at", [2, "2", "002"])
@@ -101,7 +101,7 @@ def test_a_name_is_a_tag(table: SampleTable) -> None:
 
 def test_a_moment_before_the_first_version_says_what_is_retained(table: SampleTable) -> None:
     with pytest.raises(NotFound, match=r"nothing is retained from 2023.* retains versions 0 \(of 2023-11-14T22:13:20"):
-        version_at(table, moment(START_MS - 1))
+        version_at(table, instant(START_MS - 1))
 
 
 def test_a_version_that_is_not_there_yet_names_the_newest(table: SampleTable) -> None:
@@ -112,7 +112,7 @@ def test_a_version_that_is_not_there_yet_names_the_newest(table: SampleTable) ->
 def test_where_there_is_no_table_nothing_is_said_to_be_retained() -> None:
     table = SampleTable(MemoryStore("gone"), ManualClock(), TableConfig())
     table.store.delete(list(table.objects()))
-    for at in (0, "2024-01-01", moment(0)):
+    for at in (0, "2024-01-01", instant(0)):
         with pytest.raises(NotFound, match="there is no table here"):
             version_at(table, at)
 
@@ -124,7 +124,7 @@ def test_where_there_is_no_table_nothing_is_said_to_be_retained() -> None:
 def test_what_is_retained_opens_by_version_and_by_moment(table: SampleTable, version: int) -> None:
     collected(table)
     assert version_at(table, version) == version
-    assert version_at(table, moment(START_MS + version * HOUR_MS)) == version
+    assert version_at(table, instant(START_MS + version * HOUR_MS)) == version
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -133,7 +133,7 @@ def test_what_is_collected_says_what_is_retained(table: SampleTable, version: in
     with pytest.raises(NotFound, match=rf"version {version} is no longer retained; .* retains versions 3 \(of .* to 5"):
         version_at(table, version)
     with pytest.raises(NotFound, match=r"nothing is retained from .* retains versions 3 \(of .* to 5"):
-        version_at(table, moment(START_MS + version * HOUR_MS))
+        version_at(table, instant(START_MS + version * HOUR_MS))
 
 
 def test_a_tagged_version_is_an_island(table: SampleTable) -> None:
@@ -144,7 +144,7 @@ def test_a_tagged_version_is_an_island(table: SampleTable) -> None:
         with pytest.raises(NotFound, match=r"no longer retained; .*to 5, and by tag kept \(1\)"):
             version_at(table, beside)
     with pytest.raises(NotFound, match="nothing is retained"):  # it is not known what was newest then
-        version_at(table, moment(START_MS + 2 * HOUR_MS))
+        version_at(table, instant(START_MS + 2 * HOUR_MS))
 
 
 def test_damage_is_not_taken_for_a_collection(table: SampleTable) -> None:
@@ -176,13 +176,13 @@ def under_a_wrong_clock() -> SampleTable:
 def test_a_moment_before_versions_of_the_future_says_that_a_clock_was_wrong_and_what_to_do() -> None:
     table = under_a_wrong_clock()
     with pytest.raises(NotFound, match=f"{AHEAD}.*name a version by its number"):
-        version_at(table, moment(START_MS + HOUR_MS))
+        version_at(table, instant(START_MS + HOUR_MS))
     assert version_at(table, 1) == 1
 
 
 def test_where_no_version_is_of_the_future_no_clock_is_blamed(table: SampleTable) -> None:
     with pytest.raises(NotFound) as refused:
-        version_at(table, moment(START_MS - 1))
+        version_at(table, instant(START_MS - 1))
     assert "clock" not in str(refused.value)
 
 

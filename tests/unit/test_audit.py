@@ -55,10 +55,10 @@ def test_what_the_log_says_of_a_merge_is_judged_without_its_inputs(table: Events
 @pytest.mark.usefixtures("two")
 def test_an_output_that_was_collected_makes_its_merge_not_checkable(table: Events) -> None:
     table.compact()
-    (gone,) = table.live
+    (deleted,) = table.live
     table.append(FIRST)
     table.compact()
-    table.store.delete([gone.path])
+    table.store.delete([deleted.path])
     report = table.audit()
     assert (report.violations, report.merges) == ((), 0)
     assert sorted({each.version for each in report.unchecked}) == [3, 5]
@@ -86,8 +86,8 @@ def test_a_selection_leaves_out_what_was_not_asked_for(table: Events) -> None:
         "commits": Selection(commits=1),
     }
     found = {name: table.audit(which) for name, which in looked.items()}
-    figures = {name: (each.splits, each.merges, len(each.violations)) for name, each in found.items()}
-    assert figures == {"all": (3, 2, 1), "window": (1, 1, 0), "since": (1, 0, 1), "commits": (1, 1, 0)}
+    metrics = {name: (each.splits, each.merges, len(each.violations)) for name, each in found.items()}
+    assert metrics == {"all": (3, 2, 1), "window": (1, 1, 0), "since": (1, 0, 1), "commits": (1, 1, 0)}
 
 
 def test_the_last_run_is_all_commits_of_its_job(table: Events) -> None:

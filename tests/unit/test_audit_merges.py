@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.settings.compaction import CompactionSettings
@@ -40,7 +40,7 @@ def test_tw_3_rows_that_cross_the_border_of_a_window(table: Events) -> None:
     assert {"TW-3", "CS-2"} <= set(found)
     assert "were written as rows of the windows {None}" in found["TW-3"]
     with pytest.raises(InvalidInput, match="CS-2"):
-        execute(table.store, MergeOperation(0, (early, late), table.context), ids=table.ids, now_ms=2)
+        execute(table.store, CompactionTask(0, (early, late), table.context), ids=table.ids, now_ms=2)
 
 
 def test_cs_1_inputs_of_two_scopes(table: Events) -> None:
@@ -51,7 +51,7 @@ def test_cs_1_inputs_of_two_scopes(table: Events) -> None:
     table.replace(inputs, [table.output(table.merged(inputs), inputs, replace(table.context, source_id="a"))])
     assert table.broken() == {"CS-1"}
     with pytest.raises(InvalidInput, match="CS-1"):
-        execute(table.store, MergeOperation(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
+        execute(table.store, CompactionTask(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
 
 
 def test_cs_1_an_output_of_another_scope_than_its_inputs(table: Events, two: list[Add]) -> None:
@@ -65,7 +65,7 @@ def test_cs_2_one_merge_of_two_windows(table: Events) -> None:
     table.replace(inputs, outputs)
     assert table.broken() == {"CS-2"}
     with pytest.raises(InvalidInput, match="CS-2"):
-        execute(table.store, MergeOperation(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
+        execute(table.store, CompactionTask(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
 
 
 def test_cs_3_a_window_before_the_start_of_compaction() -> None:
@@ -73,7 +73,7 @@ def test_cs_3_a_window_before_the_start_of_compaction() -> None:
     inputs = [*table.append(FIRST), *table.append(SECOND)]
     assert plan(table.head) == []
     with pytest.raises(InvalidInput, match="CS-3"):
-        execute(table.store, MergeOperation(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
+        execute(table.store, CompactionTask(0, tuple(inputs), table.context), ids=table.ids, now_ms=2)
     table.replace(inputs, [table.output(table.merged(inputs), inputs)])
     assert table.broken() == {"CS-3"}
 
@@ -158,4 +158,4 @@ def test_mc_4_inputs_that_disagree_on_a_type(table: Events) -> None:
     assert found.invariant == "MC-4"
     assert f"int64 in {first.path} and string in {second.path}" in found.message
     with pytest.raises(InvalidInput, match="MC-4"):
-        execute(table.store, MergeOperation(0, (first, second), table.context), ids=table.ids, now_ms=2)
+        execute(table.store, CompactionTask(0, (first, second), table.context), ids=table.ids, now_ms=2)

@@ -65,25 +65,25 @@ def test_tables_without_windows_are_audited_too(config: TableConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("put", "gone"),
+    ("put", "deleted"),
     [("", "c"), ("ab", "c"), ("acde", "b"), ("", "abcdf")],
     ids=["one", "a split", "most", "nearly all"],
 )
-def test_a_compaction_that_carried_deletes_over_is_sound(put: str, gone: str) -> None:
+def test_a_compaction_that_carried_deletes_over_is_sound(put: str, deleted: str) -> None:
     table = KeyedTable(MemoryStore("planes")).create()
 
-    def write(names: str, seats: int, gone: str = "") -> None:
+    def write(names: str, seats: int, deleted: str = "") -> None:
         with table.writer() as writer:
             if names:
                 writer.put([{"tailnum": name, "seats": seats} for name in names])
-            if gone:
-                writer.delete(list(gone))
+            if deleted:
+                writer.delete(list(deleted))
             writer.flush()
         assert table.merge() is not None
 
     for names in ("ab", "cd", "ef"):
         write(names, 1)
-    assert table.compact(lambda: write(put, 2, gone)) is not None
+    assert table.compact(lambda: write(put, 2, deleted)) is not None
     report = audit(table.store, table.snapshot)
     assert (report.violations, report.unchecked, report.merges) == ((), (), 1)
 

@@ -54,9 +54,9 @@ def _header(codec: str) -> bytes:
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_columns_and_records_of_every_codec_are_the_same(codec: str) -> None:
     data = _file(codec)
-    figures = inspect(data, "f")
-    assert (figures.codec, figures.records) == (codec, 3000)
-    assert figures.expanded_bytes == inspect(_file("null"), "f").expanded_bytes
+    metrics = inspect(data, "f")
+    assert (metrics.codec, metrics.records) == (codec, 3000)
+    assert metrics.expanded_bytes == inspect(_file("null"), "f").expanded_bytes
     assert read_columns(data, "f").to_pylist() == read_records(data, "f")
 
 

@@ -61,8 +61,8 @@ def numbers(table: KeyedTable) -> list[int]:
     return sorted(int(str(each["n"])) for each in table.base_rows())
 
 
-def deletes(table: KeyedTable, gone: Callable[[int], bool]) -> Callable[[], Snapshot]:
-    return lambda: delete_where(table.log, lambda each: gone(each["n"]))
+def deletes(table: KeyedTable, deleted: Callable[[int], bool]) -> Callable[[], Snapshot]:
+    return lambda: delete_where(table.log, lambda each: deleted(each["n"]))
 
 
 def require_whole(table: KeyedTable) -> None:
@@ -70,7 +70,7 @@ def require_whole(table: KeyedTable) -> None:
     assert [each for each in found if each.kind is not Kind.UNREFERENCED] == []
 
 
-GONE: Mapping[str, Callable[[int], bool]] = {
+MISSING: Mapping[str, Callable[[int], bool]] = {
     "one row": lambda n: n == 1_234,
     "first and last of each host": lambda n: n in {1, 2, 3, 4, 5, 6, 7, 11, 1_991, 1_994, 1_996, 1_997, 1_998, 1_999},
     "scattered": lambda n: n % 7 == 3 or n % 30 == 0,
@@ -78,20 +78,20 @@ GONE: Mapping[str, Callable[[int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+@pytest.mark.parametrize("deleted", MISSING.values(), ids=MISSING)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_rows_deleted_while_it_runs_stay_deleted_and_no_others(
-    config: TableConfig, gone: Callable[[int], bool]
+    config: TableConfig, deleted: Callable[[int], bool]
 ) -> None:
     table = table_of(config)
     before = table.snapshot
-    done = table.compact(deletes(table, gone))
+    done = table.compact(deletes(table, deleted))
     assert done is not None
     assert (done.version, done.attempts) == (before.version + 2, 2)
-    assert numbers(table) == [n for n in range(2_000) if n % 30 and not gone(n)]
+    assert numbers(table) == [n for n in range(2_000) if n % 30 and not deleted(n)]
     splits = list(done.snapshot.splits.values())
     assert not {add.path for add in splits} & before.splits.keys(), "every input is replaced"
-    assert len(splits) > 1 if config is SEVERAL and gone is not GONE["most"] else splits
+    assert len(splits) > 1 if config is SEVERAL and deleted is not MISSING["most"] else splits
     assert sum(add.visible_rows for add in splits) == len(numbers(table))
     assert changes(table.store, table.log.snapshot(version=done.version - 1), done.snapshot).read_all().num_rows == 0
     require_whole(table)
@@ -126,13 +126,13 @@ def planes(*, names: str = "abcdef") -> KeyedTable:
     return table
 
 
-def merges(table: KeyedTable, *, put: str = "", gone: str = "") -> Callable[[], object]:
+def merges(table: KeyedTable, *, put: str = "", deleted: str = "") -> Callable[[], object]:
     def act() -> None:
         with table.writer() as writer:
             if put:
                 writer.put([{"tailnum": name, "seats": 2} for name in put])
-            if gone:
-                writer.delete(list(gone))
+            if deleted:
+                writer.delete(list(deleted))
             writer.flush()
         assert table.merge() is not None
 
@@ -142,7 +142,7 @@ def merges(table: KeyedTable, *, put: str = "", gone: str = "") -> Callable[[], 
 def test_an_input_that_a_merge_ended_does_not_stop_the_compaction_of_the_others() -> None:
     table = planes()
     inputs = set(table.snapshot.splits)
-    done = table.compact(merges(table, put="ab", gone="c"))
+    done = table.compact(merges(table, put="ab", deleted="c"))
     assert done is not None
     assert base_seats(table) == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
     assert len(done.snapshot.splits) == 2
@@ -153,7 +153,7 @@ def test_an_input_that_a_merge_ended_does_not_stop_the_compaction_of_the_others(
 def test_when_merges_ended_every_input_there_is_nothing_to_commit() -> None:
     table = planes()
     with pytest.raises(CommitConflict, match="every row of the 3 splits to compact"):
-        table.compact(merges(table, put="abcd", gone="ef"))
+        table.compact(merges(table, put="abcd", deleted="ef"))
     assert base_seats(table) == dict.fromkeys("abcd", 2)
 
 
@@ -234,8 +234,8 @@ class Disturbed:
 def test_deletes_before_every_attempt_but_the_last_are_all_carried_over() -> None:
     disturbed = Disturbed(MAX_ATTEMPTS - 1)
     disturbed.compact()
-    gone = range(100, 100 + MAX_ATTEMPTS - 1)
-    assert numbers(disturbed.table) == [n for n in range(2_000) if n % 30 and n not in gone]
+    deleted = range(100, 100 + MAX_ATTEMPTS - 1)
+    assert numbers(disturbed.table) == [n for n in range(2_000) if n % 30 and n not in deleted]
     assert len(disturbed.table.snapshot.splits) == 1
 
 
@@ -295,7 +295,7 @@ def test_rows_deleted_and_restored_meanwhile_are_nothing_to_carry_over() -> None
 
     done = table.compact(back_and_forth)
     assert done is not None
-    assert not any(add.rows_gone for add in done.snapshot.splits.values())
+    assert not any(add.deleted_rows for add in done.snapshot.splits.values())
     assert numbers(table) == [n for n in range(2_000) if n % 30]
 
 
@@ -322,8 +322,8 @@ def test_an_output_that_does_not_hold_the_rows_where_the_order_says_is_never_mar
     carry = CarryOver(table.store, [(operation, wrong)], ids=table.ids)
     with pytest.raises(Corrupt, match="MC-2"):
         table.log.commit(snapshot, wrong.actions, operation="COMPACT", rebase=carry)
-    (gone,) = read_split(table.store, operation.inputs[1]).slice(5, 1).to_pylist()
-    assert numbers(table) == [n for n in range(2_000) if n % 30 and n != gone["n"]]
+    (deleted,) = read_split(table.store, operation.inputs[1]).slice(5, 1).to_pylist()
+    assert numbers(table) == [n for n in range(2_000) if n % 30 and n != deleted["n"]]
 
 
 def test_outputs_of_other_rows_than_those_of_the_inputs_are_never_marked() -> None:

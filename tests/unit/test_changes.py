@@ -66,8 +66,8 @@ def test_an_append_inserts_with_the_version_and_time_of_its_commit(table: Events
     changed = table.read(0)
     assert shown(changed) == [(1, "insert", "a"), (1, "insert", "b")]
     assert changed.schema.names == [*SCHEMA.names, "_change_type", "_commit_version", "_commit_timestamp"]
-    moment = changed.column("_commit_timestamp").cast(pa.int64()).to_pylist()
-    assert set(moment) == {table.log.snapshot(version=version).timestamp}
+    instant = changed.column("_commit_timestamp").cast(pa.int64()).to_pylist()
+    assert set(instant) == {table.log.snapshot(version=version).timestamp}
 
 
 def test_the_first_version_is_left_out_and_the_last_is_in(table: Events) -> None:
@@ -176,9 +176,9 @@ def test_a_collected_commit_says_from_where_on_there_are_changes(table: Events) 
 
 def test_a_collected_split_says_from_where_on_there_are_changes(table: Events) -> None:
     table.append({"at": 1, "host": "a"})
-    gone = next(iter(table.log.snapshot().splits))
+    deleted = next(iter(table.log.snapshot().splits))
     table.append({"at": 1, "host": "b"})
-    table.store.delete([gone])
+    table.store.delete([deleted])
     reader = table.reader(0)
     with pytest.raises(SnapshotExpired, match=r"version 1 changed its rows; read changes from version 1 or a later"):
         reader.read_all()

@@ -37,12 +37,12 @@ def test_rows_that_do_not_fit_the_terminal_are_a_line_per_value(capsys: pytest.C
     ]  # fmt: skip
 
 
-def test_every_table_of_figures_keeps_them_whole_on_a_narrow_terminal(
+def test_every_table_of_metrics_keeps_them_whole_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "30")
-    shown = {"window_start": output.window, "bytes": output.figure, "reasons": output.cell}
+    shown = {"window_start": output.window, "bytes": output.metric, "reasons": output.cell}
     debt = {"window_start": 0, "bytes": 12_370_000, "reasons": "count, size"}
     output.records([debt], shown, as_json=False, nothing="")
     assert capsys.readouterr().out.splitlines() == [

@@ -15,8 +15,8 @@ from storage_core.compaction.audit import audit
 from storage_core.compaction.columns import require_same_values, route, same_values
 from storage_core.compaction.execute import execute, merge, require_merged
 from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.policy import SEALED
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.policy import FINALIZED
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import Overwrite
@@ -47,7 +47,7 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def operation(store: MemoryStore) -> MergeOperation:
+def operation(store: MemoryStore) -> CompactionTask:
     adds = [*_write(store, events(FIRST), seed=1), *_write(store, events(SECOND), seed=2)]
     (planned,) = plan(snapshot(adds))
     return planned
@@ -57,12 +57,12 @@ def _write(store: MemoryStore, rows: pa.Table, *, seed: int, where: SplitContext
     return sort_and_write(store, rows, context=where or context(), ids=SeededIds(seed), now_ms=1)
 
 
-def _merged(store: MemoryStore, operation: MergeOperation) -> pa.Table:
+def _merged(store: MemoryStore, operation: CompactionTask) -> pa.Table:
     splits = [open_split(store, add, as_dictionary=True) for add in operation.inputs]
     return pa.concat_tables(list(merge(splits, SCHEMA, operation.context.order).pieces))
 
 
-def _require(wrong: pa.Table, store: MemoryStore, operation: MergeOperation) -> None:
+def _require(wrong: pa.Table, store: MemoryStore, operation: CompactionTask) -> None:
     """What the kernel checks of each column when it has moved it, in place of the column that it made."""
     inputs = [open_split(store, add, as_dictionary=True).read() for add in operation.inputs]
     rows = [table.num_rows for table in inputs]
@@ -72,45 +72,45 @@ def _require(wrong: pa.Table, store: MemoryStore, operation: MergeOperation) -> 
         require_same_values(name, chunks, way, wrong.column(name).combine_chunks())
 
 
-def test_a_right_output_passes(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_right_output_passes(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     _require(merged, store, operation)
     require_merged(merged, SCHEMA, operation)
     assert [row["service"] for row in merged.to_pylist()] == ["", "api", "api", "web"]
 
 
-def test_a_lost_row_breaks_mc_1(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_lost_row_breaks_mc_1(store: MemoryStore, operation: CompactionTask) -> None:
     with pytest.raises(Corrupt, match=r"MC-1: .*read 4 rows and made 3"):
         _require(_merged(store, operation).slice(1), store, operation)
 
 
-def test_a_doubled_row_breaks_mc_1(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_doubled_row_breaks_mc_1(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     with pytest.raises(Corrupt, match="MC-1"):
         _require(merged.take(pa.array([0, 0, 1, 2, 3])), store, operation)
 
 
-def test_a_row_in_place_of_another_breaks_mc_2(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_row_in_place_of_another_breaks_mc_2(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     with pytest.raises(Corrupt, match="MC-2"):
         _require(merged.take(pa.array([0, 1, 1, 3])), store, operation)
 
 
-def test_a_changed_value_breaks_mc_2(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_changed_value_breaks_mc_2(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     changed = merged.set_column(3, SCHEMA.field("count"), pc.add(merged.column("count"), 1))
     with pytest.raises(Corrupt, match="MC-2"):
         _require(changed, store, operation)
 
 
-def test_values_swapped_between_rows_break_mc_2(store: MemoryStore, operation: MergeOperation) -> None:
+def test_values_swapped_between_rows_break_mc_2(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     swapped = merged.set_column(4, SCHEMA.field("value"), merged.column("value").take(pa.array([1, 0, 2, 3])))
     with pytest.raises(Corrupt, match="MC-2"):
         _require(swapped, store, operation)
 
 
-def test_null_in_place_of_an_empty_string_breaks_mc_2(store: MemoryStore, operation: MergeOperation) -> None:
+def test_null_in_place_of_an_empty_string_breaks_mc_2(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     service = merged.column("service").cast(pa.string())
     nulled = merged.set_column(1, SCHEMA.field("service"), pc.if_else(pc.equal(service, ""), None, service))
@@ -154,13 +154,13 @@ def test_a_wrong_value_of_any_type_breaks_mc_2(right: pa.Array, wrong: pa.Array)
     assert not same_values(halves, way, wrong)
 
 
-def test_an_unsorted_output_breaks_mc_3(store: MemoryStore, operation: MergeOperation) -> None:
+def test_an_unsorted_output_breaks_mc_3(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     with pytest.raises(Corrupt, match=r"MC-3: .*not sorted by 'service\|host\|timestamp/V2'"):
         require_merged(merged.take(pa.array([0, 2, 1, 3])), SCHEMA, operation)
 
 
-def test_a_lost_or_retyped_column_breaks_mc_4(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_lost_or_retyped_column_breaks_mc_4(store: MemoryStore, operation: CompactionTask) -> None:
     merged = _merged(store, operation)
     with pytest.raises(Corrupt, match="MC-4"):
         require_merged(merged.drop_columns(["value"]), SCHEMA, operation)
@@ -186,16 +186,16 @@ def test_inputs_of_two_windows_or_scopes_are_refused(store: MemoryStore) -> None
     first, *_ = _write(store, events(FIRST), seed=1)
     late, *_ = _write(store, events([{**SECOND[0], "at": 3600}]), seed=2)
     with pytest.raises(InvalidInput, match="CS-2"):
-        execute(store, MergeOperation(0, (first, late), context()), ids=SeededIds(3), now_ms=2)
+        execute(store, CompactionTask(0, (first, late), context()), ids=SeededIds(3), now_ms=2)
     foreign = replace(first, sortSchema="host|timestamp/V2")
     with pytest.raises(InvalidInput, match="CS-1"):
-        execute(store, MergeOperation(0, (first, foreign), context()), ids=SeededIds(3), now_ms=2)
+        execute(store, CompactionTask(0, (first, foreign), context()), ids=SeededIds(3), now_ms=2)
     unsorted = replace(first, sortSchema=None)
     with pytest.raises(InvalidInput, match="CS-1"):
         invariants.require_one_scope(TABLE_ID, 0, [unsorted, unsorted])
 
 
-def test_a_corrupt_input_stops_before_anything_is_written(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_corrupt_input_stops_before_anything_is_written(store: MemoryStore, operation: CompactionTask) -> None:
     path = operation.inputs[0].path
     data = bytearray(store.get(path).data)
     data[40] ^= 1
@@ -205,16 +205,16 @@ def test_a_corrupt_input_stops_before_anything_is_written(store: MemoryStore, op
     assert len(list(store.list("splits/"))) == 2
 
 
-def test_a_vanished_input_is_an_expired_snapshot(store: MemoryStore, operation: MergeOperation) -> None:
+def test_a_vanished_input_is_an_expired_snapshot(store: MemoryStore, operation: CompactionTask) -> None:
     store.delete([operation.inputs[1].path])
     with pytest.raises(SnapshotExpired, match=operation.inputs[1].path):
         execute(store, operation, ids=SeededIds(3), now_ms=2)
 
 
-def test_the_result_says_what_was_swapped_and_travels_as_json(store: MemoryStore, operation: MergeOperation) -> None:
+def test_the_result_says_what_was_swapped_and_travels_as_json(store: MemoryStore, operation: CompactionTask) -> None:
     result = execute(store, operation, ids=SeededIds(3), now_ms=77)
     (add,) = result.adds
-    assert (add.numMergeOps, add.dataChange, add.windowStart, add.modificationTime) == (SEALED, False, 0, 77)
+    assert (add.numMergeOps, add.dataChange, add.windowStart, add.modificationTime) == (FINALIZED, False, 0, 77)
     assert [remove.path for remove in result.removes] == [each.path for each in operation.inputs]
     assert {(remove.dataChange, remove.deletionTimestamp) for remove in result.removes} == {(False, 77)}
     assert (result.rows_in, result.rows_out) == (4, 4)
@@ -268,7 +268,7 @@ def test_an_output_above_the_target_is_cut_and_left_alone_by_the_next_plan(store
             seed=part,
         )
     ]
-    result = execute(store, MergeOperation(0, tuple(adds), small, SEALED), ids=SeededIds(9), now_ms=2)
+    result = execute(store, CompactionTask(0, tuple(adds), small, FINALIZED), ids=SeededIds(9), now_ms=2)
     assert len(result.adds) > 2
     assert result.rows_out == 12_000
     assert all(10_000 < add.size < 30_000 for add in result.adds)
@@ -277,7 +277,7 @@ def test_an_output_above_the_target_is_cut_and_left_alone_by_the_next_plan(store
     invariants.require_sorted(merged, small.order, adds)
 
 
-def test_an_audit_of_untouched_splits_finds_nothing(store: MemoryStore, operation: MergeOperation) -> None:
+def test_an_audit_of_untouched_splits_finds_nothing(store: MemoryStore, operation: CompactionTask) -> None:
     result = execute(store, operation, ids=SeededIds(3), now_ms=2)
     assert audit(store, snapshot(operation.inputs)).violations == ()
     assert audit(store, snapshot(result.adds)).violations == ()
@@ -301,7 +301,7 @@ def test_an_audit_of_untouched_splits_finds_nothing(store: MemoryStore, operatio
     ],
 )
 def test_an_audit_finds_a_log_that_does_not_fit_the_file(
-    store: MemoryStore, operation: MergeOperation, change: dict[str, object], expected: tuple[str, str]
+    store: MemoryStore, operation: CompactionTask, change: dict[str, object], expected: tuple[str, str]
 ) -> None:
     wrong = replace(operation.inputs[0], **change)  # type: ignore[arg-type]  # one field each
     found = audit(store, snapshot([wrong, operation.inputs[1]])).violations
@@ -323,7 +323,7 @@ def test_an_audit_finds_rows_that_are_not_in_order(store: MemoryStore) -> None:
     assert [each.invariant for each in audit(store, snapshot([backwards])).violations] == ["SS-1"]
 
 
-def test_an_audit_reports_a_missing_file_and_goes_on(store: MemoryStore, operation: MergeOperation) -> None:
+def test_an_audit_reports_a_missing_file_and_goes_on(store: MemoryStore, operation: CompactionTask) -> None:
     store.delete([operation.inputs[0].path])
     (violation,) = audit(store, snapshot(operation.inputs)).violations
     assert (violation.invariant, violation.path) == ("SS-5", operation.inputs[0].path)

@@ -12,13 +12,13 @@ import pytest
 from storage_core.compaction import execute as executing
 from storage_core.compaction import streaming
 from storage_core.compaction.execute import execute
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.local import LocalStore
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import TableConfig
-from storage_core.split import emission, row_groups
+from storage_core.split import rolling_writer, row_groups
 from storage_core.split.context import SplitContext
 from storage_core.split.encodings import ROWS_PER_PAGE
 from storage_core.split.read import read_split
@@ -35,7 +35,7 @@ DECODER_BYTES = PAGE_BYTES * 3 // 2 + 1024 * VALUE_BYTES
 """A decoder holds a page, buffers for levels and compressed bytes, and a batch of values."""
 
 
-def _operation(store: LocalStore, width: int) -> MergeOperation:
+def _operation(store: LocalStore, width: int) -> CompactionTask:
     names = [f"c{index:02d}" for index in range(width - 1)]
     schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), *((name, pa.int64()) for name in names)])
     order = bind(TableConfig(time_column="at", sort_schema="c00|timestamp/V2"), schema)
@@ -47,7 +47,7 @@ def _operation(store: LocalStore, width: int) -> MergeOperation:
         columns += [pa.array(chance.integers(-(2**62), 2**62, ROWS)) for _ in names]
         rows = pa.table(columns, schema=schema)
         adds += sort_and_write(store, rows, context=context, ids=SeededIds(number), now_ms=number)
-    return MergeOperation(None, tuple(adds), context)
+    return CompactionTask(None, tuple(adds), context)
 
 
 def _peak_bytes(folder: Path, width: int) -> int:
@@ -67,7 +67,7 @@ def test_the_memory_of_a_merge_is_a_page_per_column_and_input_and_three_row_grou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executing, "_IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(emission, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(rolling_writer, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", GROUP_ROWS)
     monkeypatch.setattr(streaming, "ROWS_PER_GROUP", GROUP_ROWS)
     monkeypatch.setattr(streaming, "_BATCHES_BYTES", 0)
@@ -98,7 +98,7 @@ def test_a_merge_that_fails_half_way_leaves_no_file(tmp_path: Path, monkeypatch:
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     monkeypatch.setattr(executing, "_IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(emission, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(rolling_writer, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(streaming, "ROWS_PER_GROUP", GROUP_ROWS)
     store = LocalStore(tmp_path / "store")
     operation = _operation(store, 3)

@@ -11,9 +11,9 @@ from storage_core.compaction import planner
 from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Reason
 from storage_core.compaction.planner import choose
-from storage_core.compaction.policy import MOST_RUN_TARGETS, SEALED, Mode
+from storage_core.compaction.policy import FINALIZED, MOST_RUN_TARGETS, Mode
 from storage_core.compaction.scope import scope_of
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
 from storage_core.settings.compaction import CompactionSettings
@@ -36,7 +36,7 @@ def _add(name: str, window: int | None = 0, *, size: int = 1000) -> Add:
     )
 
 
-def _paths(operations: list[MergeOperation]) -> list[list[str]]:
+def _paths(operations: list[CompactionTask]) -> list[list[str]]:
     return [[add.path for add in operation.inputs] for operation in operations]
 
 
@@ -88,18 +88,18 @@ def test_only_the_windows_asked_for_are_planned() -> None:
 def test_a_window_becomes_one_run_and_a_run_is_left_alone_by_little_that_is_late() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
     adds = [_add("big", size=1000), _add("a", size=999), _add("b", size=500)]
-    (sealing,) = plan(snapshot(adds, config=config))
-    assert ([add.path for add in sealing.inputs], sealing.merge_ops) == ([add.path for add in adds], SEALED)
-    run = [replace(_add(name, size=1500), numMergeOps=SEALED) for name in ("run1", "run2")]
+    (finalizing,) = plan(snapshot(adds, config=config))
+    assert ([add.path for add in finalizing.inputs], finalizing.merge_ops) == ([add.path for add in adds], FINALIZED)
+    run = [replace(_add(name, size=1500), numMergeOps=FINALIZED) for name in ("run1", "run2")]
     assert plan(snapshot(run, config=config)) == []
     assert plan(snapshot([*run, _add("late", size=300)], config=config)) == []
     again = plan(snapshot([*run, _add("late", size=400)], config=config))
-    assert [(len(each.inputs), each.merge_ops) for each in again] == [(3, SEALED + 1)]
+    assert [(len(each.inputs), each.merge_ops) for each in again] == [(3, FINALIZED + 1)]
 
 
-def test_late_splits_of_a_sealed_window_are_merged_among_themselves() -> None:
+def test_late_splits_of_a_closed_window_are_merged_among_themselves() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
-    run = replace(_add("run", size=1500), numMergeOps=SEALED)
+    run = replace(_add("run", size=1500), numMergeOps=FINALIZED)
     (late,) = plan(snapshot([run, _add("a", size=70), _add("b", size=70)], config=config))
     assert ([add.path for add in late.inputs], late.merge_ops) == (["splits/0/a.parquet", "splits/0/b.parquet"], 1)
 
@@ -116,28 +116,28 @@ def test_a_window_of_many_targets_is_never_one_merge() -> None:
 def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_counted() -> None:
     inputs = snapshot([replace(_add("a"), numRecords=5), replace(_add("b"), numRecords=5, deletionVector=inline([0]))])
     (operation,) = plan(inputs)
-    assert MergeOperation.from_json(operation.to_json()).inputs[1].deletionVector == inline([0])
+    assert CompactionTask.from_json(operation.to_json()).inputs[1].deletionVector == inline([0])
     (owed,) = window_debts(choose(inputs))
     assert owed.rows == 9
 
 
-def _worn(name: str, gone: int, size: int = 100) -> Add:
-    return replace(_add(name, size=size), numRecords=30, deletionVector=inline(range(gone)))
+def _high_delete_ratio(name: str, deleted: int, size: int = 100) -> Add:
+    return replace(_add(name, size=size), numRecords=30, deletionVector=inline(range(deleted)))
 
 
 def test_a_split_of_which_more_than_a_third_is_deleted_is_rewritten_alone_and_whatever_its_size() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
-    assert plan(snapshot([_worn("a", 10)], config=config)) == []
-    assert _paths(plan(snapshot([_worn("a", 11)], config=config))) == [["splits/0/a.parquet"]]
-    assert _paths(plan(snapshot([_worn("a", 11, size=5000)], config=config))) == [["splits/0/a.parquet"]]
-    assert plan(snapshot([_worn("a", 10, size=5000)], config=config)) == []
+    assert plan(snapshot([_high_delete_ratio("a", 10)], config=config)) == []
+    assert _paths(plan(snapshot([_high_delete_ratio("a", 11)], config=config))) == [["splits/0/a.parquet"]]
+    assert _paths(plan(snapshot([_high_delete_ratio("a", 11, size=5000)], config=config))) == [["splits/0/a.parquet"]]
+    assert plan(snapshot([_high_delete_ratio("a", 10, size=5000)], config=config)) == []
 
 
 def test_a_split_is_as_large_as_its_visible_rows() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
-    run = [replace(_add("a", size=1500), numMergeOps=SEALED), replace(_add("b", size=1500), numMergeOps=SEALED)]
-    assert plan(snapshot([*run, _worn("c", 9, size=420)], config=config)) == []
-    assert len(plan(snapshot([*run, _worn("c", 9, size=520)], config=config))) == 1
+    run = [replace(_add("a", size=1500), numMergeOps=FINALIZED), replace(_add("b", size=1500), numMergeOps=FINALIZED)]
+    assert plan(snapshot([*run, _high_delete_ratio("c", 9, size=420)], config=config)) == []
+    assert len(plan(snapshot([*run, _high_delete_ratio("c", 9, size=520)], config=config))) == 1
 
 
 def test_an_active_mergeskip_keeps_a_split_out_until_it_runs_out() -> None:
@@ -164,8 +164,8 @@ def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
 def test_debt_counts_only_what_a_compaction_would_read() -> None:
     adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
     assert window_debts(choose(snapshot(adds))) == [
-        WindowDebt(0, 2, 20, 2000, 2000, 1, 1, (Reason.ASKED,)),
-        WindowDebt(None, 2, 20, 1007, 1007, 1, 1, (Reason.ASKED,)),
+        WindowDebt(0, 2, 20, 2000, 2000, 1, 1, (Reason.REQUESTED,)),
+        WindowDebt(None, 2, 20, 1007, 1007, 1, 1, (Reason.REQUESTED,)),
     ]
     assert window_debts(choose(snapshot([_add("a", 0), _add("b", 3600)]))) == []
 
@@ -196,4 +196,4 @@ def test_a_plan_comes_in_parts_of_whole_windows_unless_one_is_larger(monkeypatch
 
 def test_an_operation_travels_as_json() -> None:
     (operation,) = plan(snapshot([_add("a"), replace(_add("b"), minValues={"service": "é"}, nullCounts={"host": 1})]))
-    assert MergeOperation.from_json(operation.to_json()) == operation
+    assert CompactionTask.from_json(operation.to_json()) == operation

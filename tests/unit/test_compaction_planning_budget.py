@@ -16,7 +16,7 @@ from storage_core.compaction.debt import WindowDebt, window_debts
 from storage_core.compaction.merges import Merge
 from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import Mode
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
@@ -59,7 +59,7 @@ def test_a_plan_makes_records_only_of_what_it_replaces(windows: int, mode: Mode)
     operations = planned(many)
     steps = steps_of(lambda: planned(many))
     assert steps.made(Add) == sum(len(each.inputs) for each in operations) <= FEW_INPUTS + 256
-    assert steps.made(Merge) == steps.made(MergeOperation) == len(operations)
+    assert steps.made(Merge) == steps.made(CompactionTask) == len(operations)
 
 
 def test_windows_with_nothing_to_do_cost_nothing() -> None:

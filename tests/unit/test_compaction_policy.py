@@ -10,13 +10,13 @@ import numpy as np
 
 from storage_core.compaction import policy
 from storage_core.compaction.merges import Merge, Reason
-from storage_core.compaction.policy import SEALED, Mode, Rules, Splits
+from storage_core.compaction.policy import FINALIZED, Mode, Rules, Splits
 from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
 RULES = Rules(settings=CompactionSettings(), target_bytes=1000, now_ms=NOW_MS, mode=Mode.POLICY)
-ASKED = replace(RULES, mode=Mode.FINALIZE)
+REQUESTED = replace(RULES, mode=Mode.FINALIZE)
 
 
 def _splits(
@@ -36,7 +36,7 @@ def _splits(
         bytes=np.array(sizes, np.int64),
         rows=np.full(count, rows, np.int64),
         added_ms=NOW_MS - 1000 * np.arange(count, 0, -1),
-        worn=np.zeros(count, np.bool_),
+        high_delete_ratio=np.zeros(count, np.bool_),
         skipped=np.zeros(count, np.bool_),
         cold=np.full(len(set(group.tolist())), cold, np.bool_),
     )
@@ -56,7 +56,7 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_ten_splits_of_one_generation_are_merged_and_nine_wait() -> None:
     assert choose(_splits([10] * 9), RULES) == []
-    assert choose(_splits([10] * 10), RULES) == [Merge(tuple(range(10)), 0, SEALED, Reason.COUNT)]
+    assert choose(_splits([10] * 10), RULES) == [Merge(tuple(range(10)), 0, FINALIZED, Reason.COUNT)]
     assert choose(_splits([*[10] * 10, 600]), RULES) == [Merge(tuple(range(10)), 0, 1, Reason.COUNT)]
 
 
@@ -67,7 +67,7 @@ def test_a_merge_takes_twelve_at_most_and_the_oldest_first() -> None:
 
 def test_two_splits_of_the_target_size_together_do_not_wait_for_ten() -> None:
     assert choose(_splits([400, 400]), RULES) == []
-    assert choose(_splits([400, 400, 200]), RULES) == [Merge((0, 1, 2), 0, SEALED, Reason.SIZE)]
+    assert choose(_splits([400, 400, 200]), RULES) == [Merge((0, 1, 2), 0, FINALIZED, Reason.SIZE)]
 
 
 def test_a_split_of_half_the_target_size_is_mature() -> None:
@@ -103,20 +103,20 @@ def test_a_split_that_waited_two_days_is_merged_with_its_like_only() -> None:
 
 def test_a_window_is_finalized_when_it_is_cold() -> None:
     assert choose(_splits([10, 700, 20]), RULES) == []
-    assert choose(_splits([10, 700, 20], cold=True), RULES) == [Merge((0, 1, 2), 0, SEALED, Reason.LATE)]
+    assert choose(_splits([10, 700, 20], cold=True), RULES) == [Merge((0, 1, 2), 0, FINALIZED, Reason.LATE)]
     assert choose(_splits([10], cold=True), RULES) == []
 
 
-def test_a_sealed_window_is_finalized_again_when_more_than_a_tenth_is_late() -> None:
+def test_a_closed_window_is_finalized_again_when_more_than_a_tenth_is_late() -> None:
     run = [450, 450]
-    assert choose(_splits([*run, 100], merges=[SEALED, SEALED, 0], cold=True), RULES) == []
-    assert choose(_splits([*run, 101], merges=[SEALED, SEALED, 0], cold=True), RULES) == [
-        Merge((0, 1, 2), 0, SEALED + 1, Reason.LATE)
+    assert choose(_splits([*run, 100], merges=[FINALIZED, FINALIZED, 0], cold=True), RULES) == []
+    assert choose(_splits([*run, 101], merges=[FINALIZED, FINALIZED, 0], cold=True), RULES) == [
+        Merge((0, 1, 2), 0, FINALIZED + 1, Reason.LATE)
     ]
 
 
-def test_a_sealed_window_is_finalized_again_when_too_many_files_are_late() -> None:
-    few = [SEALED, *[1] * 8, *[2] * 8, *[3] * 8]
+def test_a_closed_window_is_finalized_again_when_too_many_files_are_late() -> None:
+    few = [FINALIZED, *[1] * 8, *[2] * 8, *[3] * 8]
     assert choose(_splits([5000, *[1] * 24], merges=few, cold=True), RULES) == []
     (merge,) = choose(_splits([5000, *[1] * 25], merges=[*few, 0], cold=True), RULES)
     assert (len(merge.rows), merge.reason) == (26, Reason.FILES)
@@ -128,8 +128,8 @@ def test_a_window_that_was_merged_as_a_whole_while_hot_is_not_rewritten_for_a_fe
     assert choose(_splits([100, 12], merges=[merged.merges, 0], cold=True), RULES) != []
 
 
-def test_late_splits_of_a_sealed_window_are_merged_among_themselves() -> None:
-    late = _splits([5000, *[1] * 10], merges=[SEALED, *[0] * 10], cold=True)
+def test_late_splits_of_a_closed_window_are_merged_among_themselves() -> None:
+    late = _splits([5000, *[1] * 10], merges=[FINALIZED, *[0] * 10], cold=True)
     assert choose(late, RULES) == [Merge(tuple(range(1, 11)), 0, 1, Reason.COUNT)]
 
 
@@ -139,7 +139,7 @@ def test_a_window_with_too_many_splits_for_one_merge_gets_there_in_steps() -> No
     assert {len(rows) for rows in _rows(found)} <= {12, 10, 11}
     mature = choose(_splits([1] * count, merges=4, cold=True), RULES)
     assert [(len(merge.rows), merge.merges) for merge in mature] == [(MOST_RUN_INPUTS, 4)]
-    assert [len(rows) for rows in _rows(choose(_splits([1] * (2 * count)), ASKED))] == [256, 256, 2]
+    assert [len(rows) for rows in _rows(choose(_splits([1] * (2 * count)), REQUESTED))] == [256, 256, 2]
 
 
 def test_a_window_of_too_many_rows_for_one_merge_is_left_with_mature_splits() -> None:
@@ -148,8 +148,8 @@ def test_a_window_of_too_many_rows_for_one_merge_is_left_with_mature_splits() ->
     assert choose(_splits([10] * 3, rows=34, cold=True), few) == []
     assert choose(_splits([10] * 12, rows=50), few) == [], "half the rows of a merge are mature"
     assert _rows(choose(_splits([10] * 12, rows=49), few)) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-    asked = replace(few, mode=Mode.FINALIZE)
-    assert _rows(choose(_splits([10] * 5, rows=40), asked)) == [(0, 1), (2, 3)]
+    requested = replace(few, mode=Mode.FINALIZE)
+    assert _rows(choose(_splits([10] * 5, rows=40), requested)) == [(0, 1), (2, 3)]
 
 
 def test_what_is_left_of_a_lane_waits_whatever_lane_comes_after_it() -> None:
@@ -159,33 +159,44 @@ def test_what_is_left_of_a_lane_waits_whatever_lane_comes_after_it() -> None:
 
 
 def test_a_skipped_split_is_left_out_and_does_not_ask_for_the_same_work_again() -> None:
-    three = _splits([100, 100, 100], merges=[0, SEALED, 0], cold=True)
+    three = _splits([100, 100, 100], merges=[0, FINALIZED, 0], cold=True)
     skipped = replace(three, skipped=np.array([False, True, False]))
-    assert choose(skipped, RULES) == [Merge((0, 2), 0, SEALED + 1, Reason.LATE)]
-    left = _splits([100, 200], merges=[SEALED, SEALED + 1], cold=True)
-    for rules in (RULES, ASKED):
+    assert choose(skipped, RULES) == [Merge((0, 2), 0, FINALIZED + 1, Reason.LATE)]
+    left = _splits([100, 200], merges=[FINALIZED, FINALIZED + 1], cold=True)
+    for rules in (RULES, REQUESTED):
         assert choose(replace(left, skipped=np.array([True, False])), rules) == []
         assert choose(left, rules) != []
 
 
 def test_a_worn_member_of_a_run_is_rewritten_alone_and_stays_in_it() -> None:
-    worn = np.array([False, True, True])
-    run = replace(_splits([600] * 3, merges=SEALED, cold=True), worn=worn)
-    for rules in (RULES, ASKED):
-        assert choose(run, rules) == [Merge((1,), 0, SEALED, Reason.WORN), Merge((2,), 0, SEALED, Reason.WORN)]
+    high_delete_ratio = np.array([False, True, True])
+    run = replace(_splits([600] * 3, merges=FINALIZED, cold=True), high_delete_ratio=high_delete_ratio)
+    for rules in (RULES, REQUESTED):
+        assert choose(run, rules) == [
+            Merge((1,), 0, FINALIZED, Reason.HIGH_DELETE_RATIO),
+            Merge((2,), 0, FINALIZED, Reason.HIGH_DELETE_RATIO),
+        ]
 
 
 def test_a_worn_split_that_is_rewritten_alone_keeps_its_number_whatever_it_is() -> None:
-    worn = np.array([False, True, True])
-    loose = replace(_splits([600] * 3, merges=[4, 2, 0]), worn=worn)
-    assert choose(loose, RULES) == [Merge((1,), 0, 2, Reason.WORN), Merge((2,), 0, 0, Reason.WORN)]
-    older = replace(_splits([600] * 3, merges=[SEALED + 1, SEALED, 0]), worn=worn)
-    assert choose(older, RULES) == [Merge((1,), 0, SEALED, Reason.WORN), Merge((2,), 0, 0, Reason.WORN)]
+    high_delete_ratio = np.array([False, True, True])
+    loose = replace(_splits([600] * 3, merges=[4, 2, 0]), high_delete_ratio=high_delete_ratio)
+    assert choose(loose, RULES) == [
+        Merge((1,), 0, 2, Reason.HIGH_DELETE_RATIO),
+        Merge((2,), 0, 0, Reason.HIGH_DELETE_RATIO),
+    ]
+    older = replace(_splits([600] * 3, merges=[FINALIZED + 1, FINALIZED, 0]), high_delete_ratio=high_delete_ratio)
+    assert choose(older, RULES) == [
+        Merge((1,), 0, FINALIZED, Reason.HIGH_DELETE_RATIO),
+        Merge((2,), 0, 0, Reason.HIGH_DELETE_RATIO),
+    ]
 
 
 def test_who_asks_gets_one_run_of_a_window_that_is_not_cold() -> None:
-    assert choose(_splits([10, 700, 20]), ASKED) == [Merge((0, 1, 2), 0, SEALED, Reason.ASKED)]
-    assert choose(_splits([100, 3], merges=[SEALED, 0]), ASKED) == [Merge((0, 1), 0, SEALED + 1, Reason.ASKED)]
+    assert choose(_splits([10, 700, 20]), REQUESTED) == [Merge((0, 1, 2), 0, FINALIZED, Reason.REQUESTED)]
+    assert choose(_splits([100, 3], merges=[FINALIZED, 0]), REQUESTED) == [
+        Merge((0, 1), 0, FINALIZED + 1, Reason.REQUESTED)
+    ]
 
 
 def test_no_split_is_in_two_merges_and_every_merge_stays_in_its_group() -> None:
@@ -193,14 +204,14 @@ def test_no_split_is_in_two_merges_and_every_merge_stays_in_its_group() -> None:
     for _ in range(200):
         count = int(random.integers(1, 400))
         groups = np.unique(np.sort(random.integers(0, 5, count)), return_inverse=True)[1]
-        sizes, merges = random.integers(0, 700, count), random.choice([0, 1, 2, 3, 4, SEALED, SEALED + 1], count)
+        sizes, merges = random.integers(0, 700, count), random.choice([0, 1, 2, 3, 4, FINALIZED, FINALIZED + 1], count)
         splits = _splits(sizes.tolist(), merges=merges.tolist(), groups=groups.tolist(), cold=bool(count % 2))
-        splits = replace(splits, worn=random.random(count) < 0.1, skipped=random.random(count) < 0.1)
-        for rules in (RULES, ASKED):
+        splits = replace(splits, high_delete_ratio=random.random(count) < 0.1, skipped=random.random(count) < 0.1)
+        for rules in (RULES, REQUESTED):
             found = choose(splits, rules)
             rows = [row for merge in found for row in merge.rows]
             assert len(rows) == len(set(rows))
             assert not splits.skipped[rows].any()
             assert all(set(splits.group[list(merge.rows)]) == {merge.group} for merge in found)
             assert all(first < second for merge in found for first, second in pairwise(merge.rows))
-            assert all(len(merge.rows) > 1 or splits.worn[merge.rows[0]] for merge in found)
+            assert all(len(merge.rows) > 1 or splits.high_delete_ratio[merge.rows[0]] for merge in found)

@@ -1,4 +1,4 @@
-"""The figures of the compaction policy travel with the table, and senseless ones are refused."""
+"""The settings of the compaction policy travel with the table, and senseless ones are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
         '{"run_rows":0}',
     ],
 )
-def test_senseless_figures_are_refused(text: str) -> None:
+def test_senseless_metrics_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         TableConfig.from_configuration({COMPACTION_KEY: text})
 

@@ -11,7 +11,7 @@ from storage_core.compaction import execute as executing
 from storage_core.compaction.execute import execute, merge
 from storage_core.compaction.kernel import merge_order
 from storage_core.compaction.streaming import output_schema, piece_rows, pieces
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
@@ -123,7 +123,7 @@ def test_a_float_without_nan_keeps_its_bounds_and_one_with_nan_has_none() -> Non
     store = MemoryStore("streaming")
     adds = _write(store)
     assert [sorted(split.may_hold_nan()) for split in _opened(store, adds)] == [[], ["value"], [], []]
-    operation = MergeOperation(0, (adds[0], adds[2]), context())
+    operation = CompactionTask(0, (adds[0], adds[2]), context())
     (clean,) = execute(store, operation, ids=SeededIds(9), now_ms=2).adds
     assert open_split(store, clean).may_hold_nan() == frozenset()
     (operation,) = plan(snapshot(adds))

@@ -43,8 +43,8 @@ def _tasks(found: Sequence[Debt]) -> list[tuple[int | None, Task, int]]:
 
 
 def test_a_window_to_compact_says_why_and_what_the_next_run_reads_and_writes() -> None:
-    worn = replace(_add("b", 0, size=600), deletionVector=inline(range(5)))
-    assert debt(snapshot([_add("a", 0), worn, _add("alone", 3600)]), now_ms=0) == [
+    high_delete_ratio = replace(_add("b", 0, size=600), deletionVector=inline(range(5)))
+    assert debt(snapshot([_add("a", 0), high_delete_ratio, _add("alone", 3600)]), now_ms=0) == [
         Debt(
             window_start=0,
             task=Task.COMPACT,
@@ -94,8 +94,8 @@ def test_a_window_whose_splits_are_skipped_waits_and_says_why_how_often_and_unti
 
 def test_skips_of_windows_that_leave_and_of_splits_that_are_gone_hold_up_nothing() -> None:
     adds = [_add("a", 0), _add("b", 0)]
-    gone = _add("gone", 7200)
-    held = snapshot(adds, config=KEEPING, mergeskips=[_skip(adds[0], until=None), _skip(gone, until=None)])
+    deleted = _add("gone", 7200)
+    held = snapshot(adds, config=KEEPING, mergeskips=[_skip(adds[0], until=None), _skip(deleted, until=None)])
     assert _tasks(debt(held, now_ms=HOUR_MS + RETENTION_MS)) == [(0, Task.EXPIRE, 2)]
 
 

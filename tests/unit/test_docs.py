@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from jobs import audit_request, deal_request, request
+from jobs import audit_request, distribute_request, request
 from pipelines.cli import build
 from storage_core.compaction.audit import INVARIANTS
 from storage_core.creation import LANDING
@@ -187,8 +187,8 @@ def test_every_job_of_the_documents_parses(words: list[str]) -> None:
         match job:
             case "audit":
                 audit_request.parse(audit_request.parser("").parse_args(words[2:]))
-            case "deal":
-                deal_request.parse(deal_request.parser("").parse_args(words[2:]))
+            case "distribute":
+                distribute_request.parse(distribute_request.parser("").parse_args(words[2:]))
             case _:
                 request.parse(request.parser(job, "").parse_args(words[2:]))
 
@@ -274,10 +274,10 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         LANDING,
         RENUMBERED_UP_TO,
     }
-    figures = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
+    metrics = {key: int(found[0]) for key, text in written.items() if (found := re.match(r"\d+", text))}
     numbers = {key: text for key, text in changed.to_configuration().items() if text == "1"}
-    assert figures.keys() == numbers.keys()
-    stored = {key: str(value) for key, value in figures.items()}
+    assert metrics.keys() == numbers.keys()
+    stored = {key: str(value) for key, value in metrics.items()}
     assert TableConfig.from_configuration(stored) == TableConfig()
 
 

@@ -148,7 +148,7 @@ def region_manifest(store: ObjectStore) -> None:
 
 def lease(store: ObjectStore) -> Lease:
     log = log_of(store)
-    return acquire(log, log.snapshot(), "window:1", "me", is_gone=lambda _: True)
+    return acquire(log, log.snapshot(), "window:1", "me", is_dead=lambda _: True)
 
 
 def renewed(store: ObjectStore) -> None:

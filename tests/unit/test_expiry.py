@@ -76,8 +76,8 @@ def test_without_a_retention_nothing_leaves() -> None:
 
 
 def test_each_window_says_its_splits_its_visible_rows_and_its_bytes() -> None:
-    worn = replace(_add("c", 0), deletionVector=inline([1, 2, 3]))
-    found = plan(snapshot([_add("b", 3600), _add("a", 0), worn]), retention_ms=1, now_ms=DAY_MS)
+    high_delete_ratio = replace(_add("c", 0), deletionVector=inline([1, 2, 3]))
+    found = plan(snapshot([_add("b", 3600), _add("a", 0), high_delete_ratio]), retention_ms=1, now_ms=DAY_MS)
     assert found.windows == [
         ExpiredWindow(window_start=0, splits=2, rows=17, bytes=200),
         ExpiredWindow(window_start=3600, splits=1, rows=10, bytes=100),

@@ -209,9 +209,9 @@ def test_a_moment_within_the_retention_can_be_opened_after_a_collection(brief: S
         run(brief)
         clock.now += HOUR_MS
     cutoff = clock.now_ms() - HOUR_MS
-    for moment, version, splits in opened:
-        if moment >= cutoff:
-            snapshot = brief.log.snapshot(timestamp_ms=moment)
+    for instant, version, splits in opened:
+        if instant >= cutoff:
+            snapshot = brief.log.snapshot(timestamp_ms=instant)
             assert (snapshot.version, set(snapshot.splits)) == (version, splits)
             assert splits <= brief.objects("splits/")
 

@@ -1,4 +1,4 @@
-"""Index segments of generations: written by flushes and dealers, used by searches, and never needed (decision 0056)."""
+"""Index segments of generations: written by flushes and distributors, used by searches, never needed (0056)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from storage_core.region import dealt, generation, sorting, unmerged
+from storage_core.region import distributed, generation, sorting, unmerged
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import SEGMENT_ROWS, WriterOptions
 from storage_core.region.progress import list_regions
@@ -257,7 +257,7 @@ def test_an_index_that_cannot_be_built_costs_the_generation_its_segment_and_not_
     assert [each["id"] for each in found(table, "ebb", "words")] == [1]
 
 
-def test_dealt_and_sorted_generations_of_many_rows_have_segments_too(tmp_path: Path) -> None:
+def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_path: Path) -> None:
     table = new_table(TAGS)
     builder = RecordBuilder(SCHEMA, ("id",))
     for size in (SEGMENT_ROWS - 1, SEGMENT_ROWS):
@@ -265,11 +265,11 @@ def test_dealt_and_sorted_generations_of_many_rows_have_segments_too(tmp_path: P
             pa.table([pa.array(range(size)), pa.nulls(size, pa.string()), pa.array(["x"] * size)], schema=SCHEMA)
         )
         region = whole_table(table.snapshot.table_id)
-        turn = dealt.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-        written = dealt.write(
+        turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = distributed.write(
             table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, indexes=(TAGS,)
         )
-        dealt.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
+        distributed.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
     assert [[each.index for each in one.segments] for one in generations(table)] == [[], ["tags"]]
     before = found(table, "x", "tags", tmp_path)
     (planned,) = sorting.plan(table.store, table.snapshot, terms=SortingTerms(generations=1))

@@ -314,7 +314,7 @@ def test_rows_wait_for_another_try_when_the_flush_before_them_fails(gate: Gate) 
         with pytest.raises((Unavailable, CommitUnknown)):
             writer.sync()
         assert set(seen(writer)) == {"a", "b"}
-        store.forget()
+        store.prune()
         writer.sync()
     assert set(table.rows()) == {"a", "b"}
 
@@ -390,12 +390,12 @@ def test_a_closed_writer_takes_nothing_and_closes_twice(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("metrics", "message"),
     [({"linger_ms": -1}, "linger_ms is -1"), ({"wait_rows": 5, "refuse_rows": 4}, "below the bound that waits")],
 )
-def test_options_that_cannot_be_meant_are_refused(figures: dict[str, int], message: str) -> None:
+def test_options_that_cannot_be_meant_are_refused(metrics: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        WriterOptions(**figures)  # type: ignore[arg-type]
+        WriterOptions(**metrics)  # type: ignore[arg-type]
 
 
 def plane(name: str, *, seats: int = 1) -> dict[str, object]:

@@ -24,7 +24,7 @@ from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.history_pages import HistoryPage, read_pages
-from storage_core.read.history_sources import Moment
+from storage_core.read.history_sources import ReadPosition
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
@@ -186,14 +186,14 @@ def test_what_is_written_flushed_merged_and_compacted_later_is_not_in_it() -> No
 
 
 def test_what_is_flushed_and_merged_while_the_moment_is_captured_is_read_once_and_never_older() -> None:
-    for moment in range(40):
+    for position in range(40):
         table = make()
         writer = table.writer()
         writer.put([row("a", 1), row("b", 1)])
         writer.flush()
         writer.put([row("a", 2), row("c", 2)])
         before = table.rows()
-        meanwhile = Meanwhile(moment, partial(write_flush_and_merge, table, writer))
+        meanwhile = Meanwhile(position, partial(write_flush_and_merge, table, writer))
         log = TransactionLog(FaultStore(table.store, watch=meanwhile), clock=table.clock, ids=table.ids)
         page = page_of(log)
         after = table.rows()
@@ -376,13 +376,13 @@ def test_the_collectors_horizon_keeps_what_a_sort_replaced_and_neither_retention
 
 
 def records_from(table: KeyedTable, snapshot: Snapshot, place: InBase, *, ranges: bool) -> pa.Table:
-    moment = Moment(store=table.store, snapshot=snapshot, regions=(), whole_split_bytes=0 if ranges else WHOLE)
-    return pa.concat_tables([piece.records for piece in moment.pieces(place)])
+    position = ReadPosition(store=table.store, snapshot=snapshot, regions=(), whole_split_bytes=0 if ranges else WHOLE)
+    return pa.concat_tables([piece.records for piece in position.pieces(place)])
 
 
 def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> None:
     table = filled()
-    asked = view_of(table.log)
+    requested = view_of(table.log)
     meter = table.store
     assert isinstance(meter, MeteredStore)
     spent: list[dict[str, int]] = []
@@ -391,7 +391,7 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
     while True:
         before = meter.requests
         kinds.append("InBase" if token is None else type(decode(token).place).__name__)
-        page = next(read_pages(asked, token=token, page_bytes=1))
+        page = next(read_pages(requested, token=token, page_bytes=1))
         spent.append({kind: count - before[kind] for kind, count in meter.requests.items() if count > before[kind]})
         token = page.token
         if token is None:

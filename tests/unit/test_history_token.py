@@ -13,10 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.errors import InvalidInput, Unsupported
-from storage_core.formats.history_token import HistoryToken, InBase, InGenerations, InTail, RegionMark, decode, encode
+from storage_core.formats.history_token import (
+    HistoryToken,
+    InBase,
+    InGenerations,
+    InTail,
+    RegionOffsets,
+    decode,
+    encode,
+)
 
 NUMBERS = st.integers(0, 2**63 - 1)
-MARKS = st.builds(RegionMark, region=st.text(), manifest=NUMBERS, flushed=NUMBERS, first=NUMBERS, last=NUMBERS)
+MARKS = st.builds(RegionOffsets, region=st.text(), manifest=NUMBERS, flushed=NUMBERS, first=NUMBERS, last=NUMBERS)
 PLACES = st.one_of(
     st.builds(InBase, st.text(), NUMBERS),
     st.builds(InGenerations, st.just(0), NUMBERS, NUMBERS, NUMBERS),
@@ -35,13 +43,13 @@ TOKEN = HistoryToken(
     table_id="t",
     version=3,
     consistency="latest",
-    regions=(RegionMark(region="r", manifest=4, flushed=2, first=7, last=9),),
+    regions=(RegionOffsets(region="r", manifest=4, flushed=2, first=7, last=9),),
     place=InGenerations(0, 2, 1, 5),
 )
 ALPHABET = string.ascii_letters + string.digits + "-_"
 
 
-def sealed(content: bytes) -> str:
+def with_checksum(content: bytes) -> str:
     return base64.urlsafe_b64encode(content + xxhash.xxh3_64_digest(content)).decode().rstrip("=")
 
 
@@ -61,7 +69,7 @@ def test_what_was_encoded_comes_back(token: HistoryToken) -> None:
 
 def test_the_bytes_of_a_token_are_those_of_this_format() -> None:
     text = b'{"t":"t","v":3,"c":"latest","r":[["r",4,2,7,9]],"p":[1,0,2,1,5],"n":0}'
-    assert encode(TOKEN) == sealed(b"\x01" + text)
+    assert encode(TOKEN) == with_checksum(b"\x01" + text)
 
 
 def test_a_character_that_is_another_one_missing_or_too_many_is_refused() -> None:
@@ -82,7 +90,7 @@ def test_text_that_is_no_token_is_refused(text: str) -> None:
 
 def test_a_token_of_a_newer_release_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="format 2, this release reads 1"):
-        decode(sealed(b"\x02anything"))
+        decode(with_checksum(b"\x02anything"))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +114,11 @@ def test_a_token_of_a_newer_release_is_unsupported() -> None:
         {"n": None},
     ],
 )
-def test_a_sealed_token_that_none_of_us_made_is_refused(change: dict[str, object]) -> None:
+def test_a_closed_token_that_none_of_us_made_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="not a history token"):
-        decode(sealed(b"\x01" + json.dumps({**body(), **change}).encode()))
+        decode(with_checksum(b"\x01" + json.dumps({**body(), **change}).encode()))
     with pytest.raises(InvalidInput, match="not a history token"):
-        decode(sealed(b"\x01" + b"[" * 100_000))
+        decode(with_checksum(b"\x01" + b"[" * 100_000))
 
 
 def test_places_of_one_region_are_told_from_those_of_another() -> None:

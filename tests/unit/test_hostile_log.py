@@ -80,14 +80,14 @@ WRONG: Mapping[type, list[object]] = {
     list: ["a", 1, {}, [1], ["a", None], [["a"]], [{}], [True]],
     dict: ["a", 1, [], [["a", "b"]]],
 }
-_NO_FIGURES: tuple[object, ...] = (None, [], -1, {}, 2**63)
+_NO_METRICS: tuple[object, ...] = (None, [], -1, {}, 2**63)
 WRONG_INSIDE: Mapping[str, list[object]] = {
     "text": [{"a": 1}, {"a": {"b": "c"}}, {"a": ["b"]}, {"a": True}, {"a": 1.5}],
     "count": [{"a": "1"}, {"a": 1.0}, {"a": -1}, {"a": 2**63}, {"a": {}}, {"a": True}],
     "vector": [
         {},
         {"storage": 1},
-        *({**VECTOR, key: value} for key in VECTOR for value in _NO_FIGURES),
+        *({**VECTOR, key: value} for key in VECTOR for value in _NO_METRICS),
     ],
 }
 MAPS = {
@@ -473,7 +473,7 @@ def test_the_bytes_of_a_vector_are_compared_with_everything_it_says() -> None:
 
 
 @given(st.binary(max_size=120))
-def test_bytes_that_are_no_bitmap_are_corrupt_even_when_every_figure_fits(data: bytes) -> None:
+def test_bytes_that_are_no_bitmap_are_corrupt_even_when_every_metric_fits(data: bytes) -> None:
     try:
         vector = stored("_vectors/a", data)
     except Corrupt:

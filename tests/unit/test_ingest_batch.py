@@ -275,9 +275,9 @@ def test_a_file_that_went_away_stops_nobody_and_is_not_recorded(bench: Bench) ->
     bench.land("b.ndjson", [(1, 2)])
     works = bench.plan()
     (bench.root / "landing" / "a.ndjson").unlink()
-    gone, other = bench.execute(works)
-    assert (gone.actions, gone.quarantine_keys) == ([], ())
-    assert "gone" in next(iter(gone.rejected))
+    deleted, other = bench.execute(works)
+    assert (deleted.actions, deleted.quarantine_keys) == ([], ())
+    assert "gone" in next(iter(deleted.rejected))
     assert other.rows_out == 1
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.figures import Figures
 from jobs.lists import MOST_LISTED, listed, shortened
+from jobs.metrics import Metrics
 from jobs.report import JobReport
 
 
@@ -27,9 +27,9 @@ def test_a_text_leaves_out_what_is_nothing_and_shows_no_brackets_of_python() -> 
         "horizon_ms": 86_400_000,
         "keys": ["a", "b"],
     }
-    found = JobReport(job="deal", status="committed", version=0, requests={"put": 1, "get": 0}, details=details)
+    found = JobReport(job="distribute", status="committed", version=0, requests={"put": 1, "get": 0}, details=details)
     assert found.to_text().splitlines() == [
-        "deal: committed (0.0 s)",
+        "distribute: committed (0.0 s)",
         "  requests: put 1",
         "  tables: clicks (version 1, rows 4,000, late (dropped 2))",
         "  rejected_reasons: not a valid timestamp 1",
@@ -38,14 +38,14 @@ def test_a_text_leaves_out_what_is_nothing_and_shows_no_brackets_of_python() -> 
 
 
 def test_a_plan_tells_of_its_input_only() -> None:
-    planned = JobReport(job="compact", status="planned", version=1_234, figures=Figures(rows_in=1_010, splits_in=4))
+    planned = JobReport(job="compact", status="planned", version=1_234, metrics=Metrics(rows_in=1_010, splits_in=4))
     assert planned.to_text().splitlines() == [
         "compact: planned (version 1,234, 0.0 s)",
         "  rows           1,010",
         "  splits             4",
     ]
-    both = Figures(rows_in=1_010, rows_out=1_010, splits_in=4, splits_out=2)
-    done = JobReport(job="compact", status="committed", version=2, figures=both)
+    both = Metrics(rows_in=1_010, rows_out=1_010, splits_in=4, splits_out=2)
+    done = JobReport(job="compact", status="committed", version=2, metrics=both)
     assert done.to_text().splitlines()[1:] == ["  rows           1,010 -> 1,010", "  splits             4 -> 2"]
 
 

@@ -173,7 +173,7 @@ def test_a_damaged_manifest_hides_no_json_checkpoint_of_the_same_version(
 
 def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_knows() -> None:
     """An Avro state outlived by JSON checkpoints; its manifests go before each single request of the next state."""
-    for moment in count():
+    for instant in count():
         clock = ManualClock()
         store = MemoryStore("t", clock=clock)
         log = log_on(store, clock=clock)
@@ -191,7 +191,7 @@ def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_know
         collect(store, log, clock=clock)
         assert set(manifests) <= _keys(store), "nobody needs them any more, and the next collection takes them"
         clock.now += 2 * HOUR_MS
-        meanwhile = Meanwhile(moment, partial(collect, store, log, clock=clock))
+        meanwhile = Meanwhile(instant, partial(collect, store, log, clock=clock))
         log_on(FaultStore(store, watch=meanwhile), clock=clock).checkpoint(head)
         assert set(manifest_keys(read_state(store, head.version))) <= _keys(store)
         assert len(log.snapshot().splits.values()) == 43
@@ -255,18 +255,18 @@ def test_a_part_in_the_place_of_another_one_is_not_answered_from(monkeypatch: py
     assert log_on(store).snapshot() == head
 
 
-def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_seal(
+def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_checksum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 4)
     store, head = _two_checkpoints("json-multipart")
     root = _root(store, 4)
-    seal = range(root.index(b"xxh3") * 8, root.index(b"xxh3") * 8 + 32)
+    checksum = range(root.index(b"xxh3") * 8, root.index(b"xxh3") * 8 + 32)
     for bit in range(len(root) * 8):
         flipped = bytearray(root)
         flipped[bit // 8] ^= 1 << bit % 8
         store.put(json_checkpoint_key(4), bytes(flipped), Overwrite())
-        if bit in seal:  # a list of another release, which has no seal: its parts still have to be all of them
+        if bit in checksum:  # a list of another release, which has no checksum: its parts still have to be all of them
             with suppress(Corrupt):
                 assert json_checkpoint.load_json_checkpoint(store, 4) == head
             continue
@@ -275,7 +275,7 @@ def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_
 
 
 @pytest.mark.parametrize("names", [[1, 1], [2, 1], [2]], ids=["doubled", "out of order", "not from the first"])
-def test_a_list_without_a_seal_still_has_to_name_all_parts_in_order(names: list[int]) -> None:
+def test_a_list_without_a_checksum_still_has_to_name_all_parts_in_order(names: list[int]) -> None:
     which = "0" * 8 + "-0000-4000-8000-" + "0" * 12
     listed = [f"{4:020}.checkpoint.{which}.{number:05}.json" for number in names]
     root = json.dumps({"version": 4, "checkpointId": which, "parts": listed}).encode()

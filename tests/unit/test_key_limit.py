@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, RegionSealed, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, RegionClosed, Unavailable
 from storage_core.formats import generation_manifest, keys, wal_entry
 from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.fsck.check import fsck
@@ -17,7 +17,7 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import read_entries
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed
-from storage_core.region import generation, merge, records, reshape, wal
+from storage_core.region import generation, merge, records, repartition, wal
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.refused import naming_works, refused
 from storage_core.region.spec import first_specs
@@ -79,7 +79,7 @@ def test_a_key_of_the_raw_log_beyond_the_limit_is_refused_or_goes_to_quarantine(
 
 
 @pytest.mark.parametrize("count", [1, 200], ids=["one by one", "by columns"])
-def test_dealing_rejects_a_row_with_a_key_beyond_the_limit_and_takes_its_delete(count: int) -> None:
+def test_distribution_rejects_a_row_with_a_key_beyond_the_limit_and_takes_its_delete(count: int) -> None:
     fields = [f'{{"tailnum":"{key}","seats":1}}' for key in ("short", LONG, LONG)]
     operations = ["put", "put", "delete"]
     given = pa.table(
@@ -130,7 +130,7 @@ def test_the_manifests_of_generations_hold_no_whole_key(old_table: KeyedTable) -
         assert len(old_table.store.get(key).data) < 10_000
 
 
-def test_a_region_that_cannot_be_merged_is_not_sealed_and_takes_what_cures_it() -> None:
+def test_a_region_that_cannot_be_merged_is_not_closed_and_takes_what_cures_it() -> None:
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
         writer.put(_row("a"))
@@ -145,13 +145,13 @@ def test_a_region_that_cannot_be_merged_is_not_sealed_and_takes_what_cures_it() 
     before = table.snapshot
     fields = first_specs([{"transform": "bucket", "source": "tailnum", "n": 2}], PLANES)[-1].fields
     with pytest.raises(Corrupt, match=region):
-        reshape.change_regions(table.log, fields)
+        repartition.change_regions(table.log, fields)
     with table.writer() as writer:
         writer.delete("b")
     table.store.put(key, sound, Overwrite())
-    reshape.change_regions(table.log, fields)
+    repartition.change_regions(table.log, fields)
     assert set(seats(table)) == {"a"}
-    with pytest.raises(RegionSealed):
+    with pytest.raises(RegionClosed):
         RegionWriter.open(table.store, before, clock=table.clock, ids=table.ids)
 
 
@@ -224,16 +224,16 @@ def test_an_error_of_a_merge_names_generation_row_and_key_and_what_it_says_cures
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_a_sealed_region_that_cannot_be_merged_is_cured_by_quarantining_its_rows(
+def test_a_closed_region_that_cannot_be_merged_is_cured_by_quarantining_its_rows(
     stuck: KeyedTable, merged: bool
 ) -> None:
     before = stuck.snapshot
-    reshape.seal_spec(stuck.store, before, successor=2, clock=stuck.clock, ids=stuck.ids)
-    with pytest.raises(RegionSealed):
+    repartition.close_regions(stuck.store, before, successor=2, clock=stuck.clock, ids=stuck.ids)
+    with pytest.raises(RegionClosed):
         stuck.writer()
     with pytest.raises(InvalidInput, match="generation 2, record 3"):
-        reshape.change_regions(stuck.log, TWO)
-    found = reshape.change_regions(stuck.log, () if merged else TWO, quarantine=True)
+        repartition.change_regions(stuck.log, TWO)
+    found = repartition.change_regions(stuck.log, () if merged else TWO, quarantine=True)
     assert found.config.region_spec.id == 2
     assert seats(stuck) == dict.fromkeys("abcd", 1)
     ((_, entry),) = read_entries(stuck.store)
@@ -259,7 +259,7 @@ def test_what_is_quarantined_leaves_the_base_row_of_its_key(stuck: KeyedTable) -
         writer.flush()
     with pytest.raises(InvalidInput, match="generation 4, record 1, key tailnum='a'"):
         stuck.merge()
-    reshape.change_regions(stuck.log, TWO, quarantine=True)
+    repartition.change_regions(stuck.log, TWO, quarantine=True)
     assert set(seats(stuck)) == {"a", "b", "c", "d", "e"}
     ((_, entry),) = read_entries(stuck.store)
     assert isinstance(entry, QuarantinedRows)
@@ -274,11 +274,11 @@ def test_a_key_of_17_mb_that_cannot_be_merged_is_named_cut_and_quarantined(monke
         writer.put(_row("a"))
         writer.patch({"tailnum": key, "model": "X"})
         writer.flush()
-    reshape.seal_spec(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
+    repartition.close_regions(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
     with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum='kkk") as raised:
         table.merge()
     assert len(str(raised.value)) < 1000
-    reshape.change_regions(table.log, TWO, quarantine=True)
+    repartition.change_regions(table.log, TWO, quarantine=True)
     assert set(seats(table)) == {"a"}
     ((_, entry),) = read_entries(table.store)
     assert isinstance(entry, QuarantinedRows)
@@ -299,12 +299,12 @@ def test_a_record_without_a_key_is_named_and_quarantined() -> None:
     table.store.put(keys.wal_entry_key(work.region, held.id), broken, Overwrite())
     with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum=None"):
         table.merge()
-    reshape.change_regions(table.log, TWO, quarantine=True)
+    repartition.change_regions(table.log, TWO, quarantine=True)
     assert seats(table) == {"a": 1}
 
 
-def test_a_sealed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the release before left it: the bounds of its generation uncut, and the region sealed before it was merged."""
+def test_a_closed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the release before left it: the bounds of its generation uncut, and the region closed before it was merged."""
     key = "k" * 17_000_000
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:
@@ -318,8 +318,8 @@ def test_a_sealed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(mon
     uncut = replace(generation.read(table.store, region, flushed), max_key={"tailnum": key})
     where = keys.generation_file_key(region, flushed.path, "_manifest.json")
     table.store.put(where, generation_manifest.encode(uncut), Overwrite())
-    reshape.seal_spec(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
-    reshape.change_regions(table.log, TWO)
+    repartition.close_regions(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
+    repartition.change_regions(table.log, TWO)
     assert set(seats(table)) == {"a", key}
     with table.routing_writer() as writer:
         writer.delete(key)

@@ -24,7 +24,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.quarantine import keep, read_entries, read_entry
-from storage_core.rows.late import LateFigures, LateRule
+from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import TableConfig
@@ -33,10 +33,10 @@ from storage_core.testkit.clock import START_MS, ManualClock
 from storage_core.testkit.fault_store import FaultStore, PutFault
 from storage_core.testkit.keyed_table import KeyedTable
 
-FIGURES: dict[LatePolicy, LateFigures] = {
-    "accept": LateFigures(accepted=2),
-    "quarantine": LateFigures(quarantined=2),
-    "drop": LateFigures(dropped=2),
+METRICS: dict[LatePolicy, LateMetrics] = {
+    "accept": LateMetrics(accepted=2),
+    "quarantine": LateMetrics(quarantined=2),
+    "drop": LateMetrics(dropped=2),
 }
 POLICIES: tuple[LatePolicy, ...] = ("accept", "quarantine", "drop")
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), pa.field("id", pa.int64(), nullable=False)])
@@ -74,7 +74,7 @@ def test_an_append_counts_its_late_rows_and_loses_none_unasked(policy: LatePolic
     visible = table.scan().to_arrow().to_pylist()
     kept = {1, 4} if policy == "accept" else set()
     assert {row["id"] for row in visible} == {0, 2, 3, 5} | kept
-    assert done.late == FIGURES[policy]
+    assert done.late == METRICS[policy]
     assert (done.rows, len(quarantined(table.store))) == (len(visible), 2 if policy == "quarantine" else 0)
     (entry, *_) = table.history()
     counted = {"rows_in": 6, "rows_out": len(visible), "splits_out": done.splits}
@@ -114,10 +114,10 @@ def test_a_region_writer_judges_puts_and_patches_and_never_deletes(policy: LateP
         writer.put(rows_of(0, 0, 61))
         writer.patch([{"id": 1, "at": at(500)}, {"id": 7}])
         writer.delete([0])
-        figures = writer.figures
+        metrics = writer.metrics
     found = {name: row["at"] for name, row in table.rows().items()}
     assert found == ({1: at(500), 2: at(61), 7: None} if policy == "accept" else {1: at(0), 7: None})
-    assert figures == FIGURES[policy]
+    assert metrics == METRICS[policy]
     kept = quarantined(store)
     assert sorted((row["_op"], row["_fields"], row["id"]) for row in kept) == (
         [(0, None, 2), (1, ["at"], 1)] if policy == "quarantine" else []
@@ -134,7 +134,7 @@ def test_a_delete_in_a_table_whose_key_holds_the_time_is_never_late() -> None:
         clock.now += 2 * HOUR_MS
         writer.delete([(1, at(0))])
         writer.put({"id": 2, "at": at(0)})
-        assert writer.figures == LateFigures(quarantined=1)
+        assert writer.metrics == LateMetrics(quarantined=1)
     assert table.rows() == {}
 
 
@@ -146,10 +146,10 @@ def test_nothing_is_acknowledged_when_late_rows_cannot_be_kept(fault: PutFault) 
         store.on_put("quarantine/", fault)
         with pytest.raises((Unavailable, CommitUnknown)):
             writer.put(rows_of(0, 61))
-        assert writer.figures == LateFigures()
+        assert writer.metrics == LateMetrics()
         assert table.rows() == {}
         writer.put(rows_of(0, 61))  # the writer is as good as before
-        assert writer.figures == LateFigures(quarantined=1)
+        assert writer.metrics == LateMetrics(quarantined=1)
 
 
 def test_a_lost_reply_of_the_quarantine_keeps_the_rows_once() -> None:

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.history",),
     ("storage_core.gc",),
     ("storage_core.compaction",),
-    ("storage_core.dealing",),
+    ("storage_core.distribution",),
     ("storage_core.region", "storage_core.ingest", "storage_core.raw_log"),
     ("storage_core.index",),
     ("storage_core.split",),

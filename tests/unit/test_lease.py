@@ -48,9 +48,9 @@ class Maintainer:
         self.name = f"run-{number}"
         self.planned: Snapshot = self.log.snapshot()
 
-    def acquire(self, is_gone: Callable[[str], bool] | None = None) -> Lease:
+    def acquire(self, is_dead: Callable[[str], bool] | None = None) -> Lease:
         self.planned = self.log.snapshot()
-        return acquire(self.log, self.planned, RESOURCE, self.name, is_gone=is_gone)
+        return acquire(self.log, self.planned, RESOURCE, self.name, is_dead=is_dead)
 
     def commit(self, lease: Lease, name: str) -> int:
         """Replace split a, as everybody here does."""
@@ -401,15 +401,15 @@ def test_whoever_was_overtaken_is_fenced_whatever_the_clocks_say(
     assert stalled.log.snapshot().version == 2
 
 
-@pytest.mark.parametrize("moment", range(2))
+@pytest.mark.parametrize("instant", range(2))
 def test_a_pause_at_any_request_of_the_commit_ends_fenced_when_another_commits_meanwhile(
-    store: MemoryStore, moment: int
+    store: MemoryStore, instant: int
 ) -> None:
     faulty = FaultStore(store)
     stalled, other = Maintainer(faulty, 1), Maintainer(store, 2, ahead_ms=TTL_MS)
     lease = stalled.acquire()
     lease.require_held()
-    faulty.at(len(faulty.trace) + moment, lambda: other.commit(other.acquire(), "b"))
+    faulty.at(len(faulty.trace) + instant, lambda: other.commit(other.acquire(), "b"))
     with pytest.raises(Fenced, match="merge: token 2 has committed, this one is 1"):
         stalled.commit(lease, "c")
     assert sorted(stalled.log.snapshot().splits) == [split("b").path]
@@ -448,7 +448,7 @@ def test_tokens_survive_a_checkpoint(store: MemoryStore) -> None:
 # --- heartbeat
 
 
-class ScriptedBell:
+class ScriptedStopEvent:
     """Strikes so many times, each time letting something happen first, and then says that it was set."""
 
     def __init__(self, *acts: Callable[[], object]) -> None:
@@ -478,11 +478,11 @@ def test_a_heartbeat_renews_at_a_third_of_the_time_until_its_block_ends(store: M
     def later() -> None:
         holder.clock.now += INTERVAL_MS
 
-    bell = ScriptedBell(later, later, later, later)
-    with Heartbeat([lease], bell):
+    stop = ScriptedStopEvent(later, later, later, later)
+    with Heartbeat([lease], stop):
         pass  # leaving waits for the thread, which ends when the bell says so
-    assert bell.waits == [100.0] * 5
-    assert bell.was_set
+    assert stop.waits == [100.0] * 5
+    assert stop.was_set
     assert record_in(store).expires_at_ms == START_MS + 4 * INTERVAL_MS + TTL_MS
 
 
@@ -492,19 +492,19 @@ def test_a_beat_that_fails_is_made_up_for_by_the_next_one(store: MemoryStore) ->
     faulty.on_put(KEY, *[PutFault.REFUSED] * 4)
     faulty.on("get", KEY, *[GetFault.REFUSED] * 4)
     before = record_in(store)
-    with Heartbeat([lease], ScriptedBell(nothing)):
+    with Heartbeat([lease], ScriptedStopEvent(nothing)):
         pass
     assert record_in(store) == before
-    with Heartbeat([lease], ScriptedBell(nothing)):
+    with Heartbeat([lease], ScriptedStopEvent(nothing)):
         pass
     assert record_in(store).nonce != before.nonce
 
 
 def test_a_heartbeat_ends_with_the_last_lease_that_is_lost(store: MemoryStore) -> None:
     lease = Maintainer(store, 1).acquire()
-    bell = ScriptedBell(lambda: Maintainer(store, 2, ahead_ms=TTL_MS).acquire(), nothing, nothing)
-    with Heartbeat([lease], bell):
+    stop = ScriptedStopEvent(lambda: Maintainer(store, 2, ahead_ms=TTL_MS).acquire(), nothing, nothing)
+    with Heartbeat([lease], stop):
         pass
-    assert len(bell.waits) == 1
+    assert len(stop.waits) == 1
     with pytest.raises(Fenced):
         lease.require_held()

@@ -14,8 +14,8 @@ import pytest
 
 from jobs import checkpoint, collect, compact
 from jobs.command import table_command
-from jobs.figures import Figures
-from jobs.holder import holder_of, is_gone
+from jobs.holder import holder_of, is_dead
+from jobs.metrics import Metrics
 from jobs.request import JobRequest, parse, parser, to_argv
 from jobs.run import POLL_MS, JobRun
 from jobs.spark import Spark
@@ -105,7 +105,7 @@ def test_a_run_with_work_costs_two_gets_and_two_puts_more_and_its_commit_records
     with job.leased(one_thing, ["merge"]) as planned:
         assert [each.version for each in planned] == [0]
         held = bench.metered.requests
-        done = job.commit([split("a")], operation="M", figures=Figures())
+        done = job.commit([split("a")], operation="M", metrics=Metrics())
     after = bench.metered.requests
     assert (held["get"] - before["get"], held["put"] - before["put"]) == (2, 3)
     # The look, and of the commit a HEAD and a PUT; then the release.
@@ -168,7 +168,7 @@ def test_a_run_that_lost_its_lease_stops_before_its_commit() -> None:
         break_lease(bench.other, "merge", "operator")
         before = bench.metered.requests
         with pytest.raises(Fenced):
-            job.commit([split("a")], operation="M", figures=Figures())
+            job.commit([split("a")], operation="M", metrics=Metrics())
     after = bench.metered.requests
     assert {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]} == {"get": 1}
     assert not bench.other.snapshot().splits
@@ -188,7 +188,7 @@ def test_a_lease_that_is_broken_during_the_commit_fences_it_all_the_same(request
         # The look at the lease is the next request; then come the HEAD and the PUT of the commit.
         faulty[0].at(len(faulty[0].trace) + 1 + request_number, lambda: break_lease(bench.other, "merge", "operator"))
         with pytest.raises(Fenced, match="merge: token 2 has committed, this one is 1"):
-            job.commit([split("a")], operation="M", figures=Figures())
+            job.commit([split("a")], operation="M", metrics=Metrics())
     assert not bench.other.snapshot().splits
 
 
@@ -197,16 +197,16 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
     orphans = [split(f"o{number}").path for number in range(3)]
     for path in orphans:
         bench.store.put(path, b"rows", IfAbsent())
-    asked = []
+    requested = []
 
     def lost() -> None:
-        asked.append(1)
+        requested.append(1)
         raise Fenced("lost")
 
     log = bench.table.log
     with pytest.raises(Fenced):
         collect_garbage(log.store, log, clock=bench.clock, horizon_ms=0, require_held=lost)
-    assert (asked, all(exists(bench.store, path) for path in orphans)) == ([1], True)
+    assert (requested, all(exists(bench.store, path) for path in orphans)) == ([1], True)
 
 
 # --- the jobs
@@ -267,7 +267,7 @@ def test_a_process_of_this_machine_that_was_killed_is_not_waited_for(uri: str) -
             with pytest.raises(Held):
                 checkpoint.run(JobRequest(table_uri=uri), Spark())
             process.send_signal(signal.SIGSTOP)
-            assert not is_gone(holder), "it may wake up"
+            assert not is_dead(holder), "it may wake up"
         finally:
             process.kill()
         process.wait()
@@ -286,11 +286,11 @@ def test_a_process_of_this_machine_that_was_killed_is_not_waited_for(uri: str) -
     ],
 )
 def test_of_others_and_of_itself_a_process_never_says_that_they_are_gone(change: Callable[[str], str]) -> None:
-    assert not is_gone(change(holder_of("a/b@c")))
+    assert not is_dead(change(holder_of("a/b@c")))
 
 
 def test_a_process_id_that_was_given_to_another_process_is_another_holder() -> None:
-    assert is_gone(holder_of(None).rpartition("/")[0] + "/1")
+    assert is_dead(holder_of(None).rpartition("/")[0] + "/1")
 
 
 # --- the command

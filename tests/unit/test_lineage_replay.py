@@ -109,14 +109,14 @@ def test_the_outputs_of_one_operation_count_together() -> None:
 
 
 def test_a_split_that_the_log_removed_stays_removed_and_what_it_replaced_too() -> None:
-    evidence = Evidence(live=frozenset({"a", "b"}), gone=frozenset({"ab"}))
+    evidence = Evidence(live=frozenset({"a", "b"}), deleted=frozenset({"ab"}))
     choice = choose([rewritten("ab", 2, "1", {"a": 1, "b": 1})], evidence)
     assert choice.live == {}
     assert choice.replaced == {"a", "b"}
 
 
 def test_a_run_that_lost_against_a_known_removal_does_not_count() -> None:
-    evidence = Evidence(live=frozenset({"winner"}), gone=frozenset({"a", "b"}))
+    evidence = Evidence(live=frozenset({"winner"}), deleted=frozenset({"a", "b"}))
     assert live(rewritten("loser", 2, "1", {"a": 1, "b": 1}), evidence=evidence) == set()
 
 
@@ -139,7 +139,7 @@ def test_operations_that_replace_each_other_end_nowhere_but_end() -> None:
 
 def test_what_was_restored_after_a_compaction_is_live_though_the_compaction_replaced_it() -> None:
     compacted = rewritten("ab", 2, "1", {"a": 1, "b": 1})
-    undone = Evidence(live=frozenset({"a"}), gone=frozenset({"ab", "b"}), added_at={"a": 3})
+    undone = Evidence(live=frozenset({"a"}), deleted=frozenset({"ab", "b"}), added_at={"a": 3})
     assert choose([compacted], undone).replaced == frozenset()
-    before = Evidence(live=frozenset({"a"}), gone=frozenset({"ab", "b"}), added_at={"a": 0})
+    before = Evidence(live=frozenset({"a"}), deleted=frozenset({"ab", "b"}), added_at={"a": 0})
     assert choose([compacted], before).replaced == {"a"}

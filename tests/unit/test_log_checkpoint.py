@@ -192,5 +192,5 @@ def test_no_flipped_bit_of_a_state_goes_unnoticed() -> None:
             found = avro_state.decode_state(bytes(flipped), "state")
         except Corrupt:
             continue
-        # In the name of the seal: then it is a file without one, and still whole.
+        # In the name of the checksum: then it is a file without one, and still whole.
         assert found == expected, bit

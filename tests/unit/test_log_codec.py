@@ -134,7 +134,7 @@ def test_content_that_expands_beyond_the_cap_is_refused(monkeypatch: pytest.Monk
     assert codec.decode_version(gzip.compress(b" " * 1000), WHERE) == []
 
 
-def test_figures_that_json_cannot_say_are_refused() -> None:
+def test_metrics_that_json_cannot_say_are_refused() -> None:
     assert isinstance(EVERY_ACTION[0], CommitInfo)
     with pytest.raises(InvalidInput, match="commitInfo"):
         codec.encode_version([replace(EVERY_ACTION[0], metrics={"ratio": float("nan")})])

@@ -88,18 +88,18 @@ def test_the_head_is_found_behind_more_parts_of_a_checkpoint_than_a_page_holds()
 
 @settings(max_examples=scaled(60), deadline=None)
 @given(
-    gone=st.integers(0, 30_000),
+    deleted=st.integers(0, 30_000),
     count=st.integers(1, 5_000),
     hole=st.integers(0, 4_000),
     seed=st.integers(0, 2**32),
 )
 def test_the_head_is_found_whatever_was_collected_or_lost_before_it(
-    gone: int, count: int, hole: int, seed: int
+    deleted: int, count: int, hole: int, seed: int
 ) -> None:
-    lost = range(gone + 1, gone + min(hole, count - 1))
-    versions = [version for version in range(gone, gone + count) if version not in lost]
+    lost = range(deleted + 1, deleted + min(hole, count - 1))
+    versions = [version for version in range(deleted, deleted + count) if version not in lost]
     random.Random(seed).shuffle(versions)
-    newest = gone + count - 1
+    newest = deleted + count - 1
     store = MeteredStore(_store(versions, states=[newest - newest % 10]))
     found = list_head(store)
     assert found.newest == newest

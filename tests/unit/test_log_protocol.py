@@ -15,7 +15,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.reshape import change_regions
+from storage_core.region.repartition import change_regions
 from storage_core.region.spec import declared_fields, first_specs
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig

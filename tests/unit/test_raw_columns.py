@@ -11,7 +11,7 @@ import pytest
 
 from storage_core.errors import Corrupt
 from storage_core.formats import raw_columns
-from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, seal
+from storage_core.formats.avro_container import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
 from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, RawChunk, decode, encode
 from storage_core.formats.raw_columns import FEW, RECORD_COLUMNS, columns_of, decode_columns
 from storage_core.formats.raw_keys import ChunkKey
@@ -34,14 +34,14 @@ CHUNK = RawChunk(
 
 
 def _changed(metadata: dict[str, str], second: dict[str, Any]) -> bytes:
-    """The chunk with other metadata and another second record, sealed as if a writer had meant it."""
+    """The chunk with other metadata and another second record, checksummed as if a writer had meant it."""
     reader = fastavro.reader(io.BytesIO(encode(CHUNK)))
     records = [cast("dict[str, Any]", each) for each in reader]
     records[1] |= second
     ours = {name: text for name, text in reader.metadata.items() if name.startswith("tidemark.")}
     target = io.BytesIO()
-    fastavro.writer(target, reader.writer_schema, records, metadata={**ours, **metadata, SEAL_KEY: OPEN_SEAL})
-    return seal(target.getvalue())
+    fastavro.writer(target, reader.writer_schema, records, metadata={**ours, **metadata, CHECKSUM_KEY: OPEN_CHECKSUM})
+    return with_checksum(target.getvalue())
 
 
 @pytest.mark.parametrize("records", [1, FEW - 1, FEW])

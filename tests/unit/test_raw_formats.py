@@ -15,7 +15,7 @@ import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.formats import keys, raw_keys
-from storage_core.formats.avro_container import OPEN_SEAL, SEAL_KEY, seal
+from storage_core.formats.avro_container import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
 from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
 from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
@@ -36,12 +36,12 @@ CHUNK = RawChunk(
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "raw-chunk-1.avro"
 
 
-def _sealed(metadata: dict[str, str], schema: Any = None, records: list[dict[str, Any]] | None = None) -> bytes:
-    """A file with the seal of a chunk whose other parts are somebody else's."""
+def _with_checksum(metadata: dict[str, str], schema: Any = None, records: list[dict[str, Any]] | None = None) -> bytes:
+    """A file with the checksum of a chunk whose other parts are somebody else's."""
     target = io.BytesIO()
     simple = {"type": "record", "name": "LogRecord", "fields": [{"name": "id", "type": "string"}]}
-    fastavro.writer(target, schema or simple, records or [], metadata={**metadata, SEAL_KEY: OPEN_SEAL})
-    return seal(target.getvalue())
+    fastavro.writer(target, schema or simple, records or [], metadata={**metadata, CHECKSUM_KEY: OPEN_CHECKSUM})
+    return with_checksum(target.getvalue())
 
 
 # --- names
@@ -155,8 +155,8 @@ def test_not_a_number_comes_back_as_such() -> None:
 
 
 def test_a_moment_of_another_zone_is_the_same_moment_in_utc() -> None:
-    moment = dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=2)))
-    assert decode_fields(encode_fields({"x": moment})) == {"x": moment}
+    instant = dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    assert decode_fields(encode_fields({"x": instant})) == {"x": instant}
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -285,22 +285,22 @@ def test_a_chunk_that_is_cut_or_longer_is_refused(seed: int) -> None:
 
 def test_a_chunk_of_a_newer_release_says_so() -> None:
     with pytest.raises(Unsupported, match="format '2'"):
-        decode(_sealed({"tidemark.format": "2"}), "here")
+        decode(_with_checksum({"tidemark.format": "2"}), "here")
 
 
 @pytest.mark.parametrize(
     ("metadata", "why"),
-    [({}, "without the seal of a chunk"), ({"tidemark.format": "1"}, "another schema")],
+    [({}, "without the checksum of a chunk"), ({"tidemark.format": "1"}, "another schema")],
 )
-def test_a_sealed_file_that_is_no_chunk_is_refused(metadata: dict[str, str], why: str) -> None:
+def test_a_closed_file_that_is_no_chunk_is_refused(metadata: dict[str, str], why: str) -> None:
     with pytest.raises(Corrupt, match=why):
-        decode(_sealed(metadata), "here")
+        decode(_with_checksum(metadata), "here")
 
 
 def test_an_unsealed_avro_file_is_refused() -> None:
     target = io.BytesIO()
     fastavro.writer(target, {"type": "record", "name": "X", "fields": []}, [], metadata={"tidemark.format": "1"})
-    with pytest.raises(Corrupt, match="without the seal"):
+    with pytest.raises(Corrupt, match="without the checksum"):
         decode(target.getvalue(), "here")
 
 
@@ -317,7 +317,7 @@ def test_metadata_that_contradict_the_records_are_refused(changed: dict[str, str
     reader = fastavro.reader(io.BytesIO(encode(CHUNK)))
     records = list(reader)
     metadata = {name: str(value) for name, value in reader.metadata.items() if name.startswith("tidemark.")}
-    data = _sealed({**metadata, **changed}, reader.writer_schema, records)  # type: ignore[arg-type]
+    data = _with_checksum({**metadata, **changed}, reader.writer_schema, records)  # type: ignore[arg-type]
     with pytest.raises(Corrupt, match=why):
         decode(data, "here")
 
@@ -326,8 +326,8 @@ def test_a_small_file_that_becomes_too_much_is_refused_before_it_is_expanded() -
     record = {"id": "x" * 2**24}
     target = io.BytesIO()
     schema: Any = {"type": "record", "name": "X", "fields": [{"name": "id", "type": "string"}]}
-    fastavro.writer(target, schema, [record] * 9, codec="zstandard", metadata={SEAL_KEY: OPEN_SEAL})
-    data = seal(target.getvalue())
+    fastavro.writer(target, schema, [record] * 9, codec="zstandard", metadata={CHECKSUM_KEY: OPEN_CHECKSUM})
+    data = with_checksum(target.getvalue())
     assert len(data) < 2**20
     with pytest.raises(Corrupt, match="9 records of 1509"):
         decode(data, "here")

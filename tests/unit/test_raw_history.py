@@ -1,4 +1,4 @@
-"""The union of a raw log's stores, what is dealt of it, and its records under a table's schema."""
+"""The union of a raw log's stores, what is distributed of it, and its records under a table's schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.dealing.remaining import Terms, left
+from storage_core.distribution.remaining import Terms, left
 from storage_core.errors import InvalidInput, Unavailable
 from storage_core.formats.raw_chunk import RawChunk, encode
 from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns, columns_of
@@ -216,7 +216,7 @@ def test_an_empty_log_is_an_empty_history() -> None:
     assert (found.chunks, found.segments(), found.missing, found.verify().records) == ([], [], [], 0)
 
 
-# --- closing and dealing
+# --- closing and distribution
 
 
 def test_a_segment_is_closed_by_a_newer_one_or_by_its_age() -> None:
@@ -228,7 +228,7 @@ def test_a_segment_is_closed_by_a_newer_one_or_by_its_age() -> None:
     assert len(found.closed_segments(late)) == 3
 
 
-def test_dealing_goes_on_where_it_stopped_and_takes_closed_segments_only() -> None:
+def test_distribution_goes_on_where_it_stopped_and_takes_closed_segments_only() -> None:
     store, writer_id = filled(5)
     plan = left(union([store]), {}, Terms(), now_ms=START_MS)
     assert [each.number for each in plan.chunks] == [1, 2, 3, 4]
@@ -239,7 +239,7 @@ def test_dealing_goes_on_where_it_stopped_and_takes_closed_segments_only() -> No
     assert [each.number for each in rest.chunks] == [5]
 
 
-def test_a_chunk_that_comes_into_a_segment_that_counted_as_closed_is_dealt_next() -> None:
+def test_a_chunk_that_comes_into_a_segment_that_counted_as_closed_is_distributed_next() -> None:
     store, _ = filled(1)
     late = START_MS + CLOSED_AFTER_MS
     plan = left(union([store]), {}, Terms(), now_ms=late)
@@ -248,7 +248,7 @@ def test_a_chunk_that_comes_into_a_segment_that_counted_as_closed_is_dealt_next(
     assert [each.number for each in after.chunks] == [2]
 
 
-def test_dealing_waits_before_a_missing_chunk_until_it_is_given_up() -> None:
+def test_distribution_waits_before_a_missing_chunk_until_it_is_given_up() -> None:
     store, writer_id = filled(6)
     missing = MissingChunks(writer=writer_id, first=2, last=3)
     backup = copy_of(store, "backup")
@@ -341,7 +341,7 @@ SCHEMA = pa.schema(
         pa.field("list", pa.list_(pa.int8())),
     ]
 )
-MOMENT = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+INSTANT = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 
 
 def _typed(*given: RawRecord, key: tuple[str, ...] = ("id",), merged_maps: tuple[str, ...] = ()) -> Any:
@@ -357,8 +357,8 @@ def test_records_become_records_of_the_table() -> None:
         "id": 1,
         "name": "a",
         "price": Decimal("1.5"),
-        "at": MOMENT,
-        "day": MOMENT.date(),
+        "at": INSTANT,
+        "day": INSTANT.date(),
         "blob": b"\x00",
         "tags": {"x": 1},
         "list": [1, None],
@@ -384,7 +384,7 @@ def test_text_that_spells_a_moment_a_date_or_a_decimal_is_one() -> None:
         RawRecord(table="t", fields={"id": 2, "at": "2024-05-01 12:00", "day": "2024-05-01"}),
     )
     assert found.rejected == ()
-    assert found.records.column("at").to_pylist() == [MOMENT, MOMENT]
+    assert found.records.column("at").to_pylist() == [INSTANT, INSTANT]
     assert found.records.column("price").to_pylist() == [Decimal("-7.25"), None]
     assert found.records.column("day").to_pylist() == [None, dt.date(2024, 5, 1)]
 
@@ -410,7 +410,7 @@ def test_text_that_spells_a_moment_a_date_or_a_decimal_is_one() -> None:
         ({"id": 9, "at": "yesterday"}, "put", "column 'at'"),
         ({"id": 9, "at": "2024-13-01T00:00"}, "put", "column 'at'"),
         ({"id": 9, "at": 1}, "put", "column 'at'"),
-        ({"id": 9, "day": MOMENT}, "put", "column 'day'"),
+        ({"id": 9, "day": INSTANT}, "put", "column 'day'"),
         ({"id": 9, "tags": {"x": "y"}}, "put", "column 'tags'"),
         ({"id": 9, "tags": 1}, "put", "column 'tags'"),
         ({"id": 9, "list": [300]}, "put", "column 'list'"),

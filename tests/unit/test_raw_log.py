@@ -73,9 +73,9 @@ def test_what_is_appended_is_in_every_store_under_one_name_with_the_same_bytes()
 def test_records_of_many_tables_keep_their_order_types_and_operations() -> None:
     a = store()
     log = raw_log(a)
-    moment = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    instant = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     given = [
-        RawRecord(table="t", fields={"n": 2**62, "at": moment, "price": Decimal("1.50"), "blob": b"\x00"}),
+        RawRecord(table="t", fields={"n": 2**62, "at": instant, "price": Decimal("1.50"), "blob": b"\x00"}),
         RawRecord(table="u", fields={"id": 1}, operation="delete", key="1"),
         RawRecord(table="t", fields={"n": 1, "x": None}, operation="patch"),
         RawRecord(table="t", fields={}, operation="reset"),

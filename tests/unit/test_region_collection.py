@@ -169,7 +169,7 @@ def test_killed_at_any_delete_the_next_runs_find_the_rest() -> None:
         return table
 
     def remaining(table: KeyedTable) -> set[str]:
-        for _ in range(3):  # delete, forget, delete the manifest from before
+        for _ in range(3):  # delete, prune, delete the manifest from before
             run(table)
         return {info.key for info in table.store.list("_mem_wal/")}
 

@@ -61,13 +61,13 @@ def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
 
 def test_the_tide_mark_of_the_raw_log_is_field_103_and_under_the_checksum() -> None:
     bare = RegionManifest(region_id=REGION, version=1, writer_epoch=1)
-    dealt = replace(bare, dealt={"w2": 300, "w1": 7})
-    data = region_manifest.encode(dealt)
+    distributed = replace(bare, distributed={"w2": 300, "w1": 7})
+    data = region_manifest.encode(distributed)
     field = bytes.fromhex("ba0606 0a027731 1007") + bytes.fromhex("ba0607 0a027732 10ac02")
     body = region_manifest.encode(bare)[:-10] + field
     assert data == body + _checksum(body)
-    assert region_manifest.decode(data, "here") == dealt
-    assert region_manifest.decode(region_manifest.encode(bare), "here").dealt == {}
+    assert region_manifest.decode(data, "here") == distributed
+    assert region_manifest.decode(region_manifest.encode(bare), "here").distributed == {}
     with pytest.raises(Corrupt, match="checksum"):  # as for a release that does not know the field and passes it over
         region_manifest.decode(data.replace(field, b""), "here")
 
@@ -89,7 +89,7 @@ def test_every_flipped_bit_of_a_region_manifest_is_noticed_or_changes_nothing() 
         replay_after_wal_id=5,
         flushed_generations=flushed,
         writer_id="w",
-        dealt={"r": 3},
+        distributed={"r": 3},
     )
     data = region_manifest.encode(manifest)
     for bit in range(len(data) * 8):

@@ -85,10 +85,10 @@ def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
     base: list[list[dict[str, Any]]], touched: list[list[dict[str, Any]]], order: list[str]
 ) -> None:
     key = order[:2]
-    figures = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in base]
+    metrics = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in base]
     bounds = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in touched]
     found = answers(
-        [split(each.min_values, each.max_values) for each in figures],
+        [split(each.min_values, each.max_values) for each in metrics],
         *(generation(each.min_values, each.max_values) for each in bounds),
         key=key,
     )
@@ -100,13 +100,13 @@ def test_a_split_that_holds_a_key_of_a_generation_is_never_ruled_out(
 @settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(KEYS, max_size=4), KEYS, st.permutations(SCHEMA.names))
 def test_a_split_that_holds_a_wanted_key_is_never_ruled_out(
-    base: list[list[dict[str, Any]]], asked: list[dict[str, Any]], order: list[str]
+    base: list[list[dict[str, Any]]], requested: list[dict[str, Any]], order: list[str]
 ) -> None:
     key = order[:2]
-    figures = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in base]
-    files = table_of([split(each.min_values, each.max_values) for each in figures])
-    found = may_hold(files, pa.Table.from_pylist(asked, schema=SCHEMA).select(key)).to_pylist()
-    wanted = {identity(row, key) for row in asked}
+    metrics = [compute(pa.Table.from_pylist(rows, schema=SCHEMA)) for rows in base]
+    files = table_of([split(each.min_values, each.max_values) for each in metrics])
+    found = may_hold(files, pa.Table.from_pylist(requested, schema=SCHEMA).select(key)).to_pylist()
+    wanted = {identity(row, key) for row in requested}
     for may, rows in zip(found, base, strict=True):
         assert may or not wanted & {identity(row, key) for row in rows}
 
@@ -124,15 +124,15 @@ def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
 @settings(max_examples=scaled(60), deadline=None)
 @given(KEYS, KEYS, st.permutations(SCHEMA.names), st.sets(st.sampled_from(SCHEMA.names)))
 def test_a_key_is_admitted_exactly_when_each_of_its_columns_lies_within_the_bounds(
-    held: list[dict[str, Any]], asked: list[dict[str, Any]], order: list[str], unbounded: set[str]
+    held: list[dict[str, Any]], requested: list[dict[str, Any]], order: list[str], unbounded: set[str]
 ) -> None:
     key = order[:2]
-    figures = compute(pa.Table.from_pylist(held, schema=SCHEMA))
-    low = {name: text for name, text in figures.min_values.items() if name not in unbounded}
-    wanted = pa.Table.from_pylist([*asked, *held], schema=SCHEMA).select(key)
-    found = admitted(generation(low, figures.max_values), wanted)
-    assert found.tolist() == [within(row, low, figures.max_values) for row in wanted.to_pylist()]
-    assert found[len(asked) :].all(), "what is in the generation"
+    metrics = compute(pa.Table.from_pylist(held, schema=SCHEMA))
+    low = {name: text for name, text in metrics.min_values.items() if name not in unbounded}
+    wanted = pa.Table.from_pylist([*requested, *held], schema=SCHEMA).select(key)
+    found = admitted(generation(low, metrics.max_values), wanted)
+    assert found.tolist() == [within(row, low, metrics.max_values) for row in wanted.to_pylist()]
+    assert found[len(requested) :].all(), "what is in the generation"
 
 
 def within(row: dict[str, Any], low: dict[str, str], high: dict[str, str]) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Corrupt, RegionSealed, Unsupported
+from storage_core.errors import CommitUnknown, Corrupt, RegionClosed, Unsupported
 from storage_core.formats import keys, region_manifest
-from storage_core.formats.json_seal import json_digest
+from storage_core.formats.json_checksum import json_digest
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -35,9 +35,9 @@ def add(store: ObjectStore, *regions: Region, seed: int = 1) -> None:
         register(store, each, clock=CLOCK, ids=SeededIds(seed))
 
 
-def claim(store: ObjectStore, each: Region, sealed_by: int = 0) -> None:
+def claim(store: ObjectStore, each: Region, closed_by: int = 0) -> None:
     manifest = RegionManifest(
-        region_id=each.id, version=1, writer_epoch=1, region_spec_id=each.spec_id, writer_id="w", sealed_by=sealed_by
+        region_id=each.id, version=1, writer_epoch=1, region_spec_id=each.spec_id, writer_id="w", closed_by=closed_by
     )
     assert commit(store, manifest, clock=CLOCK)
 
@@ -153,7 +153,7 @@ def test_a_closed_spec_takes_no_new_region_and_keeps_those_it_has() -> None:
     add(store, region(1))
     assert close_spec(store, region(9), 3, clock=CLOCK, ids=SeededIds(2)).of_spec(2) == [region(1), region(9)]
     add(store, region(1), region(5, spec=3))
-    with pytest.raises(RegionSealed, match="spec 3 follows"):
+    with pytest.raises(RegionClosed, match="spec 3 follows"):
         add(store, region(2))
     before = store.get(KEY).data
     close_spec(store, region(9), 3, clock=CLOCK, ids=SeededIds(3))
@@ -168,27 +168,27 @@ def test_whoever_made_the_registry_again_before_a_spec_was_closed_adds_no_region
     store = FaultStore(memory)
 
     def close() -> None:
-        claim(memory, region(9), sealed_by=3)
+        claim(memory, region(9), closed_by=3)
         close_spec(memory, region(9), 3, clock=CLOCK, ids=SeededIds(2))
 
     store.on_put(KEY, close)
-    with pytest.raises(RegionSealed, match="spec 3 follows"):
+    with pytest.raises(RegionClosed, match="spec 3 follows"):
         add(store, region(1))
 
 
-def test_a_lost_registry_still_knows_what_a_sealed_region_closed() -> None:
+def test_a_lost_registry_still_knows_what_a_closed_region_closed() -> None:
     store = MemoryStore("t")
-    claim(store, region(1), sealed_by=3)
-    with pytest.raises(RegionSealed, match="spec 3 follows"):
+    claim(store, region(1), closed_by=3)
+    with pytest.raises(RegionClosed, match="spec 3 follows"):
         add(store, region(2))
 
 
-def test_a_sealed_manifest_says_so_and_one_that_is_not_keeps_its_bytes() -> None:
+def test_a_closed_manifest_says_so_and_one_that_is_not_keeps_its_bytes() -> None:
     manifest = RegionManifest(region_id=region(1).id, version=1, writer_epoch=1, region_spec_id=2, writer_id="w")
-    sealed = replace(manifest, sealed_by=3)
-    assert region_manifest.decode(region_manifest.encode(sealed), "key") == sealed
-    assert b"\xb0\x06\x03" in region_manifest.encode(sealed)  # field 102, a varint
-    assert len(region_manifest.encode(manifest)) == len(region_manifest.encode(sealed)) - 3
-    damaged = region_manifest.encode(sealed).replace(b"\xb0\x06\x03", b"\xb0\x06\x02")
+    closed = replace(manifest, closed_by=3)
+    assert region_manifest.decode(region_manifest.encode(closed), "key") == closed
+    assert b"\xb0\x06\x03" in region_manifest.encode(closed)  # field 102, a varint
+    assert len(region_manifest.encode(manifest)) == len(region_manifest.encode(closed)) - 3
+    damaged = region_manifest.encode(closed).replace(b"\xb0\x06\x03", b"\xb0\x06\x02")
     with pytest.raises(Corrupt, match="checksum"):
         region_manifest.decode(damaged, "key")

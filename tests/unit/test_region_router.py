@@ -254,8 +254,8 @@ def test_the_collector_keeps_the_registry_and_what_is_not_merged() -> None:
     assert entries(store) == before - 2 * 3  # those of merged generations are gone
 
 
-@pytest.mark.parametrize("moment", range(22))
-def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_and_no_double(moment: int) -> None:
+@pytest.mark.parametrize("instant", range(22))
+def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_and_no_double(instant: int) -> None:
     """The order of reads of several regions: registry, per region manifest and log, then the head."""
     memory = MemoryStore("planes")
     table = make(memory)
@@ -273,7 +273,7 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
         with table.routing_writer() as other:
             other.put([plane(name, 3) for name in of_bucket(table, 2)])
 
-    reader = KeyedTable(FaultStore(memory, watch=Meanwhile(moment, meanwhile)))
+    reader = KeyedTable(FaultStore(memory, watch=Meanwhile(instant, meanwhile)))
     before = table.snapshot
     captured = unmerged.capture(reader.store, before, include_wal=True)
     head = reader.snapshot

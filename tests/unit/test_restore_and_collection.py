@@ -58,13 +58,13 @@ def test_what_a_restore_brings_back_survives_every_later_collection() -> None:
 @pytest.mark.parametrize("noted", [False, True], ids=["not in the plan", "due in the plan"])
 def test_a_collection_at_any_moment_of_a_restore_takes_nothing_that_it_brings_back(*, noted: bool) -> None:
     outcomes = set()
-    for moment in count():
+    for instant in count():
         table = made()
         target = table.superseded()
         if noted:
             run(table)
             table.clock.now += 2 * HOUR_MS
-        meanwhile = Meanwhile(moment, partial(run, table))
+        meanwhile = Meanwhile(instant, partial(run, table))
         try:
             go_back(table, target, store=FaultStore(table.store, watch=meanwhile))
         except SnapshotExpired:
@@ -80,7 +80,7 @@ def test_a_collection_at_any_moment_of_a_restore_takes_nothing_that_it_brings_ba
 
 def test_a_restore_at_any_moment_of_a_collection_keeps_what_it_brings_back() -> None:
     outcomes = set()
-    for moment in count():
+    for instant in count():
         table = made()
         target = table.superseded()
 
@@ -92,7 +92,7 @@ def test_a_restore_at_any_moment_of_a_collection_keeps_what_it_brings_back() -> 
             else:
                 outcomes.add("restored")
 
-        meanwhile = Meanwhile(moment, restore_now)
+        meanwhile = Meanwhile(instant, restore_now)
         run(table, store=FaultStore(table.store, watch=meanwhile))
         table.clock.now += 2 * HOUR_MS
         run(table)

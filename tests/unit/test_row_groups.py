@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Overwrite
 from storage_core.split import row_groups
-from storage_core.split.metadata import sealed
+from storage_core.split.metadata import with_checksum
 from storage_core.split.read import open_split
 from storage_core.testkit.keyed_table import KeyedTable
 from tidemark import Table
@@ -36,7 +36,7 @@ def bounds(rows: pa.Table) -> dict[str, str]:
 
 def admitted(values: Sequence[object], kind: pa.DataType, wanted: Sequence[object]) -> list[int]:
     rows = pa.table([pa.array(values, kind)], names=["n"])
-    metadata = sealed(bounds(rows))
+    metadata = with_checksum(bounds(rows))
     groups = -(-len(values) // row_groups.ROWS_PER_GROUP)
     return list(row_groups.admitting(metadata, "a", groups, pa.table([pa.array(wanted, kind)], names=["n"])))
 
@@ -56,11 +56,11 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_row_group_that_holds_a_wanted_value_is_read(
     values: list[int], wanted: list[int], kind: pa.DataType, ascending: bool
 ) -> None:
-    rows, asked = ([f"{each:03}" if kind == pa.string() else each for each in some] for some in (values, wanted))
+    rows, requested = ([f"{each:03}" if kind == pa.string() else each for each in some] for some in (values, wanted))
     if ascending:
         rows = sorted(rows)
-    holding = {place // ROWS_PER_GROUP for place, value in enumerate(rows) if value in asked}
-    assert holding <= set(admitted(rows, kind, asked))
+    holding = {place // ROWS_PER_GROUP for place, value in enumerate(rows) if value in requested}
+    assert holding <= set(admitted(rows, kind, requested))
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_floats_are_bounded_in_the_order_of_keys(value: float, expected: list[in
 
 
 def test_bounds_of_another_column_leave_nothing_out() -> None:
-    metadata = sealed(bounds(pa.table({"n": range(9)})))
+    metadata = with_checksum(bounds(pa.table({"n": range(9)})))
     assert list(row_groups.admitting(metadata, "a", 3, pa.table({"m": [1]}))) == [0, 1, 2]
     assert list(row_groups.admitting({}, "a", 3, pa.table({"n": [1]}))) == [0, 1, 2]
     assert list(row_groups.admitting(metadata, "a", 4, pa.table({"n": [1]}))) == [0, 1, 2, 3]
 
 
 def test_damaged_bounds_are_corrupt() -> None:
-    metadata = sealed(bounds(pa.table({"n": range(9)})))
+    metadata = with_checksum(bounds(pa.table({"n": range(9)})))
     damaged = {name: text.replace('["0"', '["1"') for name, text in metadata.items()}
     assert damaged != metadata
     with pytest.raises(Corrupt, match="checksum"):
@@ -119,15 +119,15 @@ def table() -> Table:
 def test_a_flipped_bit_in_the_footer_never_hides_or_changes_the_row_of_a_key(table: Table) -> None:
     (add,) = table.snapshot.splits.values()
     data = table.store.get(add.path).data
-    asked = [0, 4, 6, 10, 11, 18, 28, 90]
-    expected = table.get_many(asked, consistency="snapshot")
+    requested = [0, 4, 6, 10, 11, 18, 28, 90]
+    expected = table.get_many(requested, consistency="snapshot")
     assert [row is not None for row in expected] == [True, True, True, True, False, True, True, False]
     for position in range(add.footerStartOffset or 0, len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 1 << position % 8
         table.store.put(add.path, bytes(damaged), Overwrite())
         try:
-            assert table.get_many(asked, consistency="snapshot") == expected, position
+            assert table.get_many(requested, consistency="snapshot") == expected, position
         except Corrupt:
             continue
 

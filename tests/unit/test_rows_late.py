@@ -9,7 +9,7 @@ import pytest
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
-from storage_core.rows.late import Arrival, LateFigures, LateRule
+from storage_core.rows.late import Arrival, LateMetrics, LateRule
 from storage_core.rows.windows import parse_duration
 from storage_core.settings.late_data import LONGEST_ACCEPTANCE_MS, LateData
 from storage_core.settings.table import TableConfig
@@ -77,7 +77,7 @@ def test_an_acceptance_window_alone_means_quarantine_after_an_hour() -> None:
     assert LateData() == LateData(policy="quarantine", acceptance_ms=3_600_000)
 
 
-def test_figures_add_up_and_tell_what_is_not_in_the_table() -> None:
-    total = LateFigures(accepted=1, dropped=2) + LateFigures(accepted=10, quarantined=5)
+def test_metrics_add_up_and_tell_what_is_not_in_the_table() -> None:
+    total = LateMetrics(accepted=1, dropped=2) + LateMetrics(accepted=10, quarantined=5)
     assert total.as_mapping() == {"rows_late_accepted": 11, "rows_late_quarantined": 5, "rows_late_dropped": 2}
     assert total.not_written == 7

@@ -21,10 +21,10 @@ from storage_core.history.restore import restore
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import dealt, generation, merge, sorting, unmerged
+from storage_core.region import distributed, generation, merge, sorting, unmerged
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
-from storage_core.region.reshape import seal_spec
+from storage_core.region.repartition import close_regions
 from storage_core.region.sorted_file import CHUNK_RECORDS
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
@@ -130,7 +130,7 @@ def test_a_run_is_bounded_by_records_and_takes_at_least_one_generation() -> None
     assert [(each.first, each.generation) for each in work.generations] == [(1, 2), (3, 3), (4, 4)]
 
 
-@pytest.mark.parametrize("what", ["flush", "claim", "seal", "deal", "merge"])
+@pytest.mark.parametrize("what", ["flush", "claim", "close", "distribute", "merge"])
 def test_whatever_others_commit_between_plan_and_commit_is_carried_on(what: str) -> None:
     table = new_table()
     writer = table.writer()
@@ -145,20 +145,20 @@ def test_whatever_others_commit_between_plan_and_commit_is_carried_on(what: str)
     meanwhile: dict[str, Callable[[], object]] = {
         "flush": writer.flush,
         "claim": lambda: other.writer().close(),
-        "seal": lambda: seal_spec(other.store, other.snapshot, successor=2, clock=other.clock, ids=other.ids),
-        "deal": lambda: deal(other, "dealt"),
+        "close": lambda: close_regions(other.store, other.snapshot, successor=2, clock=other.clock, ids=other.ids),
+        "distribute": lambda: distribute(other, "distributed"),
         "merge": table.merge,
     }
     meanwhile[what]()
     between = manifest(table)
     finish(table, work, result)
     after = manifest(table)
-    expected = {"n0": 0, "n1": 1, "n2": 2, "tail": 9} | ({"dealt": 7} if what == "deal" else {})
+    expected = {"n0": 0, "n1": 1, "n2": 2, "tail": 9} | ({"distributed": 7} if what == "distribute" else {})
     assert seats(table) == expected
-    assert (after.writer_epoch, after.sealed_by, after.dealt) == (
+    assert (after.writer_epoch, after.closed_by, after.distributed) == (
         between.writer_epoch,
-        between.sealed_by,
-        between.dealt,
+        between.closed_by,
+        between.distributed,
     )
     assert (after.current_generation, after.replay_after_wal_id) == (
         between.current_generation,
@@ -171,15 +171,15 @@ def test_whatever_others_commit_between_plan_and_commit_is_carried_on(what: str)
     assert base_seats(table) == {name: expected[name] for name in flushed}
 
 
-def deal(table: KeyedTable, name: str, *, delete: bool = False) -> None:
+def distribute(table: KeyedTable, name: str, *, delete: bool = False) -> None:
     builder = RecordBuilder(PLANES, ("tailnum",))
     records = builder.deletes([name]) if delete else builder.puts({"tailnum": name, "seats": 7})
     region = whole_table(table.snapshot.table_id)
-    turn = dealt.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-    written = dealt.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    last = dealt.positions(table.store, turn.region).get(RAW_WRITER, 0)
-    stretch = dealt.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
-    dealt.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
+    turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    written = distributed.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    last = distributed.positions(table.store, turn.region).get(RAW_WRITER, 0)
+    stretch = distributed.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+    distributed.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
 
 
 def test_a_live_writer_flushes_over_a_sort_and_is_not_fenced() -> None:
@@ -221,7 +221,7 @@ def merged_in_part() -> KeyedTable:
         (merging,) = merge.plan(table.store, snapshot)
         writer.reset({"tailnum": "b", "seats": 3})
         writer.flush()
-    deal(table, "dealt")
+    distribute(table, "distributed")
     sort(table)
     table.commit(snapshot, merging, table.execute(merging))
     return table
@@ -230,20 +230,20 @@ def merged_in_part() -> KeyedTable:
 def test_of_a_sorted_generation_that_is_merged_in_part_the_rest_is_read_and_merged() -> None:
     table = merged_in_part()
     assert ranges(table) == [(1, 4)]
-    assert seats(table) == {"a": 1, "b": 3, "c": 1, "dealt": 7}
+    assert seats(table) == {"a": 1, "b": 3, "c": 1, "distributed": 7}
     (work,) = merge.plan(table.store, table.snapshot)
     assert [(each.first, each.generation, each.sorted_from) for each in work.generations] == [(3, 3, 0), (4, 4, 0)]
     table.merge()
-    assert base_seats(table) == {"a": 1, "b": 3, "c": 1, "dealt": 7}
+    assert base_seats(table) == {"a": 1, "b": 3, "c": 1, "distributed": 7}
     assert merge.plan(table.store, table.snapshot) == []
 
 
 def test_what_a_restore_took_back_does_not_return_with_a_sorted_generation() -> None:
     table = merged_in_part()
     restore(table.log, table.log.snapshot(version=0))
-    assert seats(table) == {"b": 3, "dealt": 7}, "generations 1 and 2 are merged, and taken back"
+    assert seats(table) == {"b": 3, "distributed": 7}, "generations 1 and 2 are merged, and taken back"
     table.merge()
-    assert base_seats(table) == {"b": 3, "dealt": 7}
+    assert base_seats(table) == {"b": 3, "distributed": 7}
 
 
 def damage(store: ObjectStore, clock: ManualClock) -> list[tuple[Kind, str]]:
@@ -255,7 +255,7 @@ def damage(store: ObjectStore, clock: ManualClock) -> list[tuple[Kind, str]]:
 def test_fsck_and_repair_know_a_sorted_generation_and_one_that_is_merged_in_part() -> None:
     whole = new_table()
     flush(whole, {"a": 1}, {"b": 2}, {"a": 3})
-    deal(whole, "dealt")
+    distribute(whole, "distributed")
     sort(whole)
     flush(whole, {"c": 4})
     for table in (whole, merged_in_part()):
@@ -269,7 +269,7 @@ def test_fsck_and_repair_know_a_sorted_generation_and_one_that_is_merged_in_part
 def test_a_damaged_sorted_file_is_a_finding_and_repair_takes_what_it_replaced() -> None:
     table = new_table()
     flush(table, {"a": 1}, {"b": 2}, {"a": 3})
-    deal(table, "dealt")
+    distribute(table, "distributed")
     sort(table)
     expected = seats(table)
     last = manifest(table).flushed_generations[-1]
@@ -289,8 +289,8 @@ def test_a_repair_behind_a_lost_merge_reads_what_it_deleted_from_a_file_of_recor
     table = new_table()
     flush(table, {"a": 1, "b": 1, "c": 1})
     table.merge()
-    deal(table, "b", delete=True)
-    deal(table, "a")
+    distribute(table, "b", delete=True)
+    distribute(table, "a")
     table.merge()
     assert seats(table) == {"a": 7, "c": 1}
     region = manifest(table)

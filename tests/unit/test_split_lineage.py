@@ -12,7 +12,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.lineage import Lineage, MergedRange, Origin, read_origin, write_origin
-from storage_core.split.metadata import PREFIX, add_of, describe, require_sealed, sealed
+from storage_core.split.metadata import PREFIX, add_of, describe, require_checksum, with_checksum
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
@@ -68,15 +68,15 @@ def test_the_origin_of_a_split_has_the_golden_text() -> None:
     assert read_origin(GOLDEN, "here") == ORIGIN
 
 
-def test_the_seal_has_the_golden_value_and_covers_every_entry() -> None:
-    entries = sealed(GOLDEN)
+def test_the_checksum_has_the_golden_value_and_covers_every_entry() -> None:
+    entries = with_checksum(GOLDEN)
     assert entries[PREFIX + "seal"] == "08672b9ae0daebe6"
-    require_sealed({**entries, "of somebody else": "x"}, "here")
+    require_checksum({**entries, "of somebody else": "x"}, "here")
     for name in GOLDEN:
         with pytest.raises(Corrupt, match="here"):
-            require_sealed({**entries, name: entries[name] + " "}, "here")
+            require_checksum({**entries, name: entries[name] + " "}, "here")
         with pytest.raises(Corrupt, match="here"):
-            require_sealed({key: text for key, text in entries.items() if key != name}, "here")
+            require_checksum({key: text for key, text in entries.items() if key != name}, "here")
 
 
 def test_a_split_of_an_older_release_has_no_origin() -> None:
@@ -114,7 +114,7 @@ def test_a_written_split_carries_its_table() -> None:
     where = replace(context(), planned_version=4)
     (add,) = sort_and_write(store, events([{"at": 1, "service": "s"}]), context=where, ids=SeededIds(1), now_ms=1)
     metadata = open_split(store, add, whole=False).metadata
-    require_sealed(metadata, add.path)
+    require_checksum(metadata, add.path)
     assert read_origin(metadata, add.path) == Origin(
         table_id=TABLE_ID,
         table_schema=to_schema_string(SCHEMA),

@@ -19,7 +19,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.split.read import conform_split, open_split, read_split
-from storage_core.split.vectors import INLINE_BYTES, rows_gone, vector_for
+from storage_core.split.vectors import INLINE_BYTES, deleted_rows, vector_for
 from storage_core.split.write import sort_and_write
 from storage_core.testkit.events import SCHEMA, context, events
 from storage_core.testkit.ids import SeededIds
@@ -141,20 +141,20 @@ def test_a_vanished_split_is_an_expired_snapshot_that_names_its_key(store: Memor
             read_split(store, add, columns)
 
 
-GONE = [0, 1, 5, 1023, 1024, 1025, 2047, 2998, 2999]
+MISSING = [0, 1, 5, 1023, 1024, 1025, 2047, 2998, 2999]
 
 
 @pytest.mark.parametrize("columns", [None, ["count"]])
 def test_rows_that_a_vector_hides_are_left_out_wherever_they_are(
     store: MemoryStore, add: Add, columns: list[str] | None
 ) -> None:
-    marked = replace(add, deletionVector=inline(GONE))
+    marked = replace(add, deletionVector=inline(MISSING))
     whole = read_split(store, add, columns)
-    expected = whole.filter(pa.array([place not in GONE for place in range(3000)]))
+    expected = whole.filter(pa.array([place not in MISSING for place in range(3000)]))
     assert read_split(store, marked, columns).equals(expected)
     split = open_split(store, marked, whole=columns is None)
     assert pa.concat_tables(list(split.batches(columns))).equals(expected)
-    assert split.rows == 3000 - len(GONE)
+    assert split.rows == 3000 - len(MISSING)
     assert read_split(store, marked.as_written, columns).equals(whole)
 
 
@@ -163,12 +163,14 @@ def test_row_groups_count_rows_from_the_start_of_the_file(store: MemoryStore) ->
     pq.write_table(pa.table({"n": pa.array(range(100))}), sink, row_group_size=7)
     data = bytes(sink.getvalue())
     store.put("splits/all/grouped.parquet", data, Overwrite())
-    gone = [0, 6, 7, 13, 50, 98, 99]
-    add = Add(path="splits/all/grouped.parquet", size=len(data), modificationTime=1, deletionVector=inline(gone))
+    deleted = [0, 6, 7, 13, 50, 98, 99]
+    add = Add(path="splits/all/grouped.parquet", size=len(data), modificationTime=1, deletionVector=inline(deleted))
     for whole in (True, False):
         split = open_split(store, add, whole=whole)
         parts = list(split.batches())
-        assert [n for part in parts for n in part.column("n").to_pylist()] == [n for n in range(100) if n not in gone]
+        assert [n for part in parts for n in part.column("n").to_pylist()] == [
+            n for n in range(100) if n not in deleted
+        ]
         assert len(parts) == 15
         assert split.take(np.array([0, 6, 7, 55, 99])).column("n").to_pylist() == [0, 6, 7, 55, 99]
         assert split.take(np.array([], np.int64)).num_rows == 0
@@ -192,7 +194,7 @@ def test_a_short_vector_is_inline_and_a_long_one_is_an_object(store: MemoryStore
         vector = vector_for(store, add, rows, ids=ids)
         assert (vector.path is None) == (vector.size <= INLINE_BYTES)
         assert vector.size < 1024 or parse(str(vector.path)) is not None
-        assert rows_gone(store, replace(add, deletionVector=vector)) == rows
+        assert deleted_rows(store, replace(add, deletionVector=vector)) == rows
     scattered = BitMap([place * place % 60_000 for place in range(2_000)])
     vector = vector_for(store, replace(add, numRecords=60_000), scattered, ids=ids)
     assert vector.size > INLINE_BYTES

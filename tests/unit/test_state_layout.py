@@ -133,8 +133,8 @@ def test_a_split_whose_vector_changes_is_listed_once_and_goes_as_one(table: Tabl
     assert table.log.snapshot().splits.table().num_rows == 40
     table.checkpoint()
     assert table.log.snapshot().splits[changed.path].deletionVector == inline([0])
-    gone = table.commit(removal("a003"))
-    assert len(gone.splits) == len(table.log.snapshot().splits) == 39
+    deleted = table.commit(removal("a003"))
+    assert len(deleted.splits) == len(table.log.snapshot().splits) == 39
     table.checkpoint()
 
 
@@ -142,8 +142,8 @@ def test_a_new_split_with_a_vector_that_goes_again_is_counted_right(table: Table
     table.checkpoint(*many("a", 40))
     table.commit(replace(split("new", rows=2), deletionVector=inline([1])))
     assert len(table.log.snapshot().splits) == 41
-    gone = table.commit(removal("new"))
-    assert len(gone.splits) == len(table.log.snapshot().splits) == 40
+    deleted = table.commit(removal("new"))
+    assert len(deleted.splits) == len(table.log.snapshot().splits) == 40
     table.checkpoint()
 
 

@@ -363,7 +363,7 @@ def is_kept(table: SampleTable, target: Snapshot) -> bool:
 def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version() -> None:
     """With a horizon of zero: before each single request of the collector somebody tags the version that it drops."""
     kept = []
-    for moment in count():
+    for instant in count():
         table = impatient()
         target = table.superseded()
 
@@ -371,7 +371,7 @@ def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version
             with suppress(SnapshotExpired):
                 tag(table, "audit", target)
 
-        meanwhile = Meanwhile(moment, set_tag_now)
+        meanwhile = Meanwhile(instant, set_tag_now)
         run(table, store=FaultStore(table.store, watch=meanwhile), horizon_ms=0)
         if not meanwhile.acted:
             break
@@ -382,10 +382,10 @@ def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version
 def test_a_collection_at_any_moment_of_a_tagging_loses_no_tagged_version() -> None:
     """The other way round: a whole such collection before each single request of whoever sets the tag."""
     kept = []
-    for moment in count():
+    for instant in count():
         table = impatient()
         target = table.superseded()
-        meanwhile = Meanwhile(moment, partial(run, table, horizon_ms=0))
+        meanwhile = Meanwhile(instant, partial(run, table, horizon_ms=0))
         with suppress(SnapshotExpired):
             tag(table, "audit", target, store=FaultStore(table.store, watch=meanwhile))
         if not meanwhile.acted:

@@ -20,7 +20,7 @@ from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
 from storage_core.formats.raw_keys import ChunkKey
 from storage_core.fsck.found_split import read_found
 from storage_core.fsck.inventory import take_inventory
-from storage_core.fsck.witness import newest_witness
+from storage_core.fsck.version_evidence import newest_evidence
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.log.actions import Metadata
@@ -87,7 +87,7 @@ def test_a_sound_split_that_cannot_be_read_now_is_not_lost(
         with pytest.raises(Unavailable, match="split"):
             read_found(store, inventory, path)
         with pytest.raises(Unavailable, match="split"):
-            newest_witness(store, inventory, (), None)
+            newest_evidence(store, inventory, (), None)
 
 
 def test_a_chunk_for_which_memory_is_lacking_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from jobs import stopwatch
-from jobs.as_they_end import as_they_end
+from jobs.as_completed import as_completed
 from jobs.group_plan import GroupLimits, bundled, grouped
 from jobs.stopwatch import Stopwatch
-from storage_core.compaction.work import MergeOperation
+from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Unavailable
 from storage_core.log.actions import Add
 from storage_core.testkit.events import context
 
 
-def merge(window: int | None, size: int) -> MergeOperation:
+def merge(window: int | None, size: int) -> CompactionTask:
     add = Add(path=f"splits/{window}-{size}.parquet", size=size, modificationTime=1)
-    return MergeOperation(window, (add,), context())
+    return CompactionTask(window, (add,), context())
 
 
 def test_the_largest_windows_come_first_and_each_window_is_in_one_group() -> None:
@@ -58,7 +58,7 @@ def test_what_has_ended_is_there_while_another_call_still_runs_and_an_error_stop
         raise Unavailable("bytes")
 
     found: list[str] = []
-    for number, outcome in as_they_end([slow, bad, lambda: "quick"], at_once=2):
+    for number, outcome in as_completed([slow, bad, lambda: "quick"], at_once=2):
         found.append(f"{number} {outcome}")
         if len(found) == 2:
             last.set()
@@ -68,7 +68,7 @@ def test_what_has_ended_is_there_while_another_call_still_runs_and_an_error_stop
 def test_calls_that_were_not_begun_are_not_made_when_the_caller_stops() -> None:
     begun: list[int] = []
     calls = [lambda number=number: begun.append(number) for number in range(50)]
-    running = as_they_end(calls, at_once=1)
+    running = as_completed(calls, at_once=1)
     next(running)
     running.close()
     assert len(begun) < 50

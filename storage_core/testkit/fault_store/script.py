@@ -97,7 +97,7 @@ class Fate:
         with self._lock:
             self._scripts.append(script)
 
-    def forget(self) -> None:
+    def prune(self) -> None:
         """Drop all steps that have not happened. The chances stay."""
         with self._lock:
             self._scripts.clear()

@@ -1,0 +1,127 @@
+"""One metric of a benchmark, and the command line that every benchmark shares."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """What was measured: `value` in `unit`, `against` which peer it is a `ratio`, and the `aim` the ratio has to reach.
+
+    `ratio` is how many times better than the peer this is (above 1 is better); None where a metric stands alone.
+    """
+
+    name: str
+    value: float
+    unit: str
+    against: str | None = None
+    ratio: float | None = None
+    aim: float | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the aim is reached; None without an aim."""
+        return None if self.aim is None or self.ratio is None else self.ratio >= self.aim
+
+    def to_json(self) -> str:
+        """Return the metric as one line of JSON."""
+        return json.dumps({**asdict(self), "holds": self.holds})
+
+    def to_text(self) -> str:
+        """Return the metric as one line for a terminal."""
+        line = f"{self.name:<52} {self.value:>14,.3f} {self.unit:<8}"
+        if self.ratio is not None:
+            line += f" {self.ratio:>7.2f} x {self.against}"
+        if self.aim is not None:
+            line += f"  aim {self.aim:g}: {'holds' if self.holds else 'MISSED'}"
+        return line
+
+
+class Measure(Protocol):
+    """A benchmark: yields its metrics; `small` asks for a few seconds' worth only."""
+
+    def __call__(self, *, small: bool) -> Iterable[Metric]:
+        """Measure, and yield each metric as soon as it is known."""
+        ...
+
+
+def command(measure: Measure, summary: str, argv: Sequence[str] | None = None) -> int:
+    """Run a benchmark as a command, print a line per metric, and return 0 unless it raised."""
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--small", action="store_true", help="a few seconds' worth, to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object per metric")
+    arguments = parser.parse_args(argv)
+    for metric in measure(small=arguments.small):
+        sys.stdout.write((metric.to_json() if arguments.json else metric.to_text()) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the wall time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median, the metric to quote on a machine that is not quiet."""
+    return statistics.median(values)
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has had; `getrusage` also counts what it was forked from."""
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def grown_mib(work: Callable[[], object], every_s: float = 0.005) -> float:
+    """Return by how many MiB of its own this process grows at most during a call, looked at so often.
+
+    Pages of mapped files do not count: the system drops them when it needs the memory.
+    """
+    most = before = _anonymous_mib()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(every_s):
+            most = max(most, _anonymous_mib())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return max(most - before, 0.1)
+
+
+def _anonymous_mib() -> float:
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux
+        return peak_mib()
+    (line,) = (each for each in status.read_text().splitlines() if each.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+def reset_peak() -> None:
+    """Let `peak_mib` count from what this process has now; elsewhere than on Linux it counts from the start."""
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        reset.write_text("5")

@@ -1,0 +1,131 @@
+"""What there is: `tables`, `describe`, `files`, `history`, `debt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import At, Everything, Json, Policy, Uri
+from pipelines.commands.output import cell, instant_ms, metric, window
+from pipelines.commands.target import declared, open_table
+
+if TYPE_CHECKING:
+    from pipelines.tables import DeclaredTables
+
+_MOST_DESCRIBED = 10
+_METRICS = {"rows": metric, "bytes": metric}
+
+
+def tables(*, as_json: Json = False) -> None:
+    """List the tables declared in tables/*.yaml."""
+    known = declared()
+    shown = {"name": cell, "kind": cell, "version": metric, "live_splits": metric, **_METRICS, "uri": cell}
+    nothing = "no table is declared here; run this in a folder with tables/*.yaml"
+    if known.problems:
+        nothing = "no declaration here is sound"
+    output.records(_tables(known), shown, as_json=as_json, nothing=nothing)
+    known.require_sound()
+
+
+def _tables(known: DeclaredTables) -> Iterator[output.Record]:
+    from storage_core.table import Table, exists
+
+    for table in known.tables:
+        name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
+        about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
+        if exists(uri):
+            snapshot = Table.open(uri).snapshot
+            metrics = {"live_splits": len(snapshot.splits), "rows": snapshot.rows, "bytes": snapshot.bytes}
+            yield {**about, "exists": True, "version": snapshot.version, **metrics}
+        else:
+            yield {**about, "exists": False, "version": None, "live_splits": 0, "rows": 0, "bytes": 0}
+
+
+def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json: Json = False) -> None:
+    """Show what a table is and holds.
+
+    Splits per window, indexes and how far they are, regions and how much of them is merged.
+    """
+    about: dict[str, Any] = open_table(uri, at).describe()
+    if as_json:
+        output.json_line(about)
+        return
+    shown = {name: metric for name in about if name not in ("windows", "indexes", "regions")}
+    output.fields(about, {**shown, "timestamp": instant_ms})
+    windows = {"window_start": window, "splits": metric, **_METRICS}
+    most = None if everything else _MOST_DESCRIBED
+    nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
+    newest_first = reversed(about["windows"])
+    output.records(newest_first, windows, as_json=False, nothing=nothing, most=most)
+    if about["indexes"]:
+        indexes = {"name": cell, "kind": cell, "watermark": metric, "segments": metric, "covered_splits": metric}
+        output.records(about["indexes"], indexes, as_json=False, nothing="", most=most)
+    if about["regions"]:
+        regions = dict.fromkeys(about["regions"][0], cell)
+        output.records(about["regions"], regions, as_json=False, nothing="", most=most)
+
+
+def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
+    """List the live splits, by window."""
+    shown = {"window_start": window, "rows": metric, "size": metric, "path": cell}
+    output.records(open_table(uri, at).files(), shown, as_json=as_json, nothing="no live splits")
+
+
+def history(
+    uri: Uri,
+    *,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N versions.")] = None,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """List the retained versions, newest first."""
+    found = (
+        {
+            "version": entry.version,
+            "timestamp": entry.timestamp,
+            "operation": entry.operation,
+            "commit_id": entry.commit_id,
+            "metrics": dict(entry.metrics),
+        }
+        for entry in open_table(uri, at).history(limit)
+    )
+    shown = {"version": metric, "timestamp": instant_ms, "operation": cell, "commit_id": cell, "metrics": _metrics}
+    output.records(found, shown, as_json=as_json, nothing="no version is retained")
+
+
+def _metrics(metrics: object) -> str:
+    found = metrics if isinstance(metrics, dict) else {}
+    return ", ".join(f"{name} {metric(value)}" for name, value in found.items() if value)
+
+
+def _words(found: object) -> str:
+    return ", ".join(map(cell, found)) if isinstance(found, list | tuple) else cell(found)
+
+
+def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = False) -> None:
+    """List what is to be done in each window, and why.
+
+    Windows that a compaction would rewrite, windows that have left by the retention, and splits that a compaction
+    failed on and leaves out for a while. The last three columns are what the next run reads and writes.
+    """
+    from dataclasses import asdict
+
+    from storage_core.compaction.policy import Mode
+
+    mode = Mode.POLICY if policy else Mode.FINALIZE
+    found: list[dict[str, Any]] = [asdict(each) for each in open_table(uri, at).debt(mode)]
+    if as_json:
+        for each in found:
+            output.json_line(each)
+        return
+    shown = {"window_start": window, "task": cell, "reasons": _words, "splits": metric, **_METRICS, "merges": metric}
+    cost = dict.fromkeys(("read_bytes", "written_bytes", "outputs"), metric)
+    lines = [{**each, **each["next_run"], "splits": each["splits"]} for each in found]
+    output.records(lines, {**shown, **cost}, as_json=False, nothing="no debt: nothing is to be done in any window")
+    skips = [{**skip, "window_start": each["window_start"]} for each in found for skip in each["skipped"]]
+    if skips:
+        skipped = {"window_start": window, "path": cell, "count": metric, "until": instant_ms, "reason": cell}
+        output.records(skips, skipped, as_json=False, nothing="")

@@ -1,0 +1,49 @@
+"""What Dagster has of one raw log: its asset, a job, and a schedule that asks storage first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dagster import AssetSelection, Definitions, RunRequest, ScheduleDefinition, SkipReason, define_asset_job
+
+from assets.distribution import build_distributed_asset, distributed_key
+from assets.names import identifier
+from jobs import distribute
+from jobs.lists import counted
+from jobs.spark import Spark
+from pipelines.raw_logs import DeclaredRawLog
+from pipelines.run_requests import reason_tags
+
+
+def build_raw_log(raw_log: DeclaredRawLog) -> Definitions:
+    """Return `<raw log>/distributed`, the job `<raw log>_distribute`, and its schedule by the declared cron (UTC).
+
+    The schedule is stopped until somebody starts it in the UI.
+    """
+    name = f"{identifier(raw_log.declaration.name)}_distribute"
+    return Definitions(
+        assets=[build_distributed_asset(raw_log.declaration, raw_log.request)],
+        jobs=[define_asset_job(name, AssetSelection.assets(distributed_key(raw_log.declaration.name)))],
+        schedules=[
+            ScheduleDefinition(
+                name=f"{name}_schedule",
+                job_name=name,
+                cron_schedule=raw_log.declaration.schedule,
+                execution_timezone="UTC",
+                execution_fn=lambda _context: tick(raw_log),
+                description="Requests a distribute run when closed segments wait.",
+            )
+        ],
+    )
+
+
+def tick(raw_log: DeclaredRawLog) -> Iterator[RunRequest | SkipReason]:
+    """Yield a run when there is something to distribute, or why there is not. Reads listings and offsets only."""
+    with Spark() as spark:  # a dry run has no work for it, so none is started
+        planned = distribute.run(replace(raw_log.request, dry_run=True), spark)
+    chunks, held = planned.details["chunks"], planned.details["held"]
+    if isinstance(chunks, int) and chunks:
+        yield RunRequest(tags=reason_tags(f"{counted(chunks, 'chunk')} waiting"))
+    else:
+        yield SkipReason("nothing to do" + (f"; held back by missing chunks: {held}" if held else ""))

@@ -1,0 +1,1 @@
+"""Distribution: the raw log divided among the tables, each record once (docs/architecture/ingestion.md, "Raw log")."""

@@ -1,0 +1,258 @@
+"""Rounds of distribution: plan, let tasks read and write, commit per table (decision 0053).
+
+A table's rows and its offsets are one commit: of its log for an append table, of a region's manifest for a keyed one.
+So a distributor may end anywhere, and of several at once one wins per table; the others find the offsets moved, and
+what they wrote is the collector's. No table waits for another: what fails is told at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Protocol
+
+from storage_core.clock import Clock
+from storage_core.distribution.offsets import starts, txns
+from storage_core.distribution.outcome import Distributed, Share, Tally, share_of
+from storage_core.distribution.plan import DistributedTable, RoundPlan, plan_round
+from storage_core.distribution.remaining import Terms
+from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
+from storage_core.errors import CommitConflict, Fenced, TidemarkError
+from storage_core.ids import Ids
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import TokenUnused
+from storage_core.raw_log.chunks import Damage
+from storage_core.raw_log.history import History
+from storage_core.region import distributed
+from storage_core.region.distributed import Stretch
+
+_logger = logging.getLogger(__name__)
+
+MOST_LOST = 5
+"""So many races for a table, and it is left to whoever won them."""
+
+_PAUSE_MS = 100
+
+
+class Tasks(Protocol):
+    """Runs work items, wherever; `distribution.execute` says what each does. Results are in the order of the items."""
+
+    def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
+        """Run `execute.divide` for each."""
+        ...
+
+    def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
+        """Run `execute.fill` for each."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Distributor:
+    """Distributes one raw log into the tables whose logs are given by name. `run_id` is recorded in the commits.
+
+    `guards` are what the commits to a table demand beside its offsets, by name: they say that nobody broke a lease.
+    """
+
+    source: Source
+    history: History
+    logs: Mapping[str, TransactionLog]
+    tasks: Tasks
+    clock: Clock
+    ids: Ids
+    run_id: str | None = None
+    guards: Mapping[str, TokenUnused] = field(default_factory=dict)
+    _lost: Counter[str] = field(default_factory=Counter)
+
+    def distribute(self, terms: Terms) -> Distributed:
+        """Distribute round by round until nothing is left that can be distributed, and return what was done.
+
+        Raises only what concerns the raw log itself, such as `Unavailable`; what concerns a table is in `failures`.
+        """
+        done = Distributed()
+        while True:
+            tables = self.look(done)
+            plan = plan_round(self.source, self.history, list(tables.values()), terms, now_ms=self.clock.now_ms())
+            done.held = plan.held
+            if not plan.targets:
+                return done
+            damaged = self._round(plan, tables, done)
+            terms = replace(terms, damaged=terms.damaged | damaged.keys())
+            done.damaged |= damaged
+
+    def look(self, done: Distributed) -> dict[str, DistributedTable]:
+        """Return the tables as they are now, without those that failed."""
+        found: dict[str, DistributedTable] = {}
+        for name, log in self.logs.items():
+            if name not in done.failures:
+                with self._settling(name, done):
+                    found[name] = DistributedTable.look(name, log)
+                    done.tables.setdefault(name, Tally()).version = found[name].snapshot.version
+        return found
+
+    def _round(
+        self, plan: RoundPlan, tables: Mapping[str, DistributedTable], done: Distributed
+    ) -> dict[tuple[str, int], Damage]:
+        results = self.tasks.divide(plan.works)
+        damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
+        if _was_passed(plan.works, damaged):
+            return damaged  # rows from behind a damaged chunk are among what was written: the next plan leaves them out
+        done.records += sum(result.records for result in results)
+        done.chunks += sum(len(work.chunks) for work in plan.works)
+        done.unknown.update(sum((Counter(result.unknown) for result in results), Counter()))
+        done.given_up += plan.given_up
+        fillings: dict[str, _Fillings] = {}
+        targets = _before(plan.targets, damaged)
+        for name, target in targets.items():
+            with self._settling(name, done):
+                share = share_of(name, results)
+                if share.parts:
+                    fillings[name] = _Fillings(target, share, self._turns(tables[name], target, share))
+                elif self._commit(tables[name], target, share):
+                    done.tables[name].add(share)
+        self._fill(fillings, tables, done)
+        return damaged
+
+    def _commit(self, table: DistributedTable, target: Target, share: Share) -> bool:
+        """Commit the splits of an append table with its offsets; of a keyed one only the offsets of its log.
+
+        Return False when another distributor has committed just that.
+        """
+        result = table.log.commit(
+            table.snapshot,
+            [*share.adds, *txns(target.stretches, self.clock.now_ms())],
+            operation="DISTRIBUTE",
+            requirements=[*starts(target.stretches, table.snapshot), *self._guards(table.name)],
+            metrics={
+                "rows_out": share.rows,
+                "splits_out": len(share.adds),
+                "rejected": sum(share.rejected.values()),
+                **share.late.as_mapping(),
+            },
+            job_run_id=self.run_id,
+        )
+        if not result.already_committed:
+            _logger.info("distributed %d rows into table %s, version %d", share.rows, table.name, result.version)
+        return not result.already_committed
+
+    def _guards(self, table: str) -> list[TokenUnused]:
+        return [self.guards[table]] if table in self.guards else []
+
+    def _turns(self, table: DistributedTable, target: Target, share: Share) -> list[_Filling]:
+        found = []
+        for region, parts in share.parts.items():
+            recorded = table.offsets.regions.get(region.id, {})
+            turn = distributed.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+            config = target.config
+            work = FillWork(uri=target.uri, key=config.primary_key, parts=parts, turn=turn, indexes=config.indexes)
+            found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
+        return found
+
+    def _fill(
+        self, fillings: Mapping[str, _Fillings], tables: Mapping[str, DistributedTable], done: Distributed
+    ) -> None:
+        every = [each for several in fillings.values() for each in several.regions]
+        written = iter(self.tasks.fill([each.work for each in every]))
+        for name, several in fillings.items():
+            results = list(islice(written, len(several.regions)))
+            with self._settling(name, done):
+                rows = self._finish_all(tables[name], several.regions, results, done.tables[name])
+                # The log's offset comes last: it says that every region has its rows of these chunks.
+                share = replace(several.share, rows=rows)
+                if self._commit(tables[name], several.target, share):
+                    done.tables[name].add(several.share)
+
+    def _finish_all(
+        self, table: DistributedTable, fillings: Sequence[_Filling], results: Sequence[FillResult], tally: Tally
+    ) -> int:
+        """Finish every region, and return the rows of all; a region that was lost to others stops none behind it."""
+        lost: list[CommitConflict | Fenced] = []
+        for each, result in zip(fillings, results, strict=True):
+            try:
+                self._finish(table, each, result)
+            except (CommitConflict, Fenced) as error:
+                lost.append(error)
+            else:
+                tally.add(Share(rows=result.rows, generations=1))
+        if lost:
+            raise lost[0]
+        return sum(each.rows for each in results)
+
+    def _finish(self, table: DistributedTable, filling: _Filling, result: FillResult) -> None:
+        distributed.finish(
+            table.log.store,
+            filling.work.turn,
+            result.path,
+            filling.stretches,
+            clock=self.clock,
+            writer_id=self.ids.uuid(),
+        )
+
+    @contextmanager
+    def _settling(self, table: str, done: Distributed) -> Iterator[None]:
+        """A block about one table: a lost race is left to the next round, other errors end this table and no other."""
+        try:
+            yield
+        except TidemarkError as error:
+            self._lost[table] += 1
+            _logger.warning("table %s: %s", table, error)
+            if not isinstance(error, CommitConflict | Fenced) or self._lost[table] == MOST_LOST:
+                done.failures[table] = error
+            else:
+                # Distributors that claim a region from one another at one pace would never end.
+                self.clock.sleep_ms(self.ids.fraction() * _PAUSE_MS * 2 ** self._lost[table])
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A region to fill, and what of the stretches its offset does not have yet."""
+
+    work: FillWork
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fillings:
+    """What is left of one keyed table in one round: its share of the first tasks, and the regions to fill."""
+
+    target: Target
+    share: Share
+    regions: Sequence[_Filling]
+
+
+def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
+    """Whether a work that did not see the damage read what its writer wrote behind it."""
+    return any(
+        each.writer == writer and each.number > number
+        for writer, number in damaged
+        for work in works
+        if all((each.writer, each.number) != (writer, number) for each in work.chunks)
+        for each in work.chunks
+    )
+
+
+def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -> dict[str, Target]:
+    """The targets whose offsets move, up to the chunks before the damaged ones."""
+    ends = {writer: number for writer, number in damaged}  # noqa: C416  # of a mapping, `dict` would take the values
+    cut = {
+        name: replace(
+            target,
+            stretches=tuple(
+                replace(each, last=min(each.last, ends.get(each.writer, each.last + 1) - 1))
+                for each in target.stretches
+                if ends.get(each.writer, each.last + 1) - 1 > each.after
+            ),
+        )
+        for name, target in targets.items()
+    }
+    return {name: target for name, target in cut.items() if target.stretches}
+
+
+def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
+    """What of the stretches a region does not have yet, each from its offset on."""
+    for each in stretches:
+        if each.last > recorded.get(each.writer, 0):
+            yield replace(each, after=recorded.get(each.writer, 0))

@@ -1,0 +1,52 @@
+"""Many reads of which some are under way at a time: a reply takes longer than the bytes in it.
+
+`ahead` bounds what is in memory, so it suits results that are taken one by one. `all_of` keeps them all, and so a slow
+read holds up none behind it: where some take ten times as long as others, it is several times as fast as a list of what
+`ahead` yields.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Found = TypeVar("Found")
+
+
+def prefetch(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> Generator[Found]:
+    """Yield what `read` returns for each key, in the order of the keys. `read` must be safe for threads.
+
+    At most `at_once` keys are begun and not taken yet, which bounds what is in memory, and what is read in vain where
+    the caller stops early or a read raises: its error comes in the place of its result, no other read is begun after
+    it, and those under way are waited for. One key is read in this thread.
+    """
+    if len(keys) < 2 or at_once < 2:
+        yield from map(read, keys)
+        return
+    begun: deque[Future[Found]] = deque()
+    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-ahead") as pool:
+        try:
+            for key in keys:
+                begun.append(pool.submit(read, key))
+                if len(begun) == at_once:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
+        finally:
+            for each in begun:
+                each.cancel()
+
+
+def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> list[Found]:
+    """Return what `read` returns for each key, in the order of the keys; up to `at_once` run at a time.
+
+    `read` must be safe for threads. Where a read raises, the first error in the order of the keys is raised, reads not
+    begun are not made, and those under way are waited for. One key is read in this thread.
+    """
+    if len(keys) < 2:
+        return list(map(read, keys))
+    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-ahead") as pool:
+        return list(pool.map(read, keys))

@@ -1,0 +1,121 @@
+"""A distributor ends at every request to a table, and loses every reply: in the end each row is in once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from storage_core.distribution.remaining import Terms
+from storage_core.errors import TidemarkError
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.memory import MemoryStore
+from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.raw_log import RawLog
+from storage_core.raw_log.records import RawRecord
+from storage_core.region import generation
+from storage_core.region.manifest import read_latest, region_of
+from storage_core.testkit.clock import ManualClock
+from storage_core.testkit.copies import copy_of
+from storage_core.testkit.distribution import Board
+from storage_core.testkit.fault_store import Crash, CrashFault, Fault, FaultStore, PutFault
+from storage_core.testkit.ids import SeededIds
+from storage_core.testkit.keyed_table import KeyedTable
+from storage_core.testkit.rejected_lines import rejected_lines
+
+NAMES = ("events", "users", "raw")
+LOST = (PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN)
+RATES: dict[Fault, float] = dict.fromkeys(LOST, 0.08)
+
+
+def given() -> dict[str, MemoryStore]:
+    """A raw log of two writers, an append table, and a keyed one whose direct writer left a row behind."""
+    stores = {name: MemoryStore(name) for name in NAMES}
+    _board(dict(stores), 1).create(users="n")
+    clock = ManualClock()
+    for seed in (1, 2):
+        with RawLog([stores["raw"]], clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1_000)) as log:
+            for n in range(2):
+                clock.now += 1_000
+                log.append_many(
+                    [
+                        RawRecord(table="events", fields={"n": 10 * seed + n}),
+                        RawRecord(table="events", fields={"n": "bad"}),
+                        RawRecord(table="users", fields={"n": 1, "text": f"{seed}{n}"}),
+                        RawRecord(table="strange", fields={}),
+                    ]
+                )
+    KeyedTable(stores["users"], ids=SeededIds(5)).writer().put({"n": 2, "text": "direct"})
+    return stores
+
+
+def _board(stores: dict[str, ObjectStore], seed: int) -> Board:
+    return Board([stores["raw"]], {name: stores[name] for name in ("events", "users")}, seed=seed)
+
+
+def judge(stores: dict[str, MemoryStore], seed: int) -> None:
+    """Distribute once more, and find each record once."""
+    board = _board(dict(stores), seed)
+    assert board.distribute().failures == {}
+    assert board.numbers("events") == [10, 11, 20, 21]
+    assert {key: row["text"] for key, row in board.rows("users").items()} == {1: "21", 2: "direct"}
+    manifest = read_latest(stores["users"], region_of(KeyedTable(stores["users"]).snapshot.table_id))
+    assert manifest is not None
+    flushed = [generation.read(stores["users"], manifest.region_id, each) for each in manifest.flushed_generations]
+    records = [
+        row for each in flushed for part in generation.read_records(stores["users"], each) for row in part.to_pylist()
+    ]
+    assert [row["text"] for row in records] == ["direct", "10", "11", "20", "21"], "in their order, each once"
+    assert [len(list(rejected_lines(stores[name]))) for name in NAMES] == [4, 0, 4]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", list(CrashFault))
+def test_a_distributor_may_end_at_any_request_to_any_store(name: str, side: CrashFault) -> None:
+    start = given()
+    counting = FaultStore(copy_of(start[name], name))
+    _board({**_copies(start), name: counting}, 2).distribute(Terms(round_bytes=1_500))
+    assert len(counting.trace) > 5
+    left_behind = []
+    for number in range(len(counting.trace)):
+        stores = _copies(start)
+        crashing = FaultStore(stores[name])
+        crashing.at(number, side)
+        with pytest.raises(Crash):
+            _board({**stores, name: crashing}, 2).distribute(Terms(round_bytes=1_500))
+        content = sorted(info.key for store in stores.values() for info in store.list(""))
+        if content not in left_behind:  # what ends at a read leaves behind what ended at the write before
+            left_behind.append(content)
+            judge(stores, 3)
+    assert len(left_behind) > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fault", LOST)
+def test_a_lost_reply_to_any_put_is_handled(name: str, fault: PutFault) -> None:
+    start = given()
+    counting = FaultStore(copy_of(start[name], name))
+    _board({**_copies(start), name: counting}, 2).distribute()
+    puts = [number for number, each in enumerate(counting.trace) if each.request.kind == "put"]
+    assert puts
+    for number in puts:
+        stores = _copies(start)
+        losing = FaultStore(stores[name])
+        losing.at(number, fault)
+        with suppress(TidemarkError):
+            _board({**stores, name: losing}, 2).distribute()
+        judge(stores, 3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_under_faults_at_random_each_record_is_distributed_once(seed: int) -> None:
+    stores = given()
+    faulty = {name: FaultStore(store, seed=seed, rates=RATES) for name, store in stores.items()}
+    for attempt in range(3):
+        with suppress(TidemarkError):
+            _board(dict(faulty), 10_000 * (seed + 1) + 100 * attempt).distribute(Terms(work_bytes=1))
+    judge(stores, 3)
+
+
+def _copies(stores: dict[str, MemoryStore]) -> dict[str, MemoryStore]:
+    return {name: copy_of(store, name) for name, store in stores.items()}
