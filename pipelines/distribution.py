@@ -32,7 +32,7 @@ def build_raw_log(raw_log: DeclaredRawLog) -> Definitions:
                 cron_schedule=raw_log.declaration.schedule,
                 execution_timezone="UTC",
                 execution_fn=lambda _context: tick(raw_log),
-                description="Requests a distribute run when closed segments wait.",
+                description="Requests a run of distribution when closed segments wait.",
             )
         ],
     )

@@ -1,4 +1,4 @@
-"""Distribution a raw log to its tables: `distribute`."""
+"""Distributing a raw log to its tables: `distribute`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def distribute(
     master: Master = LOCAL_SPARK,
     as_json: Json = False,
 ) -> None:
-    """Distribute the closed segments of a raw log to its tables.
+    """Bring the closed segments of a raw log to its tables.
 
     Ends with 4 when chunks are missing that hold back what their writer wrote later; everything else is distributed.
     """

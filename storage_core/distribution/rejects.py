@@ -2,7 +2,7 @@
 
 One object per chunk and place, by the same layout as lines of landed files: `source` is `<raw log>/<writer>/<chunk>`,
 `size` how many records are in it, `line` the sequence number of the record, `text` the record as JSON. Its key follows
-from the content: distribution again writes it once.
+from the content: distributing again writes it once.
 """
 
 from __future__ import annotations

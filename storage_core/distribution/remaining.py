@@ -1,7 +1,7 @@
 """What of a raw log a table still lacks, and the terms of distribution (docs/architecture/ingestion.md, "Raw log").
 
 A position is the number of a writer's last distributed chunk: up to it, everything was distributed or given up. Since
-numbers run on over the segments of a writer, distribution again from the same positions gives the same chunks and those
+numbers run on over the segments of a writer, distributing again from the same positions gives the same chunks and those
 that came since.
 """
 

@@ -1,4 +1,4 @@
-"""Distribution a raw log into tables: once, in order, without a gap, and no table stops another."""
+"""Distributing a raw log into tables: once, in order, without a gap, and no table stops another."""
 
 from __future__ import annotations
 
