@@ -62,7 +62,9 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: DistributeR
                     description="No store lacks a chunk that another does not have; what is behind one waits.",
                 ),
                 AssetCheckSpec(
-                    NOTHING_REJECTED, asset=key, description="Every record fits a table; others are in quarantine."
+                    NOTHING_REJECTED,
+                    asset=key,
+                    description="Every record of the last run fits a table; others are in quarantine.",
                 ),
             ],
             metadata={"stores": ", ".join(declaration.uris), "job": "python -m jobs.distribute"},
