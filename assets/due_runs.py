@@ -66,7 +66,7 @@ class DueRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TableInputs:
     """What there is to look at: the declaration of one table, the table where it exists, and the time."""
 
     declaration: TableDeclaration
@@ -84,12 +84,12 @@ def due_runs(
     and writes nothing. Raises what reading raises: a look that failed does not say what there is to do.
     """
     table = Table.open(declaration.uri) if exists(declaration.uri) else None
-    state = State(declaration, table, clock or SystemClock())
+    state = TableInputs(declaration, table, clock or SystemClock())
     found = _ingest(state, after) if job == "ingest" else _CHECKS[job](state)
     return replace(found, wanted=found.wanted[:MOST_PER_CHECK])
 
 
-def _ingest(state: State, after: str | None) -> DueRuns:
+def _ingest(state: TableInputs, after: str | None) -> DueRuns:
     declaration = state.declaration
     spec, span = declaration.landing_spec(), span_of(declaration, state.clock)
     snapshot = state.table.snapshot if state.table else None
@@ -105,7 +105,7 @@ def _ingest(state: State, after: str | None) -> DueRuns:
         time_column=declaration.time_column,
         window_seconds=span.window_seconds,
     )
-    waiting = list(look(_turned(candidates, after, state.clock), reading))
+    waiting = list(look(_rotated(candidates, after, state.clock), reading))
     by_window: dict[int, list[LandedFile]] = {}
     for each in waiting:
         for window in _requested(each, span):
@@ -119,7 +119,7 @@ def _ingest(state: State, after: str | None) -> DueRuns:
     return DueRuns(tuple(wanted), tuple(_outside(declaration, waiting, span)), cursor)
 
 
-def _turned(candidates: list[Candidate], after: str | None, clock: Clock) -> list[Candidate]:
+def _rotated(candidates: list[Candidate], after: str | None, clock: Clock) -> list[Candidate]:
     if after is None:
         return from_anywhere(candidates, seed=str(clock.now_ms() // 60_000))
     return from_path(candidates, after)
@@ -144,7 +144,7 @@ def _outside(declaration: TableDeclaration, waiting: Iterable[Waiting], span: Sp
             )
 
 
-def _merge(state: State) -> DueRuns:
+def _merge(state: TableInputs) -> DueRuns:
     table = state.table
     work = merging.plan(table.store, table.snapshot) if table else []
     if not work:
@@ -155,7 +155,7 @@ def _merge(state: State) -> DueRuns:
     )
 
 
-def _sort(state: State) -> DueRuns:
+def _sort(state: TableInputs) -> DueRuns:
     table = state.table
     work = sorting.plan(table.store, table.snapshot) if table else []
     if not work:
@@ -165,7 +165,7 @@ def _sort(state: State) -> DueRuns:
     return DueRuns((DueRun(work_key=work_key, reason=f"generations that wait unsorted: {count}"),))
 
 
-def _expire(state: State) -> DueRuns:
+def _expire(state: TableInputs) -> DueRuns:
     table = state.table
     if table is None:
         return DueRuns()
@@ -180,7 +180,7 @@ def _expire(state: State) -> DueRuns:
     return DueRuns((DueRun(work_key=f"{windows[-1].window_start} v{newest}", reason=reason),))
 
 
-def _compact(state: State) -> DueRuns:
+def _compact(state: TableInputs) -> DueRuns:
     declaration, table = state.declaration, state.table
     debts = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT] if table else []
     span = span_of(declaration, state.clock)
@@ -206,7 +206,7 @@ def _compact(state: State) -> DueRuns:
     return DueRuns(tuple(wanted), tuple(warnings if left_out else ()))
 
 
-def _checkpoint(state: State) -> DueRuns:
+def _checkpoint(state: TableInputs) -> DueRuns:
     table = state.table
     if table is None or table.snapshot.checkpoint_version == table.version:
         return DueRuns()
@@ -215,7 +215,7 @@ def _checkpoint(state: State) -> DueRuns:
     return DueRuns((DueRun(work_key=f"v{table.version}", reason=f"version {table.version}, {behind}"),))
 
 
-def _catch_up(state: State) -> DueRuns:
+def _catch_up(state: TableInputs) -> DueRuns:
     table = state.table
     if table is None:
         return DueRuns()
@@ -232,7 +232,7 @@ def _catch_up(state: State) -> DueRuns:
     return DueRuns((DueRun(work_key=work_key, reason=reason, indexes=(*missing, *new)),))
 
 
-def _collect(state: State) -> DueRuns:
+def _collect(state: TableInputs) -> DueRuns:
     table = state.table
     if table is None:
         return DueRuns()
@@ -246,7 +246,7 @@ def _collect(state: State) -> DueRuns:
     return DueRuns((DueRun(work_key=f"v{table.version} plan {plan.counter} new {len(new)}", reason=reason),))
 
 
-_CHECKS: Mapping[JobName, Callable[[State], DueRuns]] = {
+_CHECKS: Mapping[JobName, Callable[[TableInputs], DueRuns]] = {
     "merge": _merge,
     "sort": _sort,
     "expire": _expire,

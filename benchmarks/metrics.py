@@ -76,7 +76,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, the metric to quote on a machine that is not quiet."""
+    """Return the median, the value to quote on a machine that is not quiet."""
     return statistics.median(values)
 
 

@@ -55,16 +55,16 @@ def main(seconds: float, other: str | None) -> None:
     """Print a line per table and query."""
     here = str(Path(__file__).resolve().parents[1])
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
-        requested = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]
+        processes = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]
         questions = [(count, name) for count in SPLITS for name in QUERIES]
-        taken: dict[tuple[int, str], list[list[Pair]]] = {each: [[] for _ in requested] for each in questions}
+        taken: dict[tuple[int, str], list[list[Pair]]] = {each: [[] for _ in processes] for each in questions}
         end, turn = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             for question, pairs in taken.items():
                 turn += 1
-                for at in range(len(requested))[:: 1 if turn % 2 else -1]:
-                    pairs[at].append(_ask(requested[at], question))
-        for each in requested:
+                for at in range(len(processes))[:: 1 if turn % 2 else -1]:
+                    pairs[at].append(_ask(processes[at], question))
+        for each in processes:
             each.communicate()
     for (count, name), pairs in taken.items():
         print(f"{count} splits, {name}: {_shown(pairs)} ({len(pairs[0])} times)")
@@ -77,9 +77,9 @@ def _started(release: str, folder: str) -> subprocess.Popen[str]:
 
 
 def _ask(process: subprocess.Popen[str], question: tuple[int, str]) -> Pair:
-    requested, answered = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
-    requested.write(f"{question[0]} {question[1]}\n")
-    requested.flush()
+    questions, answered = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+    questions.write(f"{question[0]} {question[1]}\n")
+    questions.flush()
     taken, used = map(float, answered.readline().split())
     return taken, used
 

@@ -122,7 +122,7 @@ def _leased(
     with ExitStack() as held:
         for name, plan in sorted(_left(job, tables, terms).items()):
             table = tables[name]
-            if plan.positions == log_offsets(table.snapshot):
+            if plan.offsets == log_offsets(table.snapshot):
                 continue
             try:
                 lease = acquire(

@@ -66,7 +66,7 @@ class JobReport:
 
 
 def _words(value: object) -> str:
-    """A metric, text or what holds them as people read it; what is nothing is left out at any depth."""
+    """A number, text or what holds them as people read it; what is nothing is left out at any depth."""
     match value:
         case None | False | 0:
             return ""

@@ -36,7 +36,7 @@ def answer(
 
 
 def run_requests(declaration: TableDeclaration, job: JobName, found: DueRuns) -> Iterator[RunRequest]:
-    """Yield one run request per demand. Its key is the same as long as storage asks for the same thing."""
+    """Yield one run request per due run. Its key is the same as long as storage asks for the same thing."""
     for due_run in found.wanted:
         first, last = _bounds(declaration, due_run)
         span = f"{first}...{last} " if first else ""

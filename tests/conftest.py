@@ -78,7 +78,7 @@ def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server
     """An S3 server with nothing scripted, and an environment that lets in. Tests share its bucket: choose a prefix."""
     for name, value in _s3_server.environment.items():
         monkeypatch.setenv(name, value)
-    _s3_server.front.prune()
+    _s3_server.front.reset()
     return _s3_server
 
 

@@ -165,7 +165,7 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
         return
     if recovered:
         output.records(recovered, {"recovered": output.cell, "how": output.cell}, as_json=False, nothing="")
-    shown = {"lost": output.cell, "reason": output.cell, "rows": output.metric}
+    shown = {"lost": output.cell, "reason": output.cell, "rows": output.number}
     output.records(lost, shown, as_json=False, nothing="nothing is lost")
     if unproven:
         output.records(unproven, {"unproven": output.cell, "reason": output.cell}, as_json=False, nothing="")

@@ -9,20 +9,20 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import At, Everything, Json, Policy, Uri
-from pipelines.commands.output import cell, instant_ms, metric, window
+from pipelines.commands.output import cell, instant_ms, number, window
 from pipelines.commands.target import declared, open_table
 
 if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables
 
 _MOST_DESCRIBED = 10
-_METRICS = {"rows": metric, "bytes": metric}
+_METRICS = {"rows": number, "bytes": number}
 
 
 def tables(*, as_json: Json = False) -> None:
     """List the tables declared in tables/*.yaml."""
     known = declared()
-    shown = {"name": cell, "kind": cell, "version": metric, "live_splits": metric, **_METRICS, "uri": cell}
+    shown = {"name": cell, "kind": cell, "version": number, "live_splits": number, **_METRICS, "uri": cell}
     nothing = "no table is declared here; run this in a folder with tables/*.yaml"
     if known.problems:
         nothing = "no declaration here is sound"
@@ -53,15 +53,15 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
     if as_json:
         output.json_line(about)
         return
-    shown = {name: metric for name in about if name not in ("windows", "indexes", "regions")}
+    shown = {name: number for name in about if name not in ("windows", "indexes", "regions")}
     output.fields(about, {**shown, "timestamp": instant_ms})
-    windows = {"window_start": window, "splits": metric, **_METRICS}
+    windows = {"window_start": window, "splits": number, **_METRICS}
     most = None if everything else _MOST_DESCRIBED
     nothing = "no rows yet" if about["kind"] == "append" else "no rows are merged yet"
     newest_first = reversed(about["windows"])
     output.records(newest_first, windows, as_json=False, nothing=nothing, most=most)
     if about["indexes"]:
-        indexes = {"name": cell, "kind": cell, "watermark": metric, "segments": metric, "covered_splits": metric}
+        indexes = {"name": cell, "kind": cell, "watermark": number, "segments": number, "covered_splits": number}
         output.records(about["indexes"], indexes, as_json=False, nothing="", most=most)
     if about["regions"]:
         regions = dict.fromkeys(about["regions"][0], cell)
@@ -70,7 +70,7 @@ def describe(uri: Uri, *, at: At = None, everything: Everything = False, as_json
 
 def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
     """List the live splits, by window."""
-    shown = {"window_start": window, "rows": metric, "size": metric, "path": cell}
+    shown = {"window_start": window, "rows": number, "size": number, "path": cell}
     output.records(open_table(uri, at).files(), shown, as_json=as_json, nothing="no live splits")
 
 
@@ -92,13 +92,13 @@ def history(
         }
         for entry in open_table(uri, at).history(limit)
     )
-    shown = {"version": metric, "timestamp": instant_ms, "operation": cell, "commit_id": cell, "metrics": _metrics}
+    shown = {"version": number, "timestamp": instant_ms, "operation": cell, "commit_id": cell, "metrics": _metrics}
     output.records(found, shown, as_json=as_json, nothing="no version is retained")
 
 
 def _metrics(metrics: object) -> str:
     found = metrics if isinstance(metrics, dict) else {}
-    return ", ".join(f"{name} {metric(value)}" for name, value in found.items() if value)
+    return ", ".join(f"{name} {number(value)}" for name, value in found.items() if value)
 
 
 def _words(found: object) -> str:
@@ -121,11 +121,11 @@ def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = Fal
         for each in found:
             output.json_line(each)
         return
-    shown = {"window_start": window, "task": cell, "reasons": _words, "splits": metric, **_METRICS, "merges": metric}
-    cost = dict.fromkeys(("read_bytes", "written_bytes", "outputs"), metric)
+    shown = {"window_start": window, "task": cell, "reasons": _words, "splits": number, **_METRICS, "merges": number}
+    cost = dict.fromkeys(("read_bytes", "written_bytes", "outputs"), number)
     lines = [{**each, **each["next_run"], "splits": each["splits"]} for each in found]
     output.records(lines, {**shown, **cost}, as_json=False, nothing="no debt: nothing is to be done in any window")
     skips = [{**skip, "window_start": each["window_start"]} for each in found for skip in each["skipped"]]
     if skips:
-        skipped = {"window_start": window, "path": cell, "count": metric, "until": instant_ms, "reason": cell}
+        skipped = {"window_start": window, "path": cell, "count": number, "until": instant_ms, "reason": cell}
         output.records(skips, skipped, as_json=False, nothing="")

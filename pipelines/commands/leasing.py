@@ -60,7 +60,7 @@ def _show(table: Table, *, as_json: bool) -> None:
     shown = {
         "resource": output.cell,
         "state": output.cell,
-        "token": output.metric,
+        "token": output.number,
         "holder": output.cell,
         "acquired_at": output.instant_ms,
         "expires_at": output.instant_ms,

@@ -211,7 +211,7 @@ def whole(value: object) -> str:
     return printable(_text(value))
 
 
-def metric(value: object) -> str:
+def number(value: object) -> str:
     """Return a number with its thousands apart."""
     return f"{value:,}" if isinstance(value, int) else cell(value)
 

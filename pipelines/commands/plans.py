@@ -37,7 +37,7 @@ def show_query(plan: Plan, *, as_json: bool) -> None:
     for step in plan["steps"]:
         output.line(f"  {step['name']} leaves out {counted(step['splits'], 'split')}, {counted(step['bytes'], 'byte')}")
     output.line(f"  reads {counted(plan['read_splits'], 'split')}, {counted(plan['read_bytes'], 'byte')}")
-    shown = {"window_start": output.window, "rows": output.metric, "size": output.metric, "path": output.cell}
+    shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
     output.records(plan["read"], shown, as_json=False, nothing="no split can hold a matching row")
 
 

@@ -40,7 +40,7 @@ def quarantine(
     if show:
         _show(found, everything=everything)
         return
-    shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.metric}
+    shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.number}
     shown |= {"arrived_at": output.instant_ms, "by": output.cell}
     listed = (each for key, entry in found for each in _counts(key, entry))
     most = None if everything else output.MOST_TEXT_ROWS

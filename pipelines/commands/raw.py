@@ -15,7 +15,7 @@ import typer
 from jobs.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
-from pipelines.commands.output import cell, instant_ms, metric
+from pipelines.commands.output import cell, instant_ms, number
 from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
 
@@ -147,7 +147,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
     from storage_core.formats.raw_fields import decode_fields
     from storage_core.raw_log.records import prepared, record_of
 
-    for number, data in lines:
+    for at, data in lines:
         if not data.strip():
             continue
         try:
@@ -155,9 +155,9 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
             record = record_of(target.table, fields, operation=target.operation, key=target.key)
             prepared(record, now_ms=0)  # what one line lacks must not keep back the others
         except UnicodeDecodeError:
-            tally.reject(file, number, data, "the line is not UTF-8")
+            tally.reject(file, at, data, "the line is not UTF-8")
         except InvalidInput as error:
-            tally.reject(file, number, data, str(error))
+            tally.reject(file, at, data, str(error))
         else:
             yield record
 
@@ -218,13 +218,13 @@ def _damage(found: Damage) -> dict[str, object]:
 
 
 def _show(about: dict[str, object]) -> None:
-    shown = {"segment_ms": instant_ms, "writer": cell, "first_number": metric, "last_number": metric}
-    metrics = {"chunks": metric, "bytes": metric, "closed": cell}
+    shown = {"segment_ms": instant_ms, "writer": cell, "first_number": number, "last_number": number}
+    metrics = {"chunks": number, "bytes": number, "closed": cell}
     _list(about["segments"], {**shown, **metrics}, "the raw log is empty")
-    _list(about["missing_chunks"], {"writer": cell, "first": metric, "last": metric}, "no chunk is missing")
+    _list(about["missing_chunks"], {"writer": cell, "first": number, "last": number}, "no chunk is missing")
     if about["records"] is not None:
-        output.line(f"records read: {metric(about['records'])}")
-        _list(about["gaps"], {"writer": cell, "first": metric, "last": metric}, "no record is missing")
+        output.line(f"records read: {number(about['records'])}")
+        _list(about["gaps"], {"writer": cell, "first": number, "last": number}, "no record is missing")
         _list(about["damaged"], {"key": cell, "found": cell}, "no chunk is damaged")
     for name in ("stores", "unreachable"):
         for uri in _listed(about[name]):

@@ -9,7 +9,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
-from pipelines.commands.output import cell, metric
+from pipelines.commands.output import cell, number
 
 if TYPE_CHECKING:
     from storage_core.compaction.simulate import Simulation
@@ -72,7 +72,7 @@ def simulate_policy(
 def _show(done: Simulation, *, as_json: bool) -> None:
     from storage_core.compaction.simulate import Round
 
-    shown = {each.name: metric for each in fields(Round)}
+    shown = {each.name: number for each in fields(Round)}
     output.records(map(asdict, done.rounds), shown, as_json=as_json, nothing="no compaction ran")
     counts = done.splits_per_window
     summary = {
@@ -89,6 +89,6 @@ def _show(done: Simulation, *, as_json: bool) -> None:
     else:
         output.line(
             ", ".join(
-                f"{name} {cell(value) if isinstance(value, bool) else metric(value)}" for name, value in summary.items()
+                f"{name} {cell(value) if isinstance(value, bool) else number(value)}" for name, value in summary.items()
             )
         )

@@ -11,7 +11,7 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
-from pipelines.commands.output import cell, metric
+from pipelines.commands.output import cell, number
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
@@ -32,9 +32,9 @@ def regions(uri: Uri, *, as_json: Json = False) -> None:
     table = _keyed(uri)
     now_ms = SystemClock().now_ms()
     found = (_about(each, now_ms) for each in unmerged_metrics(table.store, table.snapshot))
-    shown = {"region_id": cell, "values": cell, "epoch": metric, "current_generation": metric}
-    shown |= {"merged_generation": metric, "generations": metric, "generation_records": metric}
-    shown |= {"wal_entries": metric, "wal_records": metric, "age_seconds": metric}
+    shown = {"region_id": cell, "values": cell, "epoch": number, "current_generation": number}
+    shown |= {"merged_generation": number, "generations": number, "generation_records": number}
+    shown |= {"wal_entries": number, "wal_records": number, "age_seconds": number}
     output.records(found, shown, as_json=as_json, nothing="no region was ever written to")
 
 

@@ -108,7 +108,7 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     with Spark() as spark:
         done = run(JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), spark)
     if not as_json:
-        shown = {"window_start": output.window, **dict.fromkeys(("splits", "rows", "bytes"), output.metric)}
+        shown = {"window_start": output.window, **dict.fromkeys(("splits", "rows", "bytes"), output.number)}
         kept = "no window has left" if done.details["retention_ms"] else "the table has no retention: every row stays"
         output.records(_windows_of(done), shown, as_json=False, nothing=kept)
     output.report(done, as_json=as_json)
@@ -190,7 +190,7 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
     details: dict[str, Any] = dict(done.details)
     candidates, deleted = details.pop("candidates"), set(details.pop("deleted_keys"))
     if not as_json:
-        shown = {"reason": output.cell, "size": output.metric, "key": output.cell}
+        shown = {"reason": output.cell, "size": output.number, "key": output.cell}
         output.records(candidates, shown, as_json=False, nothing="every object is needed")
         output.line(done.to_text())
         return

@@ -11,7 +11,7 @@ import typer
 from jobs.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Everything, Json, Uri, duration_ms
-from pipelines.commands.output import cell, instant_ms, metric
+from pipelines.commands.output import cell, instant_ms, number
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput, Unavailable
 
@@ -106,7 +106,7 @@ def tag(
     if name is None or list_:
         if (name, version, expires, delete) != (None, None, None, False):
             raise InvalidInput("--list goes alone; a tag that is set or removed needs its NAME")
-        shown = {"name": cell, "version": metric, "created_at": instant_ms, "expires_at": instant_ms}
+        shown = {"name": cell, "version": number, "created_at": instant_ms, "expires_at": instant_ms}
         output.records(map(_about, table.tags()), shown, as_json=as_json, nothing="no tags")
     elif delete:
         if (version, expires) != (None, None):

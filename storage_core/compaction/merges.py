@@ -30,7 +30,7 @@ class Reason(StrEnum):
     LATE = "late"
     FILES = "files"
     HIGH_DELETE_RATIO = "high_delete_ratio"
-    REQUESTED = "asked"
+    REQUESTED = "requested"
 
 
 REASONS = tuple(Reason)
@@ -124,5 +124,5 @@ def ranges(first: Ints, count: Ints) -> Ints:
 
 
 def outputs_of(bytes_: Ints, target_bytes: int) -> Ints:
-    """Return how many splits each merge of so many bytes writes, rounded as `split.rolling` does; at least one."""
+    """Return how many splits each merge of so many bytes writes, as `split.rolling_writer` rounds; at least one."""
     return np.maximum(1, np.rint(bytes_ / target_bytes)).astype(np.int64)

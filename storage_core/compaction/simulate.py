@@ -169,7 +169,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
 
 
 def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Live:
-    """The outputs of all merges. Pieces are rounded as `split.rolling.RollingWriter` does."""
+    """The outputs of all merges. Pieces are rounded as `split.rolling_writer.RollingWriter` does."""
     if not len(merges):
         return _nothing()
     size, rows = (np.add.reduceat(each[merges.rows], merges.first) for each in (live.bytes, live.rows))

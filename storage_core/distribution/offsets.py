@@ -26,7 +26,7 @@ from storage_core.log.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
-from storage_core.region.distributed import Stretch, positions
+from storage_core.region.distributed import Stretch
 from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
 from storage_core.settings.region_fields import WHOLE_TABLE, Region
@@ -59,7 +59,7 @@ def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
     """
     log = log_offsets(snapshot)
     regions = _regions_of(store, snapshot)
-    found = all_of(lambda each: positions(store, each.id), regions, PARALLEL_REGIONS)
+    found = all_of(lambda each: offsets(store, each.id), regions, PARALLEL_REGIONS)
     current = snapshot.config.region_spec.id
     own: dict[str, Mapping[str, int]] = {}
     further: dict[str, Mapping[str, int]] = {}

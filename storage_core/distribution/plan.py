@@ -22,7 +22,7 @@ from storage_core.split.context import context_of
 
 
 @dataclass(frozen=True, slots=True)
-class DistributedTable:
+class TargetTable:
     """A table that rows are distributed into, as of a snapshot and its offsets."""
 
     name: str
@@ -31,7 +31,7 @@ class DistributedTable:
     offsets: Offsets
 
     @classmethod
-    def look(cls, name: str, log: TransactionLog) -> DistributedTable:
+    def look(cls, name: str, log: TransactionLog) -> TargetTable:
         """Return the table as it is now. Requests of opening it and of `read_offsets`."""
         snapshot = log.snapshot()
         return cls(name, log, snapshot, read_offsets(log.store, snapshot))
@@ -59,7 +59,7 @@ class RoundPlan:
 
 
 def plan_round(
-    source: Source, history: History, tables: Sequence[DistributedTable], terms: Terms, *, now_ms: int
+    source: Source, history: History, tables: Sequence[TargetTable], terms: Terms, *, now_ms: int
 ) -> RoundPlan:
     """Return what to do next; without targets there is nothing.
 
@@ -82,13 +82,13 @@ def plan_round(
     )
 
 
-def _target(table: DistributedTable, plan: DistributionPlan, chosen: Collection[tuple[str, int]]) -> Target:
+def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple[str, int]]) -> Target:
     after = table.offsets.log
     own: dict[str, list[int]] = {}
     for ref in plan.chunks:
         own.setdefault(ref.writer, []).append(ref.number)
     stretches = []
-    for writer, position in sorted(plan.positions.items()):
+    for writer, position in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
         # What was given up behind the last chunk is passed with that chunk only.

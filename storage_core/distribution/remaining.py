@@ -1,7 +1,7 @@
 """What of a raw log a table still lacks, and the terms of distribution (docs/architecture/ingestion.md, "Raw log").
 
-A position is the number of a writer's last distributed chunk: up to it, everything was distributed or given up. Since
-numbers run on over the segments of a writer, distributing again from the same positions gives the same chunks and those
+An offset is the number of a writer's last distributed chunk: up to it, everything was distributed or given up. Since
+numbers run on over the segments of a writer, distributing again from the same offsets gives the same chunks and those
 that came since.
 """
 
@@ -22,14 +22,14 @@ LEAST_WORK_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributionPlan:
-    """Chunks to distribute, in the order of the history, and the positions to commit with what was distributed.
+    """Chunks to distribute, in the order of the history, and the offsets to commit with what was distributed.
 
     `held` are the missing chunks that stopped a writer: what lies behind each waits. `given_up` are those that the plan
     gives up: their records are never distributed, even when a copy turns up later.
     """
 
     chunks: tuple[RawChunkRef, ...]
-    positions: Mapping[str, int]
+    offsets: Mapping[str, int]
     held: tuple[MissingChunks, ...]
     given_up: tuple[MissingChunks, ...]
 
@@ -53,7 +53,7 @@ class Terms:
 
 
 def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DistributionPlan:
-    """Return the chunks behind the positions `after` (0 for unknown writers) that lie in closed segments. No request.
+    """Return the chunks behind the offsets `after` (0 for unknown writers) that lie in closed segments. No request.
 
     A writer's chunks are never planned across a missing one, for an older record must not come after a newer one; what
     is missing of a writer up to `give_up_to` is given up. Raises `Unavailable` for giving up while a store does not
@@ -62,13 +62,13 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     if terms.give_up_to and history.unreachable:
         raise Unavailable(f"{', '.join(history.unreachable)} may have what is missing, and does not answer; try later")
     closed = {(each.writer, each.segment_ms) for each in history.closed_segments(now_ms, terms.closed_after_ms)}
-    positions = dict(after)
+    offsets = dict(after)
     planned: list[RawChunkRef] = []
     held: list[MissingChunks] = []
     given_up: list[MissingChunks] = []
     for writer in history.writers:
         for ref in history.chunks_of(writer):
-            position = positions.get(writer, 0)
+            position = offsets.get(writer, 0)
             if ref.number <= position:
                 continue
             if (writer, ref.segment_ms) not in closed:
@@ -83,6 +83,6 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
                     break
             if is_sound:
                 planned.append(ref)
-            positions[writer] = ref.number
+            offsets[writer] = ref.number
     planned.sort(key=lambda each: (each.segment_ms, each.writer, each.number))
-    return DistributionPlan(chunks=tuple(planned), positions=positions, held=tuple(held), given_up=tuple(given_up))
+    return DistributionPlan(chunks=tuple(planned), offsets=offsets, held=tuple(held), given_up=tuple(given_up))

@@ -18,7 +18,7 @@ from typing import Protocol
 from storage_core.clock import Clock
 from storage_core.distribution.offsets import starts, txns
 from storage_core.distribution.outcome import Distributed, Share, Tally, share_of
-from storage_core.distribution.plan import DistributedTable, RoundPlan, plan_round
+from storage_core.distribution.plan import RoundPlan, TargetTable, plan_round
 from storage_core.distribution.remaining import Terms
 from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
@@ -83,18 +83,18 @@ class Distributor:
             terms = replace(terms, damaged=terms.damaged | damaged.keys())
             done.damaged |= damaged
 
-    def look(self, done: Distributed) -> dict[str, DistributedTable]:
+    def look(self, done: Distributed) -> dict[str, TargetTable]:
         """Return the tables as they are now, without those that failed."""
-        found: dict[str, DistributedTable] = {}
+        found: dict[str, TargetTable] = {}
         for name, log in self.logs.items():
             if name not in done.failures:
                 with self._settling(name, done):
-                    found[name] = DistributedTable.look(name, log)
+                    found[name] = TargetTable.look(name, log)
                     done.tables.setdefault(name, Tally()).version = found[name].snapshot.version
         return found
 
     def _round(
-        self, plan: RoundPlan, tables: Mapping[str, DistributedTable], done: Distributed
+        self, plan: RoundPlan, tables: Mapping[str, TargetTable], done: Distributed
     ) -> dict[tuple[str, int], Damage]:
         results = self.tasks.divide(plan.works)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
@@ -116,7 +116,7 @@ class Distributor:
         self._fill(fillings, tables, done)
         return damaged
 
-    def _commit(self, table: DistributedTable, target: Target, share: Share) -> bool:
+    def _commit(self, table: TargetTable, target: Target, share: Share) -> bool:
         """Commit the splits of an append table with its offsets; of a keyed one only the offsets of its log.
 
         Return False when another distributor has committed just that.
@@ -141,7 +141,7 @@ class Distributor:
     def _guards(self, table: str) -> list[TokenUnused]:
         return [self.guards[table]] if table in self.guards else []
 
-    def _turns(self, table: DistributedTable, target: Target, share: Share) -> list[_Filling]:
+    def _turns(self, table: TargetTable, target: Target, share: Share) -> list[_Filling]:
         found = []
         for region, parts in share.parts.items():
             recorded = table.offsets.regions.get(region.id, {})
@@ -151,9 +151,7 @@ class Distributor:
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
         return found
 
-    def _fill(
-        self, fillings: Mapping[str, _Fillings], tables: Mapping[str, DistributedTable], done: Distributed
-    ) -> None:
+    def _fill(self, fillings: Mapping[str, _Fillings], tables: Mapping[str, TargetTable], done: Distributed) -> None:
         every = [each for several in fillings.values() for each in several.regions]
         written = iter(self.tasks.fill([each.work for each in every]))
         for name, several in fillings.items():
@@ -166,7 +164,7 @@ class Distributor:
                     done.tables[name].add(several.share)
 
     def _finish_all(
-        self, table: DistributedTable, fillings: Sequence[_Filling], results: Sequence[FillResult], tally: Tally
+        self, table: TargetTable, fillings: Sequence[_Filling], results: Sequence[FillResult], tally: Tally
     ) -> int:
         """Finish every region, and return the rows of all; a region that was lost to others stops none behind it."""
         lost: list[CommitConflict | Fenced] = []
@@ -181,7 +179,7 @@ class Distributor:
             raise lost[0]
         return sum(each.rows for each in results)
 
-    def _finish(self, table: DistributedTable, filling: _Filling, result: FillResult) -> None:
+    def _finish(self, table: TargetTable, filling: _Filling, result: FillResult) -> None:
         distributed.finish(
             table.log.store,
             filling.work.turn,

@@ -92,7 +92,7 @@ class _Query(Generic[T]):
     done: Future[T] = field(default_factory=Future)
     running: list[duckdb.DuckDBPyConnection] = field(default_factory=list)
     given_up: threading.Event = field(default_factory=threading.Event)
-    requested: threading.Event = field(default_factory=threading.Event)
+    session_closed: threading.Event = field(default_factory=threading.Event)
     """The thread that asks has closed its session."""
     woken: threading.Event = field(default_factory=threading.Event)
     """It has, or the query is given up."""
@@ -133,18 +133,18 @@ class _Query(Generic[T]):
         except BaseException as error:  # noqa: BLE001  # as above
             self.done.set_exception(error)
         finally:
-            self.requested.set()
+            self.session_closed.set()
             self.woken.set()
 
     def _interrupt(self) -> None:
         """Again and again until the session is closed: an interrupt before the query has begun says nothing to it."""
         import duckdb
 
-        while not self.requested.is_set():
+        while not self.session_closed.is_set():
             for connection in self.running:
                 with suppress(duckdb.ConnectionException):  # it has just ended and is closed
                     connection.interrupt()
-            self.requested.wait(0.05)
+            self.session_closed.wait(0.05)
 
     def _require_wanted(self) -> None:
         import duckdb

@@ -1,7 +1,8 @@
-"""Functions that make much of little: `repeat('x', 2000000000)` is two gigabytes, which no limit of DuckDB sees.
+"""Functions whose result can be far larger than their arguments.
 
-What one call makes of one batch of rows is outside DuckDB's own accounting, and nothing interrupts it. So how much such
-a function may make is written out in the text, as a number, and the numbers of one text multiplied stay small.
+`repeat('x', 2000000000)` is two gigabytes, which no limit of DuckDB sees. What one call makes of one batch of rows is
+outside DuckDB's own accounting, and nothing interrupts it. So how much such a function may make is written out in the
+text, as a number, and the numbers of one text multiplied stay small.
 """
 
 from __future__ import annotations

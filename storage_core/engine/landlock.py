@@ -19,11 +19,6 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _TCP = 0b11
 
 
-def can_be_kept() -> bool:
-    """Whether this system lets a thread give up its rights."""
-    return _version() > 0
-
-
 def give_up_writing(writable: Path | None) -> None:
     """Give up, for this thread and those that it starts, to write but beneath `writable`. Raises `OSError`."""
     version = _version()
@@ -35,7 +30,7 @@ def give_up_writing(writable: Path | None) -> None:
     rules = _call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     try:
         if writable is not None:
-            _keep(rules, rights, writable)
+            _allow_below(rules, rights, writable)
         if _libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
         _call(_RESTRICT_SELF, rules, 0)
@@ -43,7 +38,7 @@ def give_up_writing(writable: Path | None) -> None:
         os.close(rules)
 
 
-def _keep(rules: int, rights: int, writable: Path) -> None:
+def _allow_below(rules: int, rights: int, writable: Path) -> None:
     folder = os.open(writable, os.O_PATH | os.O_CLOEXEC)
     try:
         _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)

@@ -23,8 +23,8 @@ _CHECKSUM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionOffsets:
-    """A moment of a region: a version of its manifest, and the WAL entries `first` to `last` that are behind it.
+class RegionPosition:
+    """A read position in a region: a version of its manifest, and the WAL entries `first` to `last` that are behind it.
 
     `flushed` is the last generation of that manifest, 0 for none. Without such entries `last` is `first` - 1.
     """
@@ -46,7 +46,7 @@ class InBase:
 
 @dataclass(frozen=True, slots=True)
 class InGenerations:
-    """Before a record of a part (`generation.read_parts`) of a generation; `region` counts the offsets of the token."""
+    """Before a record of a part (`generation.read_parts`) of a generation; `region` is its place in the token."""
 
     region: int
     generation: int
@@ -72,7 +72,7 @@ START = InBase("", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryToken:
-    """A table's id, the version of its base, the offsets of its regions, and where the next page begins.
+    """A table's id, the version of its base, the positions of its regions, and where the next page begins.
 
     `consistency` is what the first page was asked for, `restarts` how often the history began anew.
     """
@@ -80,7 +80,7 @@ class HistoryToken:
     table_id: str
     version: int
     consistency: str
-    regions: tuple[RegionOffsets, ...] = ()
+    regions: tuple[RegionPosition, ...] = ()
     place: Place = START
     restarts: int = 0
 
@@ -121,27 +121,27 @@ def decode(text: str) -> HistoryToken:
 def _token(body: dict[str, Any]) -> HistoryToken:
     kind, *fields = body["p"]
     place = _PLACES[number(kind)](*fields)
-    offsets = tuple(_offsets(each) for each in body["r"])
+    positions = tuple(_position(each) for each in body["r"])
     match place:
         case InBase(path, row):
             text(path), number(row)
         case _:
             numbers = [number(each) for each in astuple(place)]
-            offsets[numbers[0]]  # an index error says that there is no such region
+            positions[numbers[0]]  # an index error says that there is no such region
     return HistoryToken(
         table_id=text(body["t"]),
         version=number(body["v"]),
         consistency=text(body["c"]),
-        regions=offsets,
+        regions=positions,
         place=place,
         restarts=number(body["n"]),
     )
 
 
-def _offsets(fields: Sequence[Any]) -> RegionOffsets:
+def _position(fields: Sequence[Any]) -> RegionPosition:
     region, *numbers = fields
     manifest, flushed, first, last = map(number, numbers)
-    return RegionOffsets(region=text(region), manifest=manifest, flushed=flushed, first=first, last=last)
+    return RegionPosition(region=text(region), manifest=manifest, flushed=flushed, first=first, last=last)
 
 
 def _with_checksum(content: bytes) -> str:

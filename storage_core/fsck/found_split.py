@@ -41,7 +41,7 @@ class FoundSplit:
 def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSplit:
     """Return the split at `path` as it describes itself. Two GETs of the whole file, which is in memory meanwhile.
 
-    Every page is read by its checksum, the metadata by its checksum; rows and statistics must agree, and columns have
+    The checksums of every page and of the metadata are verified; rows and statistics must agree, and columns have
     the types that they have in the table. Raises `Corrupt` naming the path when they do not, or for a file of early
     0.1, whose splits do not describe their table yet; `Unavailable` where memory is lacking.
     """

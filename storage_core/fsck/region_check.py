@@ -154,7 +154,10 @@ class _Region:
         if (collected := manifest.collected_generation) > self.merged:
             where, lacking = self._manifest_key(manifest.version), f"{self.merged + 1} to {collected}"
             self._add(
-                Kind.GENERATION_GAP, where, f"the unmerged generations {lacking}", "an offset that they are collected"
+                Kind.GENERATION_GAP,
+                where,
+                f"the unmerged generations {lacking}",
+                f"`collected_generation` = {collected}",
             )
             return None
         try:

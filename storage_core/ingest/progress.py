@@ -8,7 +8,7 @@
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
 | `replaced:<path>@<etag hash>` | size in bytes | under this ETag it has another content; that is in quarantine |
 
-`<window>` is the window's start in seconds, or `null`; `<etag hash>` is `content.etag_hash` the ETag. `%` and `@` in
+`<window>` is the window's start in seconds, or `null`; `<etag hash>` is `content.etag_hash(etag)`. `%` and `@` in
 paths are percent-encoded, so that no path reads as another path's window.
 """
 

@@ -2,7 +2,7 @@
 
 Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable format; they stand in the
 action itself as base64 (`inline`) or in an object that the action names (`key`). Pure: no I/O, and a vector read from
-a log is trusted for nothing until `rows_of` has compared its bytes with every metric.
+a log is trusted for nothing until `rows_of` has compared its bytes with every number of the vector's entry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Many reads of which some are under way at a time: a reply takes longer than the bytes in it.
 
-`ahead` bounds what is in memory, so it suits results that are taken one by one. `all_of` keeps them all, and so a slow
-read holds up none behind it: where some take ten times as long as others, it is several times as fast as a list of what
-`ahead` yields.
+`prefetch` bounds what is in memory, so it suits results that are taken one by one. `all_of` keeps them all, and so a
+slow read holds up none behind it: where some take ten times as long as others, it is several times as fast as a list of
+what `prefetch` yields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def prefetch(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) ->
         yield from map(read, keys)
         return
     begun: deque[Future[Found]] = deque()
-    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-ahead") as pool:
+    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-prefetch") as pool:
         try:
             for key in keys:
                 begun.append(pool.submit(read, key))
@@ -48,5 +48,5 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
     """
     if len(keys) < 2:
         return list(map(read, keys))
-    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-ahead") as pool:
+    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-prefetch") as pool:
         return list(pool.map(read, keys))

@@ -15,7 +15,7 @@ Row = dict[str, object]
 
 
 def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Row:
-    """Return one object with the table's metrics at this snapshot, looked at at `now_ms`.
+    """Return one object with the table's metrics at this snapshot, as of `now_ms`.
 
     The region entries are read from the regions' manifests, which may be newer than the snapshot. A few GETs and HEADs
     per region of a keyed table; none otherwise.

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
-from storage_core.formats.history_token import HistoryToken, Place, RegionOffsets, decode, encode
+from storage_core.formats.history_token import HistoryToken, Place, RegionPosition, decode, encode
 from storage_core.read.history_sources import Piece, ReadPosition
 from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.region.read_position import region_offsets, was_collected
+from storage_core.region.read_position import region_positions, was_collected
 from storage_core.rows.fold import record_schema
 from storage_core.rows.record_bytes import row_bytes
 
@@ -82,9 +82,9 @@ def _read(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histor
 
 def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[HistoryPage]:
     snapshot = view.at_version(reading.version)
-    instant = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions)
+    position = ReadPosition(store=view.store, snapshot=snapshot, regions=reading.regions)
     empty = record_schema(snapshot.schema).empty_table()
-    for parts, place in _cut(instant.pieces(reading.place), page_bytes):
+    for parts, place in _cut(position.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
         # Laid out anew: slices would keep all that they were cut from.
         records = pa.concat_tables([empty, *parts]).combine_chunks()
@@ -114,19 +114,17 @@ def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Tab
 def _begin(view: View, consistency: str, *, restarts: int = 0) -> HistoryToken:
     """Capture this moment. What a merge moves meanwhile is read once: from the base, whose head comes last."""
     snapshot = view.refresh() if restarts else view.snapshot
-    regions_offsets: list[RegionOffsets] = []
+    positions: list[RegionPosition] = []
     if consistency != Consistency.SNAPSHOT:
         include_wal = consistency == Consistency.LATEST
-        snapshot, regions_offsets = view.after(
-            lambda before: region_offsets(view.store, before, include_wal=include_wal)
-        )
+        snapshot, positions = view.after(lambda before: region_positions(view.store, before, include_wal=include_wal))
     merged = snapshot.merged_generations
     return HistoryToken(
         table_id=snapshot.table_id,
         version=snapshot.version,
         consistency=consistency,
         regions=tuple(
-            each for each in regions_offsets if each.flushed > merged.get(each.region, 0) or each.last >= each.first
+            each for each in positions if each.flushed > merged.get(each.region, 0) or each.last >= each.first
         ),
         restarts=restarts,
     )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.formats.history_token import InBase, InGenerations, InTail, Place, RegionOffsets
+from storage_core.formats.history_token import InBase, InGenerations, InTail, Place, RegionPosition
 from storage_core.log.actions import Add
 from storage_core.log.file_columns import adds_of
 from storage_core.log.snapshot import Snapshot
@@ -46,7 +46,7 @@ class ReadPosition:
 
     store: ObjectStore
     snapshot: Snapshot
-    regions: tuple[RegionOffsets, ...]
+    regions: tuple[RegionPosition, ...]
     whole_split_bytes: int = WHOLE_SPLIT_BYTES
 
     def pieces(self, place: Place) -> Iterator[Piece]:
@@ -58,7 +58,8 @@ class ReadPosition:
         not asked for.
 
         Raises `SnapshotExpired` or `NotFound` for what is gone of the base or is no manifest of a region any more,
-        `Corrupt` for what is damaged, and for records of a region that are gone (`instant.was_collected` tells why).
+        `Corrupt` for what is damaged, and for records of a region that are gone (`region.read_position.was_collected`
+        tells why).
         """
         match place:
             case InBase():
@@ -82,16 +83,16 @@ class ReadPosition:
 
     def _generations(self, place: InGenerations) -> Iterator[Piece]:
         for region in range(place.region, len(self.regions)):
-            offsets = self.regions[region]
+            position = self.regions[region]
             start = place.generation if region == place.region else 0
             merged = self._merged(region)
-            if offsets.flushed <= merged:
+            if position.flushed <= merged:
                 continue
-            manifest = read_version(self.store, offsets.region, offsets.manifest)
+            manifest = read_version(self.store, position.region, position.manifest)
             for flushed in generation.unmerged(self.store, manifest, merged):
                 if flushed.generation < start:
                     continue
-                found = generation.read(self.store, offsets.region, flushed)
+                found = generation.read(self.store, position.region, flushed)
                 here = place if (region, flushed.generation) == (place.region, place.generation) else None
                 first, skipped = (here.part, here.record) if here is not None else (0, 0)
                 for part, records in generation.read_parts(self.store, found, first=first):
@@ -100,13 +101,13 @@ class ReadPosition:
 
     def _tails(self, place: InTail) -> Iterator[Piece]:
         for region in range(place.region, len(self.regions)):
-            offsets, merged = self.regions[region], self._merged(region)
-            here = place if region == place.region and place.entry else InTail(region, offsets.first, 0)
+            position, merged = self.regions[region], self._merged(region)
+            here = place if region == place.region and place.entry else InTail(region, position.first, 0)
             # No epoch of an entry before is needed to tell which ones count: the entry of a place does, so it has the
             # highest one so far.
-            for logged in wal.replay(self.store, offsets.region, after=here.entry - 1, before=offsets.last + 1):
+            for logged in wal.replay(self.store, position.region, after=here.entry - 1, before=position.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
-                if wal.belonging(logged, offsets.flushed + 1).entry.generation > merged:
+                if wal.belonging(logged, position.flushed + 1).entry.generation > merged:
                     yield _piece(logged.entry.records, skipped, _before_logged(region, logged.id))
 
     def _merged(self, region: int) -> int:

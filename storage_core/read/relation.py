@@ -49,7 +49,7 @@ _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
 _OPTIONS = "union_by_name = true, can_have_nan = true"
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
 _WITHOUT_DELETED = (
-    "AS split ANTI JOIN tidemark_gone AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
+    "AS split ANTI JOIN tidemark_deleted AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 )
 # As the catalogue has them: asked of the view itself, they would be read from every file once more.
 _TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
@@ -93,7 +93,7 @@ class Source:
         if whole:
             yield f"FROM {_parquet(whole)}"
         if marked:
-            connection.from_arrow(self.deleted).create_view("tidemark_gone")
+            connection.from_arrow(self.deleted).create_view("tidemark_deleted")
             yield f"FROM {_parquet(marked)} {_WITHOUT_DELETED}"
 
 
@@ -130,28 +130,28 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
 
 
 def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
-    text, requested = str(error), shown(query)
+    text, shown_query = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
     if ((_OUT_OF_TIME in text and not quotes) or text.startswith(_INTERRUPTED)) and limits is not None:
         left = f"; {STILL_RUNNING}, and its memory and spill come free when it ends" if STILL_RUNNING in text else ""
         advice = "ask for less, or raise `seconds` (--seconds)"
-        found = f"{requested}: it took longer than {limits.seconds:g} seconds{left}; {advice}"
+        found = f"{shown_query}: it took longer than {limits.seconds:g} seconds{left}; {advice}"
         return Unavailable(found, query=query, seconds=limits.seconds)
     if out_of_memory(error) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
-        return Unavailable(f"{requested}: {found}: {text}; {advice}", query=query)
+        return Unavailable(f"{shown_query}: {found}: {text}; {advice}", query=query)
     if _NO_FILES in text and not quotes:
-        return unavailable(requested, OSError(errno.EMFILE, text))
+        return unavailable(shown_query, OSError(errno.EMFILE, text))
     # Also of a split: its bytes were sound a moment ago.
     if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
-        return Unavailable(f"{requested}: {text}; try again later, or ask for less", query=query)
+        return Unavailable(f"{shown_query}: {text}; try again later, or ask for less", query=query)
     broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
     if broken is not None:
         return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
     if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
         text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
-    return InvalidInput(f"{requested}: {text}", query=query)
+    return InvalidInput(f"{shown_query}: {text}", query=query)
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:

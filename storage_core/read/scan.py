@@ -143,7 +143,7 @@ class Scan:
     @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
         return source_of(
-            self.store, self.snapshot, self._predicate, verified=self.verified, records=self.records, requested="scan"
+            self.store, self.snapshot, self._predicate, verified=self.verified, records=self.records, query="scan"
         )
 
     def _relation(self, connection: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
@@ -189,7 +189,7 @@ def source_of(
     *,
     verified: Verified,
     records: pa.Table | None,
-    requested: str,
+    query: str,
 ) -> tuple[Sequence[Add], Source]:
     """Return the splits whose rows a question may need, which errors name, and the rows.
 
@@ -198,7 +198,7 @@ def source_of(
     if records is not None:
         return (), Source(merged_rows(store, snapshot, records))
     splits = prune(snapshot, predicate)
-    with query_errors(requested, splits):
+    with query_errors(query, splits):
         return splits, splits_source(store, splits, snapshot.schema, verified=verified)
 
 

@@ -48,9 +48,7 @@ def query(
     """
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
-    splits, source = source_of(
-        store, snapshot, where_of(tree, TABLE), verified=verified, records=records, requested=text
-    )
+    splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, query=text)
     with query_errors(text, splits, bounds):
         answer = ask(source, text, bounds)
     verified.recheck(store, source.splits)

@@ -92,19 +92,19 @@ class Tail:
         if manifest is None:
             return [], last
         flushed = manifest.replay_after_wal_id
-        entries, deleted = wal.read_kept(self._store, region, after=last, before=flushed + 1)
-        if deleted:
-            self._require_collected(snapshot, manifest, deleted)
+        entries, missing = wal.read_kept(self._store, region, after=last, before=flushed + 1)
+        if missing:
+            self._require_collected(snapshot, manifest, missing)
         entries += wal.read_tail(self._store, region, after=max(last, flushed))
         key = snapshot.config.primary_key
         told = [record for each in entries for record in _listed(region, key, each.entry.records)]
-        notice = [CollectedEntries(region_id=region, entries=len(deleted))] if deleted else []
+        notice = [CollectedEntries(region_id=region, entries=len(missing))] if missing else []
         return [*notice, *told], max([last, flushed, *(each.id for each in entries)])
 
-    def _require_collected(self, snapshot: Snapshot, manifest: RegionManifest, deleted: Sequence[int]) -> None:
+    def _require_collected(self, snapshot: Snapshot, manifest: RegionManifest, missing: Sequence[int]) -> None:
         merged = snapshot.merged_generations.get(manifest.region_id, 0)
         for each in generation.unmerged(self._store, manifest, merged):
-            for entry in sorted({*generation.read(self._store, manifest.region_id, each).entries} & {*deleted}):
+            for entry in sorted({*generation.read(self._store, manifest.region_id, each).entries} & {*missing}):
                 wal.read_known(self._store, manifest.region_id, entry)
 
     def _newest(self, region: CapturedRegion, limit: int) -> list[TailRecord]:

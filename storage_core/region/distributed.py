@@ -49,7 +49,7 @@ class Stretch:
     last: int
 
 
-def positions(store: ObjectStore, region: str) -> Mapping[str, int]:
+def offsets(store: ObjectStore, region: str) -> Mapping[str, int]:
     """Return per writer of the raw log its last chunk that is in the region. About three requests."""
     manifest = read_latest(store, region)
     return {} if manifest is None else manifest.distributed

@@ -8,7 +8,7 @@ same records, until they are collected.
 from __future__ import annotations
 
 from storage_core.errors import Corrupt
-from storage_core.formats.history_token import RegionOffsets
+from storage_core.formats.history_token import RegionPosition
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
@@ -19,15 +19,15 @@ from storage_core.region.manifest import read_latest
 from storage_core.region.registry import PARALLEL_REGIONS, known_regions
 
 
-def region_offsets(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> list[RegionOffsets]:
-    """Return this moment of every region of the table that was ever claimed; the snapshot only says which there are.
+def region_positions(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> list[RegionPosition]:
+    """Return the read position of every region that was ever claimed; the snapshot only says which there are.
 
     It may be combined with any later snapshot of the same region spec. Requests: those of `known_regions`, and per
     region about three, with `include_wal` HEADs that grow with the logarithm of the entries in no generation.
     """
     known = known_regions(store, snapshot)
-    offsets = all_of(lambda each: _offsets(store, each.id, include_wal=include_wal), known, PARALLEL_REGIONS)
-    return [each for each in offsets if each is not None]
+    positions = all_of(lambda each: _position(store, each.id, include_wal=include_wal), known, PARALLEL_REGIONS)
+    return [each for each in positions if each is not None]
 
 
 def was_collected(store: ObjectStore, snapshot: Snapshot, damage: Corrupt) -> bool:
@@ -52,14 +52,14 @@ def was_collected(store: ObjectStore, snapshot: Snapshot, damage: Corrupt) -> bo
     return all(parsed.entry not in generation.read(store, parsed.region, each).entries for each in unmerged)
 
 
-def _offsets(store: ObjectStore, region: str, *, include_wal: bool) -> RegionOffsets | None:
+def _position(store: ObjectStore, region: str, *, include_wal: bool) -> RegionPosition | None:
     manifest = read_latest(store, region)
     if manifest is None:
         return None
     last = after = manifest.replay_after_wal_id
     if include_wal:
         last = wal.find_tail(store, region, after=after, seed=manifest.wal_id_last_seen)
-    return RegionOffsets(
+    return RegionPosition(
         region=region,
         manifest=manifest.version,
         flushed=manifest.current_generation - 1,

@@ -176,16 +176,16 @@ def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tu
     For who may come when generations are collected; whether one had to be there is for the caller to find out. One GET
     each. Raises `Corrupt` that names a torn or damaged entry.
     """
-    deleted: list[int] = []
+    missing: list[int] = []
 
     def there() -> Iterator[Logged]:
         for entry in range(after + 1, before):
             try:
                 yield read(store, region, entry)
             except NotFound:
-                deleted.append(entry)
+                missing.append(entry)
 
-    return list(_with_rows(there())), deleted
+    return list(_with_rows(there())), missing
 
 
 def _until_absent(store: ObjectStore, region: str, after: int) -> Iterator[Logged]:

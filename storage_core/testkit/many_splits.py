@@ -20,7 +20,7 @@ SPLIT_BYTES = 10_000_000
 
 
 def snapshot_of_many(splits: int, windows: int, *, configuration: Mapping[str, str] | None = None) -> Snapshot:
-    """Return a snapshot of the events table with so many splits, distributed to so many windows, a commit per round.
+    """Return a snapshot of the events table with so many splits, spread over so many windows, a commit per round.
 
     Each has the statistics, row keys and expressions that a split of ours has.
     """

@@ -112,7 +112,7 @@ class Front:
         """Drop these request headers from now on, as a server does that does not know them. None: drop nothing."""
         self._ignored = headers
 
-    def prune(self) -> None:
+    def reset(self) -> None:
         """Pass every request as it is from now on, and start `seen` anew."""
         with self._lock:
             self._scripts.clear()

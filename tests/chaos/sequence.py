@@ -110,7 +110,7 @@ class Sequence:
     folder: Path
     random: Random
     keyed: bool
-    prunes: bool
+    collects: bool
     model: KeyedModel | AppendModel
     table: Table
     beside: Table
@@ -123,7 +123,7 @@ class Sequence:
     @staticmethod
     def begin(folder: Path, random: Random, *, keyed: bool) -> Sequence:
         """Make a table with random settings."""
-        prunes, merges = random.random() < 0.3, random.random() < 0.5
+        collects, merges = random.random() < 0.3, random.random() < 0.5
         windowed = not keyed and random.random() < 0.7  # of a keyed table the time would be a part of the key
         config = TableConfig(
             primary_key=("part", "id") if keyed else (),
@@ -136,13 +136,13 @@ class Sequence:
             target_split_bytes=random.choice([4_000, 2**28]),
             checkpoint_interval=random.choice([0, 4, 16]),
             checkpoint_format=random.choice(["avro", "json"]),
-            gc_horizon_ms=0 if prunes else 1,
-            version_retention_ms=0 if prunes else 3_600_000,
+            gc_horizon_ms=0 if collects else 1,
+            version_retention_ms=0 if collects else 3_600_000,
         )
         uri = (folder / "table-0").as_uri()
         create(TransactionLog(open_store(uri)), SCHEMA, config)
         model = KeyedModel(merges=merges) if keyed else AppendModel()
-        sequence = Sequence(folder, random, keyed, prunes, model, Table.open(uri), Table.open(uri))
+        sequence = Sequence(folder, random, keyed, collects, model, Table.open(uri), Table.open(uri))
         sequence.note()
         return sequence
 
@@ -423,7 +423,7 @@ class Sequence:
     def collect(self) -> None:
         """Delete all that no retained version needs."""
         upkeep.collect(self.table, at_ms=now_ms() + 1, horizon_ms=0)
-        if self.prunes:
+        if self.collects:
             self.sure = {self.table.refresh().version, *self.tags.values()}
 
     def tag(self) -> None:
@@ -462,7 +462,7 @@ class Sequence:
         try:
             changed = self.table.changes(start, end).read_all().to_pylist()
         except (NotFound, SnapshotExpired):
-            assert self.prunes
+            assert self.collects
             return
         rows = bag(self.model.at(start))
         for each in changed:

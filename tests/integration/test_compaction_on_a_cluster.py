@@ -60,7 +60,7 @@ def s3(_s3_server: S3Server) -> Iterator[S3Server]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _s3_server.environment.items():
             patch.setenv(name, value)
-        _s3_server.front.prune()
+        _s3_server.front.reset()
         yield _s3_server
 
 

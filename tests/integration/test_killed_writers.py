@@ -222,10 +222,10 @@ def end_one(writers: subprocess.Popen[str], number: int, ready: Callable[[], boo
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
-    until_deleted(child)
+    until_ended(child)
 
 
-def until_deleted(process: int) -> None:
+def until_ended(process: int) -> None:
     """Wait until the process does nothing any more: its parent has taken note of its end."""
     while True:
         try:

@@ -170,7 +170,7 @@ def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
         (LEFT, "expire", ["retention"], 2),
         (LEFT + HOUR, "expire", ["retention"], 2),
         (OPEN - 2 * HOUR, "wait", ["skipped"], 1),
-        (OPEN, "compact", ["asked"], 2),
+        (OPEN, "compact", ["requested"], 2),
     ]
     assert found[2]["skipped"] == [{"path": torn.path, "reason": reason, "count": 3, "until": until}]
     assert found[3]["next_run"]["read_bytes"] == found[3]["bytes"] > 0

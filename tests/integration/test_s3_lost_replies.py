@@ -93,7 +93,7 @@ def test_a_put_that_nobody_contends_commits_exactly_once(
     store: S3Store, other: S3Store, front: Front, swap: bool, steps: list[Step], requests: dict[str, int]
 ) -> None:
     mode: PutMode = IfMatch(etag_of(other.put("k", b"before", IfAbsent()))) if swap else IfAbsent()
-    front.prune()
+    front.reset()
     front.on("put", "/k", *steps)
     etag = etag_of(store.put("k", b"ours", mode))
     assert front.requests == requests
@@ -106,7 +106,7 @@ def test_a_create_behind_another_object_is_a_conflict_and_changes_nothing(
     store: S3Store, other: S3Store, front: Front, steps: list[Step]
 ) -> None:
     etag_of(other.put("k", b"theirs", IfAbsent()))
-    front.prune()
+    front.reset()
     front.on("put", "/k", *steps)
     assert store.put("k", b"ours", IfAbsent()) == Conflict()
     assert front.requests == {"put": 1, "head": 1}
@@ -285,7 +285,7 @@ def test_a_read_that_is_not_answered_as_s3_does_is_unavailable(store: S3Store, f
         ("list", ANOTHER_PAGE, lambda: list(store.list(""))),
     )
     for kind, answer, read in reads:
-        front.prune()
+        front.reset()
         front.on(kind, "", *[answer] * 3)
         with pytest.raises(Unavailable, match="no usable answer"):
             read()
@@ -321,7 +321,7 @@ def test_a_read_is_tried_again_and_then_unavailable(
     for kind, part, read, expected in reads:
         if kind == "head" and step is HttpFault.REPLY_CUT:
             continue  # has no body
-        front.prune()
+        front.reset()
         front.on(kind, part, step, step)
         assert read() == expected
         assert front.requests == {kind: 3}
@@ -367,7 +367,7 @@ def test_thousands_of_keys_are_listed_and_deleted_by_pages(store: S3Store, front
     keys = [f"k{number:04}" for number in range(1003)]
     for key in keys:
         etag_of(store.put(key, b"", IfAbsent()))
-    front.prune()
+    front.reset()
     assert [info.key for info in store.list("k")] == keys
     assert len([*store.list("k", "k0001")]) == 1001
     assert store.delete(keys) == dict.fromkeys(keys)
@@ -398,7 +398,7 @@ class TestLargeObjects:
     ) -> None:
         etag = etag_of(other.put("k", b"theirs", IfAbsent()))
         etag_of(other.put("k", b"theirs 2", IfMatch(etag)))
-        front.prune()
+        front.reset()
         assert store.put("k", self.body, IfAbsent()) == Conflict()
         assert store.put("k", self.body, IfMatch(etag)) == Conflict()
         assert front.requests == {"create": 2, "part": 6, "complete": 2, "head": 2, "abort": 2}

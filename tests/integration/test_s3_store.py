@@ -50,7 +50,7 @@ def test_every_call_costs_the_requests_that_it_says(
     store: ObjectStore, s3_server: S3Server, call: Callable[[ObjectStore], object], requests: dict[str, int]
 ) -> None:
     store.put("k", b"0123", IfAbsent())
-    s3_server.front.prune()
+    s3_server.front.reset()
     call(store)
     assert s3_server.front.requests == requests
 

@@ -157,11 +157,11 @@ class Leases(RuleBasedStateMachine):
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token
 
     @precondition(lambda self: self.holding())
-    @rule(who=WHO, prunes=st.booleans())
-    def releases(self, who: int, *, prunes: bool) -> None:
+    @rule(who=WHO, drops_it=st.booleans())
+    def releases(self, who: int, *, drops_it: bool) -> None:
         maintainer, lease, _ = self.one_of_the_holding(who)
         lease.release()
-        if prunes:
+        if drops_it:
             maintainer.lease = None
 
     def holding(self) -> list[Maintainer]:

@@ -166,7 +166,7 @@ def test_distribution_in_any_rounds_gives_each_record_once_and_each_writer_in_or
             distributed[ref.writer] += [
                 decode_fields(row)["value"] for row in chunk.records.column("fields").to_pylist()
             ]
-        positions = dict(plan.positions)
+        positions = dict(plan.offsets)
         assert not plan.given_up
     assert distributed == {
         writer: [v for _, each in sorted(chunks.items()) for v in each] for writer, chunks in written.chunks.items()

@@ -141,12 +141,12 @@ class Model:
         written = distributed.write(
             table.store, records, CONFIG.primary_key, turn=turn, clock=table.clock, ids=table.ids
         )
-        last = distributed.positions(table.store, turn.region).get(RAW_WRITER, 0)
+        last = distributed.offsets(table.store, turn.region).get(RAW_WRITER, 0)
         stretch = distributed.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
         distributed.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
         self.flush_model()
         self.flushed.append([("put", key, fields)])
-        assert distributed.positions(table.store, turn.region) == {RAW_WRITER: last + 1}
+        assert distributed.offsets(table.store, turn.region) == {RAW_WRITER: last + 1}
         self.writer = table.writer()
 
     def plan_sort(self, records: int) -> None:

@@ -135,7 +135,7 @@ class World:
         except Crash:
             self.met["a compaction ended before its commit"] += 1
             return
-        store.prune()
+        store.clear_script()
         if done:
             self.running.append(Running(table, store, snapshot, done))
 

@@ -268,7 +268,7 @@ class Writer:
             # What the dead process had opened reads through its dead store.
             self.snapshot = TransactionLog(self.world.objects).snapshot()
         finally:
-            self.store.prune()
+            self.store.clear_script()
             self.busy = False
 
     def do(self) -> None:

@@ -42,7 +42,7 @@ def test_every_table_of_metrics_keeps_them_whole_on_a_narrow_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "30")
-    shown = {"window_start": output.window, "bytes": output.metric, "reasons": output.cell}
+    shown = {"window_start": output.window, "bytes": output.number, "reasons": output.cell}
     debt = {"window_start": 0, "bytes": 12_370_000, "reasons": "count, size"}
     output.records([debt], shown, as_json=False, nothing="")
     assert capsys.readouterr().out.splitlines() == [

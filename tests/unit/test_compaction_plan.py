@@ -97,7 +97,7 @@ def test_a_window_becomes_one_run_and_a_run_is_left_alone_by_little_that_is_late
     assert [(len(each.inputs), each.merge_ops) for each in again] == [(3, FINALIZED + 1)]
 
 
-def test_late_splits_of_a_closed_window_are_merged_among_themselves() -> None:
+def test_late_splits_of_a_finalized_window_are_merged_among_themselves() -> None:
     config = replace(CONFIG, target_split_bytes=2000)
     run = replace(_add("run", size=1500), numMergeOps=FINALIZED)
     (late,) = plan(snapshot([run, _add("a", size=70), _add("b", size=70)], config=config))

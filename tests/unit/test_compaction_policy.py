@@ -107,7 +107,7 @@ def test_a_window_is_finalized_when_it_is_cold() -> None:
     assert choose(_splits([10], cold=True), RULES) == []
 
 
-def test_a_closed_window_is_finalized_again_when_more_than_a_tenth_is_late() -> None:
+def test_a_finalized_window_is_finalized_again_when_more_than_a_tenth_is_late() -> None:
     run = [450, 450]
     assert choose(_splits([*run, 100], merges=[FINALIZED, FINALIZED, 0], cold=True), RULES) == []
     assert choose(_splits([*run, 101], merges=[FINALIZED, FINALIZED, 0], cold=True), RULES) == [
@@ -115,7 +115,7 @@ def test_a_closed_window_is_finalized_again_when_more_than_a_tenth_is_late() -> 
     ]
 
 
-def test_a_closed_window_is_finalized_again_when_too_many_files_are_late() -> None:
+def test_a_finalized_window_is_finalized_again_when_too_many_files_are_late() -> None:
     few = [FINALIZED, *[1] * 8, *[2] * 8, *[3] * 8]
     assert choose(_splits([5000, *[1] * 24], merges=few, cold=True), RULES) == []
     (merge,) = choose(_splits([5000, *[1] * 25], merges=[*few, 0], cold=True), RULES)
@@ -128,7 +128,7 @@ def test_a_window_that_was_merged_as_a_whole_while_hot_is_not_rewritten_for_a_fe
     assert choose(_splits([100, 12], merges=[merged.merges, 0], cold=True), RULES) != []
 
 
-def test_late_splits_of_a_closed_window_are_merged_among_themselves() -> None:
+def test_late_splits_of_a_finalized_window_are_merged_among_themselves() -> None:
     late = _splits([5000, *[1] * 10], merges=[FINALIZED, *[0] * 10], cold=True)
     assert choose(late, RULES) == [Merge(tuple(range(1, 11)), 0, 1, Reason.COUNT)]
 

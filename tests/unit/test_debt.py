@@ -48,7 +48,7 @@ def test_a_window_to_compact_says_why_and_what_the_next_run_reads_and_writes() -
         Debt(
             window_start=0,
             task=Task.COMPACT,
-            reasons=("asked",),
+            reasons=("requested",),
             splits=2,
             rows=15,
             bytes=1600,

@@ -51,7 +51,7 @@ def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> N
 
 
 def marks(table: KeyedTable) -> Mapping[str, int]:
-    return distributed.positions(table.store, region_of(table.snapshot.table_id))
+    return distributed.offsets(table.store, region_of(table.snapshot.table_id))
 
 
 def test_distributed_rows_are_read_before_and_after_the_merge_and_the_mark_moves_with_them() -> None:
@@ -123,7 +123,7 @@ def test_a_generation_with_a_data_file_is_of_a_format_that_older_releases_refuse
     assert b'"format": 1' in table.store.get(keys.generation_file_key(found.region, last.path, "_manifest.json")).data
 
 
-def test_a_repair_brings_distributed_rows_over_in_their_order_with_the_mark() -> None:
+def test_a_repair_brings_distributed_rows_over_in_their_order_with_the_offset() -> None:
     table = KeyedTable(MemoryStore("planes")).create()
     table.writer().put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}])
     distribute(table, puts(a=2, c=2), 0, 3)

@@ -56,7 +56,7 @@ def test_a_delayed_put_keeps_its_condition(store: FaultStore) -> None:
     store.on_put("k", *[PutFault.DELAYED_THEN_UNKNOWN] * 2)
     store.put("k", b"first", IfAbsent())
     store.put("k", b"second", IfAbsent())
-    store.prune()
+    store.clear_script()
     assert [type(each) for each in store.deliver()] == [Committed, Conflict]
     assert store.deliver() == []
     assert store.get("k").data == b"first"

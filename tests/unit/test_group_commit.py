@@ -314,7 +314,7 @@ def test_rows_wait_for_another_try_when_the_flush_before_them_fails(gate: Gate) 
         with pytest.raises((Unavailable, CommitUnknown)):
             writer.sync()
         assert set(seen(writer)) == {"a", "b"}
-        store.prune()
+        store.clear_script()
         writer.sync()
     assert set(table.rows()) == {"a", "b"}
 

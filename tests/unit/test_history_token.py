@@ -18,13 +18,13 @@ from storage_core.formats.history_token import (
     InBase,
     InGenerations,
     InTail,
-    RegionOffsets,
+    RegionPosition,
     decode,
     encode,
 )
 
 NUMBERS = st.integers(0, 2**63 - 1)
-MARKS = st.builds(RegionOffsets, region=st.text(), manifest=NUMBERS, flushed=NUMBERS, first=NUMBERS, last=NUMBERS)
+MARKS = st.builds(RegionPosition, region=st.text(), manifest=NUMBERS, flushed=NUMBERS, first=NUMBERS, last=NUMBERS)
 PLACES = st.one_of(
     st.builds(InBase, st.text(), NUMBERS),
     st.builds(InGenerations, st.just(0), NUMBERS, NUMBERS, NUMBERS),
@@ -43,7 +43,7 @@ TOKEN = HistoryToken(
     table_id="t",
     version=3,
     consistency="latest",
-    regions=(RegionOffsets(region="r", manifest=4, flushed=2, first=7, last=9),),
+    regions=(RegionPosition(region="r", manifest=4, flushed=2, first=7, last=9),),
     place=InGenerations(0, 2, 1, 5),
 )
 ALPHABET = string.ascii_letters + string.digits + "-_"
@@ -114,7 +114,7 @@ def test_a_token_of_a_newer_release_is_unsupported() -> None:
         {"n": None},
     ],
 )
-def test_a_closed_token_that_none_of_us_made_is_refused(change: dict[str, object]) -> None:
+def test_a_checksummed_token_that_none_of_us_made_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="not a history token"):
         decode(with_checksum(b"\x01" + json.dumps({**body(), **change}).encode()))
     with pytest.raises(InvalidInput, match="not a history token"):

@@ -77,7 +77,7 @@ def test_an_error_comes_in_its_place_and_nothing_is_read_after_it() -> None:
     with pytest.raises(Unavailable, match="5"):
         next(reading)
     assert max(begun) <= 7
-    assert [each for each in threading.enumerate() if each.name.startswith("tidemark-ahead")] == []
+    assert [each for each in threading.enumerate() if each.name.startswith("tidemark-prefetch")] == []
 
 
 @pytest.mark.parametrize(("keys", "at_once"), [([7], 8), ([7, 8, 9], 1)])

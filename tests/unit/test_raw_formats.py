@@ -292,7 +292,7 @@ def test_a_chunk_of_a_newer_release_says_so() -> None:
     ("metadata", "why"),
     [({}, "without the checksum of a chunk"), ({"tidemark.format": "1"}, "another schema")],
 )
-def test_a_closed_file_that_is_no_chunk_is_refused(metadata: dict[str, str], why: str) -> None:
+def test_a_checksummed_file_that_is_no_chunk_is_refused(metadata: dict[str, str], why: str) -> None:
     with pytest.raises(Corrupt, match=why):
         decode(_with_checksum(metadata), "here")
 

@@ -232,10 +232,10 @@ def test_distribution_goes_on_where_it_stopped_and_takes_closed_segments_only() 
     store, writer_id = filled(5)
     plan = left(union([store]), {}, Terms(), now_ms=START_MS)
     assert [each.number for each in plan.chunks] == [1, 2, 3, 4]
-    assert plan.positions == {writer_id: 4}
-    again = left(union([store]), plan.positions, Terms(), now_ms=START_MS)
-    assert (again.chunks, again.positions) == ((), plan.positions)
-    rest = left(union([store]), plan.positions, Terms(), now_ms=START_MS + CLOSED_AFTER_MS * 2)
+    assert plan.offsets == {writer_id: 4}
+    again = left(union([store]), plan.offsets, Terms(), now_ms=START_MS)
+    assert (again.chunks, again.offsets) == ((), plan.offsets)
+    rest = left(union([store]), plan.offsets, Terms(), now_ms=START_MS + CLOSED_AFTER_MS * 2)
     assert [each.number for each in rest.chunks] == [5]
 
 
@@ -244,7 +244,7 @@ def test_a_chunk_that_comes_into_a_segment_that_counted_as_closed_is_distributed
     late = START_MS + CLOSED_AFTER_MS
     plan = left(union([store]), {}, Terms(), now_ms=late)
     more, _ = filled(2)
-    after = left(union([copy_of(more, "more"), store]), plan.positions, Terms(), now_ms=late)
+    after = left(union([copy_of(more, "more"), store]), plan.offsets, Terms(), now_ms=late)
     assert [each.number for each in after.chunks] == [2]
 
 
@@ -256,11 +256,11 @@ def test_distribution_waits_before_a_missing_chunk_until_it_is_given_up() -> Non
     late = START_MS + CLOSED_AFTER_MS * 2
     held = left(union([store]), {}, Terms(), now_ms=late)
     assert ([each.number for each in held.chunks], held.held, held.given_up) == ([1], (missing,), ())
-    healed = left(union([store, backup]), held.positions, Terms(), now_ms=late)
+    healed = left(union([store, backup]), held.offsets, Terms(), now_ms=late)
     assert [each.number for each in healed.chunks] == [2, 3, 4, 5, 6]
-    passed = left(union([store]), held.positions, Terms(give_up_to={writer_id: 3}), now_ms=late)
+    passed = left(union([store]), held.offsets, Terms(give_up_to={writer_id: 3}), now_ms=late)
     assert ([each.number for each in passed.chunks], passed.held, passed.given_up) == ([4, 5, 6], (), (missing,))
-    assert left(union([store, backup]), passed.positions, Terms(), now_ms=late).chunks == ()
+    assert left(union([store, backup]), passed.offsets, Terms(), now_ms=late).chunks == ()
 
 
 def test_a_chunk_that_is_damaged_everywhere_counts_as_missing_once_a_task_found_it_so() -> None:
@@ -271,7 +271,7 @@ def test_a_chunk_that_is_damaged_everywhere_counts_as_missing_once_a_task_found_
     assert isinstance(read_columns([store], plan.chunks[2]), Damage)
     found = frozenset({(writer_id, 3)})
     held = left(union([store]), {}, Terms(damaged=found), now_ms=late)
-    assert ([each.number for each in held.chunks], held.positions) == ([1, 2], {writer_id: 2})
+    assert ([each.number for each in held.chunks], held.offsets) == ([1, 2], {writer_id: 2})
     passed = left(union([store]), {}, Terms(damaged=found, give_up_to={writer_id: 3}), now_ms=late)
     assert [each.number for each in passed.chunks] == [1, 2, 4, 5, 6]
     assert passed.given_up == (MissingChunks(writer=writer_id, first=3, last=3),)

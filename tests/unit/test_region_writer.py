@@ -167,7 +167,7 @@ def test_a_put_that_sleeps_from_before_a_claim_until_after_it_is_not_applied() -
     store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 10)
     with pytest.raises(CommitUnknown):
         first.put({"tailnum": "zombie"})
-    store.prune()
+    store.clear_script()
     with table.writer() as second:
         store.deliver()
         second.put({"tailnum": "new"})
@@ -336,9 +336,9 @@ def test_whichever_request_of_a_flush_is_refused_nothing_is_lost_and_the_next_fl
     try:
         planes.flush()
     except (Unavailable, CommitUnknown):
-        store.prune()
+        store.clear_script()
         assert set(table.rows()) == {"a"}
-    store.prune()
+    store.clear_script()
     try:
         planes.put({"tailnum": "b"})
     except CommitUnknown:  # the manifest's own outcome was unknown

@@ -177,7 +177,7 @@ def distribute(table: KeyedTable, name: str, *, delete: bool = False) -> None:
     region = whole_table(table.snapshot.table_id)
     turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
     written = distributed.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    last = distributed.positions(table.store, turn.region).get(RAW_WRITER, 0)
+    last = distributed.offsets(table.store, turn.region).get(RAW_WRITER, 0)
     stretch = distributed.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
     distributed.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
 

@@ -97,7 +97,7 @@ class Fate:
         with self._lock:
             self._scripts.append(script)
 
-    def prune(self) -> None:
+    def clear_script(self) -> None:
         """Drop all steps that have not happened. The chances stay."""
         with self._lock:
             self._scripts.clear()

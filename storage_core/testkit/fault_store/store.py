@@ -104,9 +104,9 @@ class FaultStore:
         """Let this happen to the request of that number, counted from 0 over all kinds since the store was wrapped."""
         self._fate.add(Script(lambda request: request.number == number, [step]))
 
-    def prune(self) -> None:
+    def clear_script(self) -> None:
         """Drop all steps that have not happened. Delayed puts stay on their way."""
-        self._fate.prune()
+        self._fate.clear_script()
 
     def deliver(self, count: int | None = None) -> list[PutResult]:
         """Apply the delayed puts, or the oldest `count` of them, and return what became of them.
