@@ -21,7 +21,7 @@ from storage_core.process import HomeProcess
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
 from storage_core.region.spec import Routed, route
-from storage_core.region.writer import RegionWriter
+from storage_core.region.writer import RegionWriter, close_after
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.rows.incoming import InMemory, Rows, read_whole
 from storage_core.rows.late import LateMetrics
@@ -138,12 +138,7 @@ class RoutingWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the writer. An error that is on its way stays the one that is raised; what closing adds is its note."""
-        try:
-            self.close()
-        except TidemarkError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the writer: {closing.found}")
+        close_after(error, self.close)
 
     def _every(self, act: Callable[[RegionWriter], T]) -> dict[str, T]:
         """What every claimed region makes of it; one that fails keeps none of the others from it."""

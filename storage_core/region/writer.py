@@ -224,12 +224,7 @@ class RegionWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the writer. An error that is on its way stays the one that is raised; what closing adds is its note."""
-        try:
-            self.close()
-        except TidemarkError as closing:
-            if error is None:
-                raise
-            error.add_note(f"closing the writer: {closing.found}")
+        close_after(error, self.close)
 
     def _in_memory(self) -> tuple[Memtable, pa.Table]:
         """The memtable of now, and what is in it and in no entry yet, folded."""
@@ -246,3 +241,13 @@ class RegionWriter:
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)
+
+
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close at the end of a block that `error` ended, if one did: it stays the error, with a note of a second one."""
+    try:
+        close()
+    except TidemarkError as closing:
+        if error is None:
+            raise
+        error.add_note(f"closing the writer: {closing.found}")
