@@ -397,7 +397,7 @@ class Table:
 
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
         """Return the commits up to this version, newest first. One GET per version file."""
-        return list(islice(self._log.history(self.version), limit))
+        return list(islice(self._log.history(self.version), None if limit is None else min(limit, self.version + 1)))
 
     @_loading
     def changes(self, start: At, end: At | None = None) -> pa.RecordBatchReader:

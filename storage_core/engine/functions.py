@@ -30,7 +30,7 @@ SCALARS = words("""
     array_slice array_sort array_to_json array_transform array_unique array_value array_where array_zip ascii asin
     asinh atan atan2 atanh bar base64 bin binom bit_count bit_length bit_position bitstring cardinality cbrt ceil
     ceiling century char_length character_length chr concat concat_ws contains cos cosh cot current_date
-    current_localtime current_localtimestamp damerau_levenshtein date_diff date_part date_sub date_trunc datediff
+    current_localtime current_localtimestamp date_diff date_part date_sub date_trunc datediff
     datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear decade decimal_division decode degrees
     divide editdist3 element_at encode ends_with enum_code enum_first enum_last enum_range enum_range_boundary
     epoch epoch_ms epoch_ns epoch_us equi_width_bins era error even exp factorial filter flatten floor format

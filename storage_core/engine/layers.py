@@ -32,7 +32,7 @@ from storage_core.engine.tree import Node, arguments, nodes_of, refused
 
 ROW = 64
 """Bytes of a row, at least: what numbers have as text is not longer."""
-MOST_MADE = 1_000_000
+MOST_MADE = 100_000
 """Rows: what all functions of a query make of one row is not longer than so many of it."""
 MOST_PER_STEP = 16
 """How many times longer a step of a recursive common table makes a value."""

@@ -57,6 +57,6 @@ OVER_ELEMENTS = words("""
 TEXT_TYPES = words("BPCHAR CHAR JSON NVARCHAR STRING TEXT VARCHAR")
 LONG_TYPES = TEXT_TYPES | words("ARRAY BINARY BIT BITSTRING BLOB BYTEA ENUM LIST MAP ROW STRUCT TUPLE UNION VARBINARY")
 COMPARED = words("""
-    damerau_levenshtein editdist3 jaro_similarity jaro_winkler_similarity levenshtein
+    editdist3 jaro_similarity jaro_winkler_similarity levenshtein
 """)
 """Functions whose time is the product of two lengths, of which one must be told by the text."""

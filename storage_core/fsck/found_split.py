@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt, InvalidInput
+from storage_core.formats.parquet_footer import require_sound_chunks
 from storage_core.fsck.inventory import Inventory
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
@@ -47,7 +48,9 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
     """
     data = pa.py_buffer(store.get(path).data)
     try:
-        raw = pq.read_metadata(pa.BufferReader(data)).metadata or {}
+        footer = pq.read_metadata(pa.BufferReader(data))
+        require_sound_chunks(footer, data.size)
+        raw = footer.metadata or {}
         metadata = {key.decode(): value.decode() for key, value in raw.items()}
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(path, error)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.foreign_text import shortened
+from storage_core.formats.parquet_footer import require_sound_chunks
 from storage_core.ingest.expansion import Expansion, plain_bytes
 from storage_core.ingest.lines import MOST_CELLS
 from storage_core.ingest.parquet_pages import Chunk, check_read, chunks_of
@@ -55,6 +56,7 @@ def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.Reco
     checked = watched(stream, partial(check_read, chunks))
     try:
         opened = _open(checked, ())
+        require_sound_chunks(opened.metadata, size)
         chunks.update(chunks_of(opened.metadata))
         texts = [each.path for each in _leaves(opened) if each.physical_type == "BYTE_ARRAY"]
         _conformed(opened.schema_arrow.empty_table(), schema)

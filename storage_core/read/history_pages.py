@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
+from storage_core.foreign_text import quoted
 from storage_core.formats.history_token import HistoryToken, Place, RegionPosition, decode, encode
 from storage_core.read.history_sources import Piece, ReadPosition
 from storage_core.read.view import PAGE_BYTES, Consistency, View
@@ -58,7 +59,9 @@ def read_pages(
     `SnapshotExpired` when the moment is collected and the history began anew before; `Corrupt` for damage.
     """
     if type(page_bytes) is not int or page_bytes < 1:
-        raise InvalidInput(f"page_bytes is a number of bytes, at least 1; found {page_bytes!r}", page_bytes=page_bytes)
+        raise InvalidInput(
+            f"page_bytes is a number of bytes, at least 1; found {quoted(page_bytes)}", page_bytes=page_bytes
+        )
     level = view.level(consistency, usual=Consistency.LATEST)
     if token is not None:
         requested = level if view.pinned else consistency

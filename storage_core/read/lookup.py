@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
@@ -117,13 +118,15 @@ def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
     else:
         values = [key]
     if len(values) != len(columns) or any(value is None for value in values):
-        raise InvalidInput(f"the key {key!r} does not name a value for each of {list(columns)}", key=key)
+        raise InvalidInput(f"the key {quoted(key)} does not name a value for each of {list(columns)}", key=key)
     fields = [schema.field(name) for name in columns]
     try:
         arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise_refused("a lookup", error)
-        raise InvalidInput(f"the key {key!r} does not fit the key columns {list(columns)}: {error}", key=key) from error
+        raise InvalidInput(
+            f"the key {quoted(key)} does not fit the key columns {list(columns)}: {error}", key=key
+        ) from error
     return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
 
 

@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted, shortened
 
 if TYPE_CHECKING:
     import duckdb
@@ -104,7 +106,9 @@ Predicate = Compare | IsNull | And | Or | Opaque
 MOST_NESTED = 200
 """Filters within filters; a chain of `&`, or of `|`, is one."""
 MOST_CLAUSES = 10_000
-"""Conditions of a chain."""
+"""Conditions of a chain, and values of `isin`."""
+MOST_BITS = 4096
+"""Of an integer: no column holds half as many, and comparing takes more than one step per digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +219,12 @@ class Column:
     def isin(self, values: Iterable[Scalar]) -> Filter:
         """Rows whose value is one of `values`; an empty list matches nothing."""
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise InvalidInput(f"isin takes a list of values, found {values!r}")
+            raise InvalidInput(f"isin takes a list of values, found {quoted(values)}")
         import duckdb
 
-        chosen = tuple(values)
+        chosen = tuple(islice(values, MOST_CLAUSES + 1))
+        if len(chosen) > MOST_CLAUSES:
+            raise InvalidInput(f"isin takes at most {MOST_CLAUSES} values; ask in parts, or look keys up with get_many")
         if not chosen:
             return Filter(Or(()), (duckdb.SQLExpression("false"),))
         column = _column(self._name)
@@ -250,10 +256,12 @@ def _column(name: str) -> duckdb.Expression:
 def _constant(value: Scalar) -> duckdb.Expression:
     import duckdb
 
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise InvalidInput(f"a column is compared with an integer of {value.bit_length():,} bits; none holds so many")
     try:
         return duckdb.ConstantExpression(value)
     except (TypeError, duckdb.Error) as error:
-        raise InvalidInput(f"a column cannot be compared with {value!r}: {error}") from error
+        raise InvalidInput(f"a column cannot be compared with {quoted(value)}: {shortened(str(error))}") from error
 
 
 def col(name: str) -> Column:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.headroom import require_headroom
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import open_cache
@@ -82,7 +83,7 @@ def search(
     definition = segments.definition_of(snapshot, index)
     parsed = _parse(query, definition, snapshot, syntax)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidInput(f"limit is {limit!r}; ask for at least one row")
+        raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
     covered, overlay = segments.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
     with (
         require_headroom(f"search of index {index!r}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 
 LONGEST_QUERY_SECONDS = 7 * 24 * 3600
 SMALLEST_MEMORY_BYTES = 16 * 2**20
@@ -20,7 +21,7 @@ class QueryLimits:
 
     Both are looked at between batches of 2,048 rows. A call that is within one when the time is over is left a second
     later: the error says so, and its memory and spill come free when it ends. What all functions of a query make of a
-    batch is beside `memory_bytes`, and at most 1,000,000 times the batch (docs/threat-model.md, decision 0096).
+    batch is beside `memory_bytes`, and at most 100,000 times the batch (docs/threat-model.md, decision 0096).
     """
 
     seconds: float = 300.0
@@ -30,13 +31,15 @@ class QueryLimits:
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for a limit that is none."""
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float):
-            raise InvalidInput(f"seconds of a query are a number, found {self.seconds!r}", seconds=self.seconds)
+            raise InvalidInput(f"seconds of a query are a number, found {quoted(self.seconds)}", seconds=self.seconds)
         if not 0 < self.seconds <= LONGEST_QUERY_SECONDS:  # also of what is not a number
             raise InvalidInput(
-                f"a query takes more than 0 and at most {LONGEST_QUERY_SECONDS} seconds, found {self.seconds!r}",
+                f"a query takes more than 0 and at most {LONGEST_QUERY_SECONDS} seconds, found {quoted(self.seconds)}",
                 seconds=self.seconds,
             )
         for name, least in (("memory_bytes", SMALLEST_MEMORY_BYTES), ("spill_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-                raise InvalidInput(f"{name} of a query are at least {least} bytes, found {value!r}", **{name: value})
+                raise InvalidInput(
+                    f"{name} of a query are at least {least} bytes, found {quoted(value)}", **{name: value}
+                )

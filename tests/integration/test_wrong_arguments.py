@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import InvalidInput
-from tidemark import Table, col
+from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("s", pa.string())])
 INDEXES: tuple[dict[str, object], ...] = (
@@ -46,6 +46,7 @@ def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at
         (lambda table: table.scan(filter=col("id")), "a filter is a SQL condition"),
         (lambda table: table.scan(filter=col("id") == object()), "cannot be compared"),
         (lambda table: table.scan(filter=col("id").isin(FIVE)), "isin takes a list"),
+        (lambda table: table.scan(filter=col("id").isin(range(300_000))), "isin takes at most 10000 values"),
         (lambda table: table.sql(None), "a query is text"),
         (lambda table: table.search("a", index="words", limit="5"), "limit is '5'"),
         (lambda table: table.search("1", index="ids", limit=True), "limit is True"),
@@ -101,3 +102,33 @@ def test_a_table_is_created_of_a_schema_and_definitions_only(
     with pytest.raises(InvalidInput, match=complaint):
         Table.create(str(tmp_path / "t"), **{"schema": SCHEMA, **settings})
     assert not (tmp_path / "t").exists()
+
+
+HUGE = 10**5_000_000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda table: table.scan(filter=col("id") == HUGE),
+        lambda table: table.scan(filter=col("id").isin([HUGE])),
+        lambda table: table.get(HUGE),
+        lambda table: Table.open(table.uri, at=HUGE),
+        lambda table: table.changes(HUGE),
+        lambda table: table.tag("x", HUGE),
+        lambda table: table.restore(HUGE),
+        lambda table: table.read_history(page_bytes=-HUGE),
+        lambda table: table.search("a", index="words", limit=-HUGE),
+        lambda _: QueryLimits(seconds=HUGE),
+        lambda _: QueryLimits(memory_bytes=HUGE),
+    ],
+)
+def test_a_number_of_five_million_digits_is_refused_without_its_digits(
+    table: Table, call: Callable[[Any], object]
+) -> None:
+    with pytest.raises(InvalidInput, match="bits"):
+        call(table)
+
+
+def test_a_history_has_at_most_all_versions(table: Table) -> None:
+    assert table.history(limit=HUGE) == table.history()

@@ -38,7 +38,7 @@ ORDINARY = (
     "select * replace (s || s as s) from t",
     "select s || '!' as x, x || '?' as y from t where y <> '' order by length(y)",
     "select t.s.upper().lpad(20, '.') from t",
-    "select repeat(s, 100000) from t",
+    "select repeat(s, 1000) from t",
     "select * from range(300000000)",
     "select split(s, ' ')[1], split_part(s, '/', 2), regexp_extract(s, 'a(b)', 1), strftime(d, '%Y-%m-%d') from t",
     "select columns(*) || 'x', concat(*columns(*)) from t",
@@ -74,7 +74,7 @@ LARGE = (
     "with recursive r(s) as (select 'x' union all select repeat(s, 1000) from r) from r",
     "select levenshtein(s, s) from t",
     "select levenshtein(left(s, -1), left(s, -2)) from t",
-    "select damerau_levenshtein(repeat(s, 9), substr(s, 5)) from t",
+    "select levenshtein(repeat(s, 9), substr(s, 5)) from t",
     "select s.repeat(2000000000) from t",
     "select json_pretty(s) from t",
 )

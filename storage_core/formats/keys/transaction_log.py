@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.formats.keys.parsed import KeyKind, ParsedKey, exact
 from storage_core.formats.keys.parts import integer, matching, uuid
 
@@ -99,5 +100,5 @@ def _parse_log_file(key: str, parts: list[str]) -> ParsedKey | None:
 
 def _version(version: int) -> int:
     if not 0 <= version <= _MAX_VERSION:
-        raise InvalidInput(f"versions are 0 to 2**63 - 1, found {version}", version=version)
+        raise InvalidInput(f"versions are 0 to 2**63 - 1, found {quoted(version)}", version=version)
     return version

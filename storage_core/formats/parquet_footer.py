@@ -1,0 +1,51 @@
+"""Parquet footers of files that nobody vouches for: what Arrow finds wrong with them is an error, not its end."""
+
+from __future__ import annotations
+
+import io
+from contextlib import suppress
+
+import pyarrow.parquet as pq
+
+_PAGE_BUFFER = 4096  # with one, Arrow makes the readers of columns before it reads anything
+
+
+def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:
+    """Return when Arrow takes the metadata of every column chunk of a file of `size` bytes. Nothing is read.
+
+    `RowGroupMetaData.column` ends the process where it does not: where the histograms of a chunk do not fit its
+    column, say. Who reads a row group makes a reader for each of its columns first, and there it is an error. Raises
+    that error, an `ArrowException` or `OSError`.
+    """
+    opened = pq.ParquetFile(_Pages(size), metadata=metadata, pre_buffer=False, buffer_size=_PAGE_BUFFER)
+    for group in range(metadata.num_row_groups):
+        with suppress(_NotRead):
+            opened.read_row_group(group, use_threads=False)
+
+
+class _NotRead(Exception):  # noqa: N818 -- it ends a read that has come far enough
+    pass
+
+
+class _Pages(io.RawIOBase):
+    """The bytes of a file, which are not to be read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        raise _NotRead(f"{size} bytes")
