@@ -71,7 +71,7 @@ def conditions(draw: st.DrawFn, depth: int = 1) -> str:
         case "field":
             return f"{draw(st.sampled_from(['n', 't.n', 's.n', 't.s.n']))} {draw(OPERATOR)} {draw(st.integers(0, 3))}"
         case "moment":
-            clock = draw(CLOCK)  # a day with a zone is no literal: whether that is seen depends on who is compared first
+            clock = draw(CLOCK)  # a day with a zone is no literal, which is seen only where a row is compared with it
             literal = f"{draw(CAST)}'{clock}{draw(ZONE) if ':' in clock else ''}'"
             return f"{draw(st.sampled_from(['ts', 'local', 'day']))} {draw(OPERATOR)} {literal}"
         case "not":
