@@ -49,17 +49,20 @@ class RegionRoots:
 def region_roots(store: ObjectStore, region: str, retained: Retained) -> RegionRoots | None:
     """Return the roots of a region, or None when it has no manifest: then everything in it is kept.
 
-    About three requests, and one GET per generation of its manifest, or replaced by one of these. Raises whatever a
-    read raises.
+    About three requests, one GET per generation of its manifest, or replaced by one of these, and one HEAD per
+    generation that the newest version has merged. Raises whatever a read raises.
     """
     manifest = read_latest(store, region)
     if manifest is None:
         return None
-    merged_up_to = retained.merged_generation(region)
-    unmerged = [each for each in manifest.flushed_generations if each.generation > merged_up_to]
+    merged_up_to, newest = retained.merged_generation(region), retained.head.merged_generations.get(region, 0)
     merged = [each for each in manifest.flushed_generations if each.generation <= merged_up_to]
-    spent = [each for each in merged if _exists(store, region, each)]
-    opened = {each.path: generation.read(store, region, each) for each in (*unmerged, *spent)}
+    # What the newest version has merged may be gone, also where an older one retained here has not merged it: a
+    # collector with a later time retains fewer versions.
+    there = [each for each in manifest.flushed_generations if each.generation > newest or _exists(store, region, each)]
+    unmerged = [each for each in there if each.generation > merged_up_to]
+    spent = [each for each in there if each.generation <= merged_up_to]
+    opened = {each.path: generation.read(store, region, each) for each in there}
     originals = {part: each for each in opened.values() for part in each.replaces}
     needed = [
         part

@@ -17,7 +17,7 @@ MISSING = (NotFound, Corrupt, SnapshotExpired)
 """What a look may raise when something is not there."""
 
 LOOKS = 5
-"""Looks at a table that others keep changing, before its error is believed."""
+"""Looks at a table that others keep changing, before it is left to them."""
 
 _T = TypeVar("_T")
 
@@ -25,8 +25,8 @@ _T = TypeVar("_T")
 def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return what `look` reads, which must change nothing that a second call does not find done.
 
-    Raises the error of `MISSING` that two looks in a row meet; `CommitConflict` when a later look does not meet
-    any, for then another collector changed what the first one read. Only an error costs a second look.
+    Raises the error of `MISSING` that two looks in a row meet; `CommitConflict` when a later look does not meet any, or
+    none of `LOOKS` the one before it met: another collector changes what they read. Only an error costs a second look.
     """
     try:
         return look()
@@ -40,9 +40,9 @@ def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
                 raise
             last = error
         else:
-            raise CommitConflict(
-                f"{first.found}; it was needed no more at a second look: another collection of {store.uri} removed it "
-                "meanwhile; run it again",
-                **first.context,
-            ) from first
-    raise last
+            break
+    raise CommitConflict(
+        f"{first.found}; a later look did not meet that: another collection of {store.uri} removed it meanwhile; "
+        "run it again",
+        **first.context,
+    ) from first

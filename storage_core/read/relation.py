@@ -7,7 +7,7 @@ stores are read first. A session may read the given splits and nothing else: no 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
-from storage_core.split.read import conform_split, read_split
+from storage_core.split.read import conform_split, gone, read_split
 from storage_core.split.vectors import deleted_rows, positions
 from storage_core.system_errors import out_of_memory, typed, unavailable
 
@@ -114,11 +114,17 @@ def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, 
 
 
 @contextmanager
-def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | None = None) -> Iterator[None]:
+def query_errors(
+    query: str,
+    splits: Sequence[Add] = (),
+    limits: QueryLimits | None = None,
+    *,
+    files: Iterable[tuple[Add, Path]] = (),
+) -> Iterator[None]:
     """Turn DuckDB's errors into Tidemark's.
 
-    `Unavailable` where a limit, memory or a file is out of reach, `Corrupt` where a split is named, else
-    `InvalidInput`.
+    `SnapshotExpired` where one of the files of splits is named and gone, `Unavailable` where a limit, memory or a file
+    is out of reach, `Corrupt` where a split is named, else `InvalidInput`.
     """
     import duckdb
 
@@ -126,7 +132,9 @@ def query_errors(query: str, splits: Sequence[Add] = (), limits: QueryLimits | N
         try:
             yield
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-            raise _typed(error, query, splits, limits) from error
+            # DuckDB takes a path that is gone for a folder, in which it may read nothing.
+            lost = next((add for add, path in files if add.path in str(error) and not path.exists()), None)
+            raise _typed(error, query, splits, limits) if lost is None else gone(lost) from error
 
 
 def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:

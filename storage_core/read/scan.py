@@ -79,7 +79,7 @@ class Scan:
         bounds = self._bounds
         splits, source = self._source()
         unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
-        with query_errors("scan", splits, bounds):
+        with query_errors("scan", splits, bounds, files=source.splits):
             connection, reader = confinement.run_confined(
                 lambda _: nullcontext(session(unhurried, files=source.files)),
                 lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
@@ -91,7 +91,7 @@ class Scan:
         """Return all rows as one Arrow table with the table's types."""
         bounds = self._bounds
         splits, source = self._source()
-        with query_errors("scan", splits, bounds):
+        with query_errors("scan", splits, bounds, files=source.splits):
             rows = confinement.run_confined(
                 lambda _: session(bounds, files=source.files),
                 lambda connection: self._relation(connection, source).to_arrow_table(),
@@ -121,7 +121,7 @@ class Scan:
     ) -> Iterator[pa.RecordBatch]:
         """Each batch is made in a thread of its own that cannot write; at the end the files are looked at again."""
         seconds = None if limits is None else limits.seconds
-        with query_errors("scan", [add for add, _ in source.splits], limits):
+        with query_errors("scan", [add for add, _ in source.splits], limits, files=source.splits):
             while (
                 batch := confinement.run_confined(
                     lambda _: nullcontext(connection), lambda _: next(reader, None), seconds=seconds

@@ -49,7 +49,7 @@ def query(
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
     splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, query=text)
-    with query_errors(text, splits, bounds):
+    with query_errors(text, splits, bounds, files=source.splits):
         answer = ask(source, text, bounds)
     verified.recheck(store, source.splits)
     return answer

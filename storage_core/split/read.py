@@ -273,17 +273,22 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
+def gone(add: Add) -> SnapshotExpired:
+    """Return the error for a split whose file is gone."""
+    return SnapshotExpired(
+        f"{add.path}: the log names this split but the store does not have it; "
+        f"open a newer version, and if that names it too, {SEE_CORRUPT}",
+        key=add.path,
+    )
+
+
 @contextmanager
 def _corrupt_on_failure(add: Add) -> Iterator[None]:
     """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
     try:
         yield
     except NotFound as error:
-        raise SnapshotExpired(
-            f"{add.path}: the log names this split but the store does not have it; "
-            f"open a newer version, and if that names it too, {SEE_CORRUPT}",
-            key=add.path,
-        ) from error
+        raise gone(add) from error
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(add.path, error)
         raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,10 @@ import pytest
 
 from storage_core.engine import confinement
 from storage_core.engine.session import session
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
+from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.read.predicate import Filter, Opaque
-from storage_core.read.relation import query_errors, splits_source
+from storage_core.read.relation import Source, query_errors, splits_source
 from storage_core.read.scan import Scan
 from storage_core.read.sql import ask
 from storage_core.read.verified import Verified
@@ -302,6 +303,36 @@ def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkey
     monkeypatch.setattr(confinement, "run_confined", replaced)
     with pytest.raises(Corrupt, match="expected"):
         table.sql("select a from t")
+
+
+READS: list[Callable[[Table], object]] = [
+    lambda table: table.sql("select a from t"),
+    lambda table: table.scan().to_arrow(),
+    lambda table: table.scan(filter="a > 1").to_arrow(),
+    lambda table: table.scan().to_reader().read_all(),
+]
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_a_split_that_goes_after_it_was_verified_is_named_as_gone(
+    table: Table, monkeypatch: pytest.MonkeyPatch, read: Callable[[Table], object], is_bound: bool
+) -> None:
+    path, bind = split_of(table), Source.bind
+
+    with ThreadPoolExecutor(1) as outside:  # the thread of a query removes no file, nor do those it starts
+        outside.submit(path.exists).result()
+
+        def bound(source: Source, connection: duckdb.DuckDBPyConnection) -> None:
+            if is_bound:
+                bind(source, connection)
+            outside.submit(path.unlink).result()
+            if not is_bound:
+                bind(source, connection)
+
+        monkeypatch.setattr(Source, "bind", bound)
+        with pytest.raises(SnapshotExpired, match=rf"{path.name}: .* open a newer version"):
+            read(table)
 
 
 def test_a_query_spills_to_a_private_folder_that_ends_with_it(

@@ -16,8 +16,10 @@ from random import Random
 import pytest
 
 from storage_core.errors import CommitConflict
+from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.fsck.check import fsck
 from storage_core.gc.collect import collect
+from storage_core.gc.undisturbed import LOOKS
 from storage_core.history.tagging import set_tag
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
@@ -145,7 +147,15 @@ def _goes_on_and_collects(store: MemoryStore) -> int:
     return 12
 
 
-@pytest.mark.parametrize("act", [_collects, _goes_on_and_collects])
+def _goes_on_and_collects_later(store: MemoryStore) -> int:
+    """By its clock the paused one retains a version whose generations are gone: it was superseded later than that."""
+    for seats in (11, 12):
+        _go_on(store, seats, ManualClock(START_MS + 2 * 10**9, step_ms=1))
+    _collect(store, 7, ManualClock(START_MS + 3 * 10**9, step_ms=1))
+    return 12
+
+
+@pytest.mark.parametrize("act", [_collects, _goes_on_and_collects, _goes_on_and_collects_later])
 def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict(
     act: Callable[[MemoryStore], int],
 ) -> None:
@@ -160,6 +170,42 @@ def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict
     assert instant > 40
     assert outcomes.conflicts
     print(f"{instant} requests, {outcomes.conflicts} conflicts, {len(judge.seen)} different tables")  # noqa: T201 -- for `pytest -rA`
+
+
+class EachLook:
+    """A `watch` of a collection: each time it has read which generations wait, they are merged and collected.
+
+    Others wait then, so that no look at the table shows what the one before it did.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._listed = False
+        self.acted = 0
+
+    def __call__(self, _kind: RequestKind, key: str) -> None:
+        if key.endswith("/" + MANIFEST_FILE) and self._listed:
+            self.acted += 1
+            self._act()
+        self._listed = key.endswith(".binpb")
+
+    def _act(self) -> None:
+        table = _process(self._store, 200 + self.acted)
+        _merge(table)
+        _collect(self._store, 300 + self.acted)
+        with table.writer() as writer:
+            for name in ("c", "d"):
+                writer.put(_plane(name, 7))
+                writer.flush()
+
+
+def test_a_collection_whose_every_look_is_disturbed_ends_with_a_conflict() -> None:
+    objects = copy_of(start(0))
+    watch = EachLook(objects)
+    with pytest.raises(CommitConflict, match=r"lost its manifest.*another collection of memory://.*run it again"):
+        _collect(FaultStore(objects, watch=watch), 2)
+    assert watch.acted == LOOKS
+    Judge()(objects, 2)
 
 
 class Turns:
