@@ -94,6 +94,8 @@ TROUBLES = {"side_by_side": side_by_side, "straggle": straggle, "lose_the_execut
 
 if __name__ == "__main__":
     trouble, place, window, *arguments = sys.argv[1:]
-    tasks.compact_several = partial(TROUBLES[trouble], place, int(window))  # the driver's; workers import their own
+    troubled = partial(TROUBLES[trouble], place, int(window))
+    vars(troubled)["__name__"] = trouble
+    tasks.compact_several = troubled  # the driver's; workers import their own
     vars(compact)["compact_groups"] = partial(compact_groups, limits=GroupLimits(task_merges=1))
     sys.exit(compact.main(arguments))
