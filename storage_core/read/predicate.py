@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 from storage_core.errors import InvalidInput
+from storage_core.headroom import require_headroom
 
 if TYPE_CHECKING:
     import duckdb
@@ -216,12 +218,11 @@ class Column:
         """Rows whose value is one of `values`; an empty list matches nothing."""
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InvalidInput(f"isin takes a list of values, found {values!r}")
-        import duckdb
-
-        chosen = tuple(values)
+        column, chosen = _column(self._name), tuple(values)
         if not chosen:
+            import duckdb
+
             return Filter(Or(()), (duckdb.SQLExpression("false"),))
-        column = _column(self._name)
         members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
         return Filter(Or(members), (column.isin(*map(_constant, chosen)),))
 
@@ -241,8 +242,16 @@ def _no_truth_value() -> InvalidInput:
     )
 
 
+@cache
+@require_headroom("a filter")
+def _load_duckdb() -> None:
+    """Load what a filter is often the first to need."""
+    import duckdb  # noqa: F401
+
+
 def _column(name: str) -> duckdb.Expression:
-    import duckdb  # here and below: a filter is the first thing that needs it
+    _load_duckdb()
+    import duckdb
 
     return duckdb.ColumnExpression(name)
 
