@@ -18,20 +18,26 @@ _SIZE = 256 * 2**20
 
 
 @contextmanager
-def require_headroom(subject: str, *, size: int = 0) -> Iterator[None]:
+def require_headroom(subject: str, *, size: int = 0, reserved: int = 0) -> Iterator[None]:
     """Do as `typed` does, and refuse before native code meets what the system will refuse it.
 
-    DuckDB, Arrow and tantivy end the process where they get no file, thread or address space. So as much as they take
-    to work is asked for first, with `size` bytes more for the data, and given back; no page of it is used. The files of
-    the data are not among it: those they open by themselves, and report.
+    DuckDB, Arrow, DataFusion and tantivy end the process where they get no file, thread or address space. So as much
+    as they take to work is asked for first, with `size` bytes more for the data, and given back; no page of it is used.
+    `reserved` are bytes of address space that are taken and mostly never used: they may exceed the machine's memory.
+    The files of the data are not among it: those they open by themselves, and report.
     """
     with typed(subject, with_file=True):
-        _require(files=_FILES, size=_SIZE + size)
+        _require(files=_FILES, size=_SIZE + size, reserved=reserved)
         yield
 
 
-def _require(*, files: int, size: int) -> None:
-    mmap.mmap(-1, size, access=mmap.ACCESS_COPY).close()
+def _require(*, files: int, size: int, reserved: int) -> None:
+    with (
+        mmap.mmap(-1, size, access=mmap.ACCESS_COPY),
+        # Private and not writable, so the system counts it as address space alone, and never as memory.
+        mmap.mmap(-1, max(1, reserved), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ),
+    ):
+        pass
     held: list[int] = []
     try:
         held.extend(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(files))

@@ -63,7 +63,7 @@ def of_the_system(error: BaseException) -> bool:
     """
     if isinstance(error, OSError) and error.errno is not None:
         return True
-    if type(error) in _ONLY_TEXT:
+    if type(error) in _ONLY_TEXT or panicked(error):
         return refusal_in(str(error)) is not None
     return out_of_memory(error) or type(error).__name__ == "ArrowException"  # which Arrow raises for a thread
 
@@ -72,6 +72,11 @@ def raise_refused(subject: str, error: BaseException) -> None:
     """Raise `Unavailable` that names `subject` where the system refused something; return for every other error."""
     if of_the_system(error):
         raise unavailable(subject, error) from error
+
+
+def panicked(error: BaseException) -> bool:
+    """Whether a library of Rust gave up: no `Exception`, and of a class of its own in each of them."""
+    return type(error).__name__ == "PanicException"
 
 
 def refusal_in(text: str) -> OSError | None:

@@ -72,8 +72,12 @@ def __getattr__(name: str) -> object:
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(_HOMES[name])
-    return home if name == "errors" else getattr(home, name)
+    if name == "errors":
+        return importlib.import_module(_HOMES[name])
+    from storage_core.system_errors import typed
+
+    with typed("this process"):
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage_core.headroom import require_headroom
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.settings.query import QueryLimits
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ def session(
 
     Without `limits` time and memory are left to DuckDB; without `folder` nothing is spilled.
     """
-    import duckdb
-
     config: dict[str, str | bool | int | float | list[str]] = {
         "allow_community_extensions": False,
         "allow_persistent_secrets": False,
@@ -50,7 +48,9 @@ def session(
     if limits is not None:
         config["memory_limit"] = f"{limits.memory_bytes // _MIB}MiB"
         config["max_execution_time"] = max(1, round(limits.seconds * 1000))
-    with require_headroom("a session of DuckDB"):
+    with require_headroom("a session of DuckDB", size=QUERY_BYTES):
+        import duckdb
+
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # a slow statement would write to standard output

@@ -9,10 +9,12 @@ without end (`avro_schema`). (Apache Avro 1.11 specification, "Object Container 
 from __future__ import annotations
 
 import io
+import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import xxhash
@@ -21,8 +23,9 @@ from storage_core.errors import Corrupt
 from storage_core.foreign_text import quoted
 from storage_core.formats.avro_codecs import CODEC_DAMAGE, MAX_EXPANDED_BYTES, expand, expanded_bytes, measure_of
 from storage_core.formats.avro_schema import least_bytes
+from storage_core.headroom import require_headroom
 from storage_core.scratch import scratch, scratch_folder
-from storage_core.system_errors import raise_refused
+from storage_core.system_errors import panicked, raise_refused
 
 MAGIC = b"Obj\x01"
 CHECKSUM_KEY = "tidemark.xxh3"
@@ -33,6 +36,14 @@ MAX_RECORDS = 20_000_000
 _SCHEMA_KEY = b"avro.schema"
 _MARK = bytes(SYNC_BYTES)
 _LONGEST_LONG = 10
+
+# Address space of DataFusion. What it is loaded with, of which its allocator reserves 2 GiB; a stack and a heap for
+# each thread that it starts, as many as cores and some; and per byte of a block what may be made of it, twice.
+_LOADED_BYTES: Final = 2**31 + 256 * 2**20
+_THREAD_BYTES: Final = 72 * 2**20
+_OTHER_THREADS: Final = 4
+_DECODED_BYTES: Final = 16
+_started: Final = threading.Event()
 
 # A damaged file fails in whichever decoder meets the damage first.
 _DAMAGE = (
@@ -119,10 +130,10 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     Decoded by DataFusion, column by column, which makes no object per record ("Checkpoints").
     `inspected` is what `inspect` said of just these bytes. Raises as `read_records` does.
     """
-    from datafusion import SessionConfig, SessionContext
-
     found = inspected or inspect(data, where)
-    with scratch_folder("tidemark-") as folder:
+    with require_headroom(where, reserved=_reserved_bytes(found)), scratch_folder("tidemark-") as folder:
+        from datafusion import SessionConfig, SessionContext
+
         # DataFusion reads files only. The folder is private to this call, and gone when it ends.
         path = folder / "block.avro"
         plain = _plain_copy(data, found, where)
@@ -134,12 +145,21 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
             frame = context.read_avro(path)
             batches = [_right_sized(batch.to_pyarrow()) for batch in islice(frame.execute_stream(), 2)]
             table = pa.Table.from_batches(batches, frame.schema())
-        except Exception as error:  # DataFusion raises plain exceptions, one class for everything
+        except BaseException as error:
+            if not isinstance(error, Exception) and not panicked(error):
+                raise
             raise_refused(where, error)  # the file was whole when it was inspected
             raise Corrupt(f"{where}: damaged Avro file: {error}", key=where) from error
+    _started.set()
     if table.num_rows != found.records:
         raise Corrupt(f"{where}: expected {found.records} records, found {table.num_rows}", key=where)
     return table
+
+
+def _reserved_bytes(found: Container) -> int:
+    """What of address space DataFusion takes for these records, and for itself where it does not run yet."""
+    started = 0 if _started.is_set() else _LOADED_BYTES + ((os.cpu_count() or 1) + _OTHER_THREADS) * _THREAD_BYTES
+    return started + _DECODED_BYTES * found.expanded_bytes
 
 
 def _plain_copy(data: bytes, found: Container, where: str) -> list[bytes]:

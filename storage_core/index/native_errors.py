@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from storage_core.errors import Corrupt, TidemarkError, Unavailable
 from storage_core.headroom import require_headroom
-from storage_core.system_errors import refusal_in
+from storage_core.system_errors import panicked, refusal_in
 
 REBUILD = "drop the index segment and catch up again"
 
@@ -45,7 +45,7 @@ def writing(what: str, *, room_bytes: int) -> Iterator[None]:
 def _of_tantivy(error: BaseException) -> bool:
     if isinstance(error, TidemarkError):
         return False
-    return isinstance(error, ValueError) or type(error).__name__ == "PanicException"
+    return isinstance(error, ValueError) or panicked(error)
 
 
 def _unavailable(what: str, error: BaseException) -> Unavailable:

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
+from storage_core.headroom import require_headroom
 
 if TYPE_CHECKING:
     import duckdb
@@ -220,14 +222,14 @@ class Column:
         """Rows whose value is one of `values`; an empty list matches nothing."""
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InvalidInput(f"isin takes a list of values, found {quoted(values)}")
-        import duckdb
-
+        column = _column(self._name)
         chosen = tuple(islice(values, MOST_CLAUSES + 1))
         if len(chosen) > MOST_CLAUSES:
             raise InvalidInput(f"isin takes at most {MOST_CLAUSES} values; ask in parts, or look keys up with get_many")
         if not chosen:
+            import duckdb
+
             return Filter(Or(()), (duckdb.SQLExpression("false"),))
-        column = _column(self._name)
         members = tuple(Compare(self._name, Comparison.EQ, value) for value in chosen)
         return Filter(Or(members), (column.isin(*map(_constant, chosen)),))
 
@@ -247,8 +249,16 @@ def _no_truth_value() -> InvalidInput:
     )
 
 
+@cache
+@require_headroom("a filter")
+def _load_duckdb() -> None:
+    """Load what a filter is often the first to need."""
+    import duckdb  # noqa: F401
+
+
 def _column(name: str) -> duckdb.Expression:
-    import duckdb  # here and below: a filter is the first thing that needs it
+    _load_duckdb()
+    import duckdb
 
     return duckdb.ColumnExpression(name)
 

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
-from storage_core.headroom import require_headroom
+from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import open_cache
 from storage_core.index.fulltext import Hit
@@ -86,7 +86,7 @@ def search(
         raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
     covered, overlay = segments.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
     with (
-        require_headroom(f"search of index {index!r}"),
+        require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,
         sources(store, snapshot, covered=covered, overlay=overlay, cache=cached) as found,
     ):

@@ -1,7 +1,8 @@
 """A process that reads while the machine lacks something: files to open, address space, room on the disk.
 
 `python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error. With
-`reads` behind them each line is by a process of its own, which has used nothing yet; one that dies says how.
+`reads` behind them each line is by a process of its own, which has used nothing yet; one that dies says how. With
+`checkpointed` that process has a checkpoint to read first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+import tidemark as tm
 from storage_core.clock import SystemClock
 from storage_core.index import catch_up
 from storage_core.log.actions import Metadata
@@ -43,6 +45,8 @@ QUERIES: dict[str, Callable[[Table], pa.Table]] = {
 READS: dict[str, Callable[[Table], pa.Table]] = {
     "scan": lambda table: table.scan(filter="text = 'ebb tide'").to_arrow(),
     "sql": lambda table: table.sql("select id from t where text = 'ebb tide'"),
+    "filter": lambda table: table.scan(filter=tm.col("text") == "ebb tide").to_arrow(),
+    "search": lambda table: table.search("ebb", index="words"),
     "get": lambda table: pa.Table.from_pylist([row for row in table.get_many([1, 3]) if row is not None]),
 }
 ANSWER = [1, 3]
@@ -82,7 +86,7 @@ CONDITIONS: dict[str, Callable[[int], tuple[int, int]]] = {
 
 def keyed(store: ObjectStore) -> None:
     """The same rows under a key, in two splits of the base."""
-    table = KeyedTable(store).create(SCHEMA, TableConfig(primary_key=("id",)))
+    table = KeyedTable(store).create(SCHEMA, TableConfig(primary_key=("id",), indexes=INDEXES[:1]))
     for first in (1, 3):
         table.append([{"id": first, "text": "ebb tide", "tag": "x"}, {"id": first + 1, "text": "flood", "tag": "y"}])
 
@@ -90,8 +94,11 @@ def keyed(store: ObjectStore) -> None:
 def main() -> None:
     condition, steps = CONDITIONS[sys.argv[1]], [int(each) for each in sys.argv[2].split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        if sys.argv[3:] == ["reads"]:
+        if sys.argv[3:]:
             keyed(LocalStore(Path(folder) / "table"))
+            if sys.argv[3] == "checkpointed":
+                table = Table.open(str(Path(folder) / "table"))
+                table.log.checkpoint(table.snapshot)
             for step in steps:
                 for name, query in READS.items():
                     alone(f"{step} {name}", str(Path(folder) / "table"), query, partial(condition, step))

@@ -16,21 +16,19 @@ MEMORY = "Cannot allocate memory; give the process more memory (ulimit -v)"
 
 
 @pytest.mark.parametrize(
-    ("condition", "steps", "cause"),
+    ("condition", "steps", "cause", "table"),
     [
-        (
-            "open-files",
-            range(40),
-            "Too many open files; raise the number of files that the process may open (ulimit -n)",
-        ),
-        ("address-space", MIB_STEPS, MEMORY),
+        ("open-files", range(40), FILES, "reads"),
+        ("address-space", MIB_STEPS, MEMORY, "reads"),
+        ("open-files", (0, 1, 2, 3, 4, 8, 100), FILES, "checkpointed"),
+        ("address-space", (10, 300, 400, 950, 1100, 1200, 1400, 8000), MEMORY, "checkpointed"),
     ],
 )
 def test_a_read_without_what_it_needs_is_unavailable_and_no_process_dies(
-    condition: str, steps: Iterable[int], cause: str
+    condition: str, steps: Iterable[int], cause: str, table: str
 ) -> None:
     listed = [*steps]
-    command = [sys.executable, "-m", "tests.unit.poor_machine", condition, ",".join(map(str, listed)), "reads"]
+    command = [sys.executable, "-m", "tests.unit.poor_machine", condition, ",".join(map(str, listed)), table]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     said = ended.stdout.splitlines()
     assert ended.returncode == 0, f"{ended.returncode} after {said}: {ended.stderr[-2000:]}"
