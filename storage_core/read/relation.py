@@ -26,7 +26,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
-from storage_core.split.read import conform_split, gone, read_split
+from storage_core.split.read import conform_split, expired_split, read_split
 from storage_core.split.vectors import deleted_rows, positions
 from storage_core.system_errors import out_of_memory, typed, unavailable
 
@@ -134,7 +134,7 @@ def query_errors(
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
             # DuckDB takes a path that is gone for a folder, in which it may read nothing.
             lost = next((add for add, path in files if add.path in str(error) and not path.exists()), None)
-            raise _typed(error, query, splits, limits) if lost is None else gone(lost) from error
+            raise _typed(error, query, splits, limits) if lost is None else expired_split(lost) from error
 
 
 def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:

@@ -273,7 +273,7 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
-def gone(add: Add) -> SnapshotExpired:
+def expired_split(add: Add) -> SnapshotExpired:
     """Return the error for a split whose file is gone."""
     return SnapshotExpired(
         f"{add.path}: the log names this split but the store does not have it; "
@@ -288,7 +288,7 @@ def _corrupt_on_failure(add: Add) -> Iterator[None]:
     try:
         yield
     except NotFound as error:
-        raise gone(add) from error
+        raise expired_split(add) from error
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(add.path, error)
         raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error
