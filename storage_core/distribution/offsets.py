@@ -63,10 +63,10 @@ def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
     current = snapshot.config.region_spec.id
     own: dict[str, Mapping[str, int]] = {}
     further: dict[str, Mapping[str, int]] = {}
-    for region, offsets in zip(regions, found, strict=True):
+    for region, recorded in zip(regions, found, strict=True):
         if region.spec_id == current:
-            own[region.id] = offsets
-        if more := {writer: last for writer, last in offsets.items() if last > log.get(writer, 0)}:
+            own[region.id] = recorded
+        if more := {writer: last for writer, last in recorded.items() if last > log.get(writer, 0)}:
             further[region.id] = more
     return Offsets(log=log, regions=own, further=further)
 
