@@ -3,8 +3,8 @@
 What is not listed is refused, so a function that a newer DuckDB brings waits until somebody has looked at it;
 `tests/unit/test_sql_functions.py` fails where the engine's own list has changed. Left out: what reads files, settings,
 variables, the catalogue or other queries, what plans or runs text, what sleeps, logs or counts, what takes the inner
-form of an aggregate or a sort key, which DuckDB believes unseen, `json_pretty`, which squares deep JSON, and all of
-VARIANT, whose cast from deep JSON ends the process.
+form of an aggregate or a sort key, which DuckDB believes unseen, and all of VARIANT, whose cast from deep JSON ends
+the process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SCALARS = words("""
     array_contains array_cosine_distance array_cosine_similarity array_cross_product array_distance array_distinct
     array_dot_product array_extract array_filter array_grade_up array_has array_has_all array_has_any
     array_indexof array_inner_product array_intersect array_length array_negative_dot_product
-    array_negative_inner_product array_position array_resize array_reverse_sort array_select
+    array_negative_inner_product array_position array_reduce array_resize array_reverse_sort array_select
     array_slice array_sort array_to_json array_transform array_unique array_value array_where array_zip ascii asin
     asinh atan atan2 atanh bar base64 bin binom bit_count bit_length bit_position bitstring cardinality cbrt ceil
     ceiling century char_length character_length chr concat concat_ws contains cos cosh cot current_date
-    current_localtime current_localtimestamp date_diff date_part date_sub date_trunc datediff
+    current_localtime current_localtimestamp damerau_levenshtein date_diff date_part date_sub date_trunc datediff
     datepart datesub datetrunc day dayname dayofmonth dayofweek dayofyear decade decimal_division decode degrees
     divide editdist3 element_at encode ends_with enum_code enum_first enum_last enum_range enum_range_boundary
     epoch epoch_ms epoch_ns epoch_us equi_width_bins era error even exp factorial filter flatten floor format
@@ -39,14 +39,14 @@ SCALARS = words("""
     grade_up greatest greatest_common_divisor hamming hash hex hour ilike_escape instr isfinite isinf isnan isodow
     isoyear jaccard jaro_similarity jaro_winkler_similarity json_array json_array_length json_contains
     json_deep_merge json_exists json_extract json_extract_path json_extract_path_text json_extract_string
-    json_insert json_keys json_merge_patch json_merge_patch_diff json_normalize json_object json_quote
+    json_insert json_keys json_merge_patch json_merge_patch_diff json_normalize json_object json_pretty json_quote
     json_remove json_replace json_set json_strip_nulls json_structure json_transform json_transform_strict
     json_type json_valid json_value julian last_day lcase lcm least least_common_multiple left left_grapheme len
     length length_grapheme levenshtein lgamma like_escape list_aggr list_aggregate list_apply list_cat list_concat
     list_contains list_cosine_distance list_cosine_similarity list_distance list_distinct list_dot_product
     list_element list_extract list_filter list_grade_up list_has list_has_all list_has_any list_indexof
     list_inner_product list_intersect list_negative_dot_product list_negative_inner_product list_pack
-    list_position list_resize list_reverse_sort list_select list_slice list_sort list_transform
+    list_position list_reduce list_resize list_reverse_sort list_select list_slice list_sort list_transform
     list_unique list_value list_where list_zip ln log log10 log2 lower lpad ltrim make_date make_time
     make_timestamp make_timestamp_ms make_timestamp_ns make_timestamptz map map_concat map_contains map_entries
     map_extract map_extract_value map_from_entries map_keys map_values md5 md5_number microsecond millennium
@@ -147,4 +147,4 @@ OF_ONE_ROW = words("""
     translate trim trunc try_strptime ucase unbin unhex unicode upper url_decode url_encode week weekday
     weekofyear xor year yearweek | || ~ ~~ ~~* ~~~
 """)
-"""Functions that give a row the same value on every call, of a length that `growth` can tell from the text."""
+"""Functions that give a row the same value on every call, of a length that can be told from the text."""

@@ -15,9 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from storage_core.engine.functions import NAMED, TABLE_FUNCTIONS, TYPES, words
-from storage_core.engine.growth import check_copies
-from storage_core.engine.layers import check_layers
+from storage_core.engine.functions import COPYING, NAMED, TABLE_FUNCTIONS, TYPES, words
 from storage_core.engine.session import session
 from storage_core.engine.tree import Node, nodes_of, refused, shown
 from storage_core.errors import InvalidInput
@@ -37,6 +35,8 @@ MOST_NAMES = 32
 """Names with dots between them, for one column or a field of it. DuckDB's time grows faster than their number, as it
 does with that of joins, and hears no interrupt."""
 
+MOST_COPIES = 8
+"""Macros that name an argument twice, within each other."""
 
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
 _TABLES = frozenset(
@@ -115,7 +115,21 @@ def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
         if why is not None:
             raise refused(text, what, why)
     check_copies(tree, text, what)
-    check_layers(tree, text, what, table=table)
+
+
+def check_copies(tree: Any, text: str, what: str) -> None:
+    """Return when few macros that copy their arguments stand within each other. Raises `InvalidInput`."""
+    waiting = [(tree, 0)]
+    while waiting:
+        node, around = waiting.pop()
+        if isinstance(node, dict):
+            around += str(node.get("function_name")).lower() in COPYING
+            if around > MOST_COPIES:
+                names = ", ".join(sorted(COPYING))
+                raise refused(text, what, f"at most {MOST_COPIES} of these stand within each other: {names}")
+            waiting.extend((each, around) for each in node.values())
+        elif isinstance(node, list):
+            waiting.extend((each, around) for each in node)
 
 
 def _is_common_table(value: object) -> bool:

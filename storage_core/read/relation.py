@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.engine.confinement import STILL_RUNNING
-from storage_core.engine.session import literally
+from storage_core.engine.question import Question, Relation, TypesDiffer
+from storage_core.engine.sandbox import Answer, OutOfTime, SandboxEnded
+from storage_core.engine.session import literally, session
 from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.foreign_text import shortened
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     import duckdb
 
 TABLE = "t"
+_BATCH_ROWS = 122_880  # DuckDB's own unit of rows
+_TEMPLATE = "tidemark_template"
+_DELETED = "tidemark_deleted"
 _UNKNOWN_TABLE = "Catalog Error: Table with name"
-_OUT_OF_TIME = "exceeded maximum execution time"
-_INTERRUPTED = "INTERRUPT Error"
 _OUT_OF_REACH = "IO Error:"
 _NO_FILES = "Too many open files"
 _DENIED = "Permission denied"
@@ -49,12 +51,10 @@ _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
 _OPTIONS = "union_by_name = true, can_have_nan = true"
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
 _WITHOUT_DELETED = (
-    "AS split ANTI JOIN tidemark_deleted AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
+    f"AS split ANTI JOIN {_DELETED} AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 )
-# As the catalogue has them: asked of the view itself, they would be read from every file once more.
-_TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 _PLACES = frozenset({"file_index", "file_row_number"})
-_DELETED = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
+_DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +66,66 @@ class Source:
     deleted: pa.Table | None = None
 
     @property
-    def files(self) -> list[Path]:
-        """The files that the session may open."""
-        return [path for _, path in self.splits]
+    def relation(self) -> Relation:
+        """The view `t`: the columns of the table in its order, null where a split has none."""
+        if not self.splits:
+            return Relation(rows={TABLE: self.rows})
+        whole = [path for add, path in self.splits if add.deleted_rows is None]
+        marked = [path for add, path in self.splits if add.deleted_rows is not None]
+        parts = [f"FROM {_TEMPLATE}"]
+        parts += [f"FROM {_parquet(whole)}"] if whole else []
+        parts += [f"FROM {_parquet(marked)} {_WITHOUT_DELETED}"] if marked else []
+        return Relation(
+            rows={_TEMPLATE: self.rows} | ({} if self.deleted is None else {_DELETED: self.deleted}),
+            files=tuple(path for _, path in self.splits),
+            views=(f"CREATE VIEW {TABLE} AS {' UNION ALL BY NAME '.join(parts)}",),
+            same_types=(TABLE, _TEMPLATE),
+        )
 
-    def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Create the view `t`: the columns of the table in its order, null where a split has none.
+    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Answer:
+        """Return the answer of a SELECT that was checked, from a process that can do nothing else: see `Answer`.
 
         Raises `InvalidInput` where a column of a split has another type than in the table.
         """
-        template = connection.from_arrow(self.rows)
-        if not self.splits:
-            template.create_view(TABLE)
-            return
-        template.create_view("tidemark_template")
-        sources = " UNION ALL BY NAME ".join(["FROM tidemark_template", *self._parts(connection)])
-        connection.execute(f"CREATE VIEW {TABLE} AS {sources}")
-        types = [each for (each,) in connection.execute(_TYPES, [TABLE]).fetchall()]
-        if types[: len(template.types)] != [str(each) for each in template.types]:
-            _require_types(self.splits, self.rows.schema)
+        question = Question(
+            text=text,
+            relation=self.relation,
+            seconds=limits.seconds,
+            memory_bytes=limits.memory_bytes,
+            spill_bytes=spill_bytes,
+            batch_rows=batch_rows,
+        )
+        try:
+            return Answer(question)
+        except TypesDiffer:
+            self._require_types()
+            return Answer(replace(question, relation=replace(question.relation, same_types=None)))
 
-    def _parts(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
-        """What to select from: the files without deleted rows, and the others."""
-        whole = [path for add, path in self.splits if add.deleted_rows is None]
-        marked = [path for add, path in self.splits if add.deleted_rows is not None]
-        if whole:
-            yield f"FROM {_parquet(whole)}"
-        if marked:
-            connection.from_arrow(self.deleted).create_view("tidemark_deleted")
-            yield f"FROM {_parquet(marked)} {_WITHOUT_DELETED}"
+    def opened(self) -> duckdb.DuckDBPyConnection:
+        """Return a session of this process, with the view `t`, for what holds no text from outside.
+
+        Raises what `answer` raises of types.
+        """
+        relation = self.relation
+        connection = session(files=relation.files)
+        try:
+            relation.bind(connection)
+        except TypesDiffer:
+            self._require_types()
+        return connection
+
+    def _require_types(self) -> None:
+        """Return where DuckDB may cast the columns of splits. Raises `InvalidInput` where one has another type.
+
+        Where columns have several types DuckDB casts all of them to one that holds each, and says nothing. Of a split
+        that others wrote the types are theirs: Parquet has several for some of the table's.
+        """
+        for add, path in self.splits:
+            if add.xxh3 is not None:
+                try:
+                    conform_split(pq.read_schema(path).remove_metadata().empty_table(), self.rows.schema)
+                except InvalidInput as error:
+                    raise InvalidInput(f"{add.path}: {error}", **error.context) from error
 
 
 def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, *, verified: Verified) -> Source:
@@ -131,20 +162,30 @@ def query_errors(
     with typed(shortened(query, 500)):
         try:
             yield
+        except OutOfTime as error:
+            raise _out_of_time(query, limits or QueryLimits()) from error
+        except SandboxEnded as error:
+            raise _process_ended(query, limits or QueryLimits(), str(error)) from error
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
             # DuckDB takes a path that is gone for a folder, in which it may read nothing.
             lost = next((add for add, path in files if add.path in str(error) and not path.exists()), None)
             raise _typed(error, query, splits, limits) if lost is None else expired_split(lost) from error
 
 
+def _out_of_time(query: str, limits: QueryLimits) -> Unavailable:
+    advice = "ask for less, or raise `seconds` (--seconds)"
+    found = f"{shown(query)}: it took longer than {limits.seconds:g} seconds; {advice}"
+    return Unavailable(found, query=query, seconds=limits.seconds)
+
+
+def _process_ended(query: str, limits: QueryLimits, how: str) -> Unavailable:
+    found = f"its process ended ({how}), as one does that needs far more than `memory_bytes` = {limits.memory_bytes}"
+    return Unavailable(f"{shown(query)}: {found}; ask for less, or raise it (--memory-mib)", query=query)
+
+
 def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
     text, shown_query = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
-    if ((_OUT_OF_TIME in text and not quotes) or text.startswith(_INTERRUPTED)) and limits is not None:
-        left = f"; {STILL_RUNNING}, and its memory and spill come free when it ends" if STILL_RUNNING in text else ""
-        advice = "ask for less, or raise `seconds` (--seconds)"
-        found = f"{shown_query}: it took longer than {limits.seconds:g} seconds{left}; {advice}"
-        return Unavailable(found, query=query, seconds=limits.seconds)
     if out_of_memory(error) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
@@ -172,24 +213,11 @@ def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
     return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.deleted_rows is None for add in splits)
 
 
-def _require_types(splits: Sequence[tuple[Add, Path]], schema: pa.Schema) -> None:
-    """Where columns have several types DuckDB casts all of them to one that holds each, and says nothing.
-
-    Of a split that others wrote the types are theirs: Parquet has several for some of the table's.
-    """
-    for add, path in splits:
-        if add.xxh3 is not None:
-            try:
-                conform_split(pq.read_schema(path).remove_metadata().empty_table(), schema)
-            except InvalidInput as error:
-                raise InvalidInput(f"{add.path}: {error}", **error.context) from error
-
-
 def _deleted(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
     """The deleted rows of every file, which is given by its place in the list."""
     rows = [positions(deleted_rows(store, add)) for add in marked]
     files = np.repeat(np.arange(len(rows), dtype=np.uint64), [len(each) for each in rows])
-    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_DELETED)
+    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_DELETED_SCHEMA)
 
 
 def _parquet(paths: Sequence[Path]) -> str:

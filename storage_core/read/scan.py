@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.engine import confinement
+from storage_core.engine.sandbox import Answer, prepare
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.extras import PIPELINE, needs
@@ -25,7 +24,7 @@ from storage_core.read.relation import TABLE, Source, query_errors, splits_sourc
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.verified import Verified
 from storage_core.rows import fold
-from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
+from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, read_split
 
 if TYPE_CHECKING:
@@ -78,25 +77,25 @@ class Scan:
         """
         bounds = self._bounds
         splits, source = self._source()
-        unhurried = None if bounds is None else replace(bounds, seconds=LONGEST_QUERY_SECONDS)  # the caller may wait
         with query_errors("scan", splits, bounds, files=source.splits):
-            connection, reader = confinement.run_confined(
-                lambda _: nullcontext(session(unhurried, files=source.files)),
-                lambda made: (made, self._relation(made, source).to_arrow_reader(batch_rows)),
-                seconds=None if bounds is None else bounds.seconds,
-            )
-        return pa.RecordBatchReader.from_batches(reader.schema, self._batches(connection, reader, source, bounds))
+            rows: Answer | pa.RecordBatchReader
+            if bounds is None:
+                rows = source.opened().sql(self._text).to_arrow_reader(batch_rows)
+            else:
+                rows = source.answer(self._text, bounds, batch_rows=batch_rows)
+        return pa.RecordBatchReader.from_batches(rows.schema, self._batches(rows, splits, source, bounds))
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds, files=source.splits):
-            rows = confinement.run_confined(
-                lambda _: session(bounds, files=source.files),
-                lambda connection: self._relation(connection, source).to_arrow_table(),
-                seconds=None if bounds is None else bounds.seconds,
-            )
+            if bounds is None:
+                with source.opened() as connection:
+                    rows = connection.sql(self._text).to_arrow_table()
+            else:
+                with source.answer(self._text, bounds) as answer:
+                    rows = pa.Table.from_batches(answer, answer.schema)
             self.verified.recheck(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
@@ -114,21 +113,14 @@ class Scan:
 
     def _batches(
         self,
-        connection: duckdb.DuckDBPyConnection,
-        reader: pa.RecordBatchReader,
+        rows: Answer | pa.RecordBatchReader,
+        splits: Sequence[Add],
         source: Source,
         limits: QueryLimits | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Each batch is made in a thread of its own that cannot write; at the end the files are looked at again."""
-        seconds = None if limits is None else limits.seconds
-        with query_errors("scan", [add for add, _ in source.splits], limits, files=source.splits):
-            while (
-                batch := confinement.run_confined(
-                    lambda _: nullcontext(connection), lambda _: next(reader, None), seconds=seconds
-                )
-            ) is not None:
-                yield batch
-            connection.close()
+        """The rows as they come; at the end the files are looked at again."""
+        with query_errors("scan", splits, limits, files=source.splits):
+            yield from rows
             self.verified.recheck(self.store, source.splits)
 
     @property
@@ -142,20 +134,22 @@ class Scan:
 
     @require_headroom("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
+        if self._bounds is not None:
+            prepare()
         return source_of(
             self.store, self.snapshot, self._predicate, verified=self.verified, records=self.records, query="scan"
         )
 
-    def _relation(self, connection: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPyRelation:
-        source.bind(connection)
-        relation = connection.view(TABLE)
-        if self.filter is not None:
-            relation = relation.filter(self.filter.expression)
-        if self.columns is not None:
-            import duckdb
+    @property
+    def _text(self) -> str:
+        """What is asked of the view `t`."""
+        import duckdb
 
-            relation = relation.select(*(duckdb.ColumnExpression(name) for name in self.columns))
-        return relation
+        columns = (
+            "*" if self.columns is None else ", ".join(str(duckdb.ColumnExpression(each)) for each in self.columns)
+        )
+        condition = "" if self.filter is None else f" WHERE {self.filter.expression}"
+        return f"SELECT {columns} FROM {TABLE}{condition}"  # noqa: S608  # conditions are made of parts or were checked
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:

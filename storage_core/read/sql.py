@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.engine import confinement
-from storage_core.engine.session import session
+from storage_core.engine.sandbox import prepare
 from storage_core.engine.statement import check, parse
 from storage_core.engine.tree import Node, shown
 from storage_core.errors import Unavailable
@@ -17,17 +15,11 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned
-from storage_core.read.relation import TABLE, Source, query_errors
+from storage_core.read.relation import TABLE, query_errors
 from storage_core.read.scan import source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
-from storage_core.scratch import scratch_folder
 from storage_core.settings.query import QueryLimits
-
-if TYPE_CHECKING:
-    import duckdb
-
-_BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 
 
 @require_headroom("a query", size=QUERY_BYTES)
@@ -46,29 +38,17 @@ def query(
     of its limits. The query can read the table's splits and nothing else, and write nothing (decision 0083). With
     `records`, they are folded over the base first and nothing is pruned.
     """
+    prepare()
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
     splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, query=text)
-    with query_errors(text, splits, bounds, files=source.splits):
-        answer = ask(source, text, bounds)
+    with (
+        query_errors(text, splits, bounds, files=source.splits),
+        source.answer(text, bounds, spill_bytes=bounds.spill_bytes) as answer,
+    ):
+        rows = pa.Table.from_batches(_bounded(answer, text, bounds), answer.schema)
     verified.recheck(store, source.splits)
-    return answer
-
-
-def ask(source: Source, text: str, limits: QueryLimits) -> pa.Table:
-    """Return the answer of a query that was checked, from a session that can write nowhere but to its own folder."""
-
-    def of(connection: duckdb.DuckDBPyConnection) -> pa.Table:
-        source.bind(connection)
-        rows = connection.sql(text).to_arrow_reader(_BATCH_ROWS)
-        return pa.Table.from_batches(_bounded(rows, text, limits), rows.schema)
-
-    return confinement.run_confined(
-        lambda folder: session(limits, files=source.files, folder=folder),
-        of,
-        folder=scratch_folder("tidemark-spill-"),
-        seconds=limits.seconds,
-    )
+    return rows
 
 
 def explain(snapshot: Snapshot, text: str) -> Pruned:

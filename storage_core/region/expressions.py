@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.engine.functions import NESTED_TYPES, OF_ONE_ROW, TYPES
-from storage_core.engine.growth import check_copies, check_growth
 from storage_core.engine.session import session
-from storage_core.engine.statement import parse
+from storage_core.engine.statement import check_copies, parse
 from storage_core.engine.tree import Node, nodes_of
 from storage_core.errors import InvalidInput, Unavailable
 from storage_core.foreign_text import quoted
+from storage_core.region.expression_growth import check_growth
 from storage_core.region.transforms import widen, widened
 from storage_core.settings.query import QueryLimits
 from storage_core.system_errors import out_of_memory

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
-from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.objectstore.memory import MemoryStore
@@ -188,8 +187,7 @@ def test_sql_over_the_splits_needs_no_deduplication(steps: list[Step]) -> None:
     snapshot = model.table.snapshot
     splits = list(snapshot.splits.values())
     source = splits_source(model.table.store, splits, snapshot.schema, verified=Verified())
-    connection = session(files=source.files)
-    source.bind(connection)
+    connection = source.opened()
     counted = 'select count(*) as live, count(distinct (name, amount, "at")) as different from t'
     assert connection.sql(counted).fetchall() == [(len(model.merged), len(model.merged))]
 

@@ -163,8 +163,7 @@ def test_a_split_of_an_older_release_with_bounds_that_leave_nan_out_answers_righ
     (tmp_path / "t" / add.path).write_bytes(sink.getvalue())
     splits = [with_file_metrics(add, sink.getvalue())]
     source = splits_source(LocalStore(tmp_path / "t"), splits, rows.schema, verified=Verified())
-    connection = session(files=source.files)
-    source.bind(connection)
+    connection = source.opened()
     assert connection.sql("select count(*) filter (f > 100), count(*) filter (f <= 21) from t").fetchall() == [(1, 2)]
     assert connection.sql("select f from t where f <= 21").fetchall() == [(20.5,), (21.0,)]
 

@@ -1,0 +1,60 @@
+"""One SELECT that was checked, what it is asked of, and how a session of DuckDB is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import duckdb
+
+# As the catalogue has them: asked of the views themselves, they would be read from every file once more.
+_TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
+
+
+class TypesDiffer(Exception):  # noqa: N818  # a finding, which whoever asks takes for good or not
+    """A view has other types than the rows it stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """What a session reads: rows in memory and files, by views over them."""
+
+    rows: Mapping[str, pa.Table]
+    files: tuple[Path, ...] = ()
+    views: tuple[str, ...] = ()
+    """Statements that create views over `rows`, `files` and each other, in this order."""
+    same_types: tuple[str, str] | None = None
+    """Two views, of which the first begins with the types of the second."""
+
+    def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Create the views. Raises `TypesDiffer`."""
+        for name, rows in self.rows.items():
+            connection.from_arrow(rows).create_view(name)
+        for statement in self.views:
+            connection.execute(statement)
+        if self.same_types is not None:
+            found, wanted = (
+                [each for (each,) in connection.execute(_TYPES, [view]).fetchall()] for view in self.same_types
+            )
+            if found[: len(wanted)] != wanted:
+                raise TypesDiffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A SELECT over a relation, and the limits that its answer keeps to."""
+
+    text: str
+    relation: Relation
+    seconds: float
+    """From the question to the first rows of the answer, and from some rows to the next."""
+    memory_bytes: int
+    spill_bytes: int
+    """On disk, for what memory does not hold."""
+    batch_rows: int
+    """Of the answer at a time, at most."""

@@ -1,0 +1,243 @@
+"""The processes that answer queries: what ends them, what they hold, and what comes of a call that never ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from storage_core.engine import sandbox, wire
+from storage_core.errors import Unavailable
+from tidemark import QueryLimits, Table, col
+
+SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int64()))])
+HOURS = "levenshtein(repeat('ab', 200000), repeat('ba', 200000) || a)"
+SHORT = QueryLimits(seconds=0.3)
+FORMS: dict[str, Callable[[Table], object]] = {
+    "sql": lambda table: table.sql(f"select count(*) from t where {HOURS} > 5", limits=SHORT),
+    "arrow": lambda table: table.scan(filter=f"{HOURS} > 5", limits=SHORT).to_arrow(),
+    "stream": lambda table: table.scan(filter=f"{HOURS} > 5", limits=SHORT).to_reader().read_all(),
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    """A table of ten rows, and no process that was started before."""
+    sandbox.end_kept()
+    made = Table.create(str(tmp_path / "t"), SCHEMA)
+    made.append([{"a": each, "s": f"row {each}", "l": [each, 1]} for each in range(10)])
+    yield made
+    sandbox.end_kept()
+
+
+def children() -> list[int]:
+    """The processes of this one."""
+    found = Path("/proc/self/task").glob("*/children")
+    return [int(each) for path in found for each in path.read_text().split()]
+
+
+def answered(table: Table) -> bool:
+    return bool(table.sql("select count(*) as n from t").to_pylist() == [{"n": 10}])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_that_takes_hours_ends_with_its_time(table: Table, form: str) -> None:
+    before = children()
+    with pytest.raises(Unavailable, match=r"longer than 0.3 seconds; ask for less, or raise `seconds`"):
+        FORMS[form](table)
+    assert children() == before
+    assert answered(table)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select max(length(repeat(s, 500000000))) from t",
+        "select list_reduce(range(0, 40), lambda x, y: x || x, 'x') from t",
+        "select damerau_levenshtein(repeat('ab', 100000), repeat('ba', 100000)) from t",
+        "select json_pretty(repeat('[', 20000) || repeat(']', 20000)) from t",
+    ],
+)
+def test_the_memory_of_one_call_is_bounded(table: Table, text: str) -> None:
+    with pytest.raises(Unavailable, match=r"memory_bytes` = 67108864"):
+        table.sql(text, limits=QueryLimits(seconds=60, memory_bytes=64 * 2**20))
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert most < 2**30
+    assert answered(table)
+
+
+def test_a_process_is_kept_for_the_next_question(table: Table) -> None:
+    assert answered(table)
+    (first,) = children()
+    assert answered(table)
+    assert children() == [first]
+    assert table.scan(filter=col("a") > 5).to_arrow().num_rows == 4
+    assert children() == [first]
+
+
+def test_as_many_processes_as_questions_at_a_time_and_few_are_kept(table: Table) -> None:
+    streams = [table.scan(filter="a > 3").to_reader(2) for _ in range(5)]
+    assert [next(each).num_rows for each in streams] == [2] * 5
+    assert len(children()) == 5
+    assert [sum(batch.num_rows for batch in each) for each in streams] == [4] * 5
+    assert len(children()) == sandbox.MOST_KEPT
+
+
+def test_a_stream_that_is_given_up_ends_its_process(table: Table) -> None:
+    begun, unread = table.scan(filter="a > 3").to_reader(2), table.scan(filter="a > 3").to_reader(2)
+    next(begun)
+    assert len(children()) == 2
+    del begun, unread
+    assert children() == []
+
+
+def test_a_kept_process_that_was_killed_is_not_asked(table: Table) -> None:
+    assert answered(table)
+    (first,) = children()
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert answered(table)
+    assert first not in children()
+
+
+def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
+    stream = table.scan(filter="a > 3").to_reader(2)
+    (at_work,) = children()
+    os.kill(at_work, signal.SIGKILL)
+    with pytest.raises(Unavailable, match=r"its process ended \(signal 9\)"):
+        stream.read_all()
+    assert answered(table)
+
+
+def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, receive = threading.Event(), wire.receive
+
+    def noted(source: socket.socket) -> wire.Message:
+        message = receive(source)
+        begun.set()
+        return message
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sandbox, "receive", noted)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            table.sql(f"select max({HOURS}) from t")
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    assert children() == []
+
+
+ASKS_FOR_HOURS = f"""
+import sys
+from storage_core.engine import sandbox, wire
+from tidemark import Table
+receive = sandbox.receive
+def told(source):
+    message = receive(source)
+    (child,) = open("/proc/self/task/" + str(__import__("os").getpid()) + "/children").read().split()
+    print(child, flush=True)
+    return message
+sandbox.receive = told
+Table.open(sys.argv[1]).sql("select max({HOURS}) from t")
+"""
+
+
+def test_the_process_of_a_question_ends_with_the_one_that_asked(table: Table) -> None:
+    command = [sys.executable, "-c", ASKS_FOR_HOURS, table.uri]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        child = os.pidfd_open(int(asking.stdout.readline()))
+        asking.kill()
+    assert select.select([child], [], [], 60)[0], "it runs on"
+    os.close(child)
+
+
+def test_a_copy_of_the_process_asks_processes_of_its_own(table: Table) -> None:
+    assert answered(table)
+    (ours,) = children()
+    stream = table.scan(filter="a > 3").to_reader(2)
+    next(stream)
+    copy = os.fork()
+    if copy == 0:
+        sound = answered(table) and ours not in children()
+        sandbox.end_kept()
+        os._exit(0 if sound else 1)
+    assert os.waitpid(copy, 0)[1] == 0
+    assert sum(batch.num_rows for batch in stream) == 4
+    assert answered(table)
+
+
+def test_a_process_of_queries_has_no_environment_and_no_open_file_of_ours(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
+    kept = (tmp_path / "ours").open("w")
+    os.set_inheritable(kept.fileno(), True)
+    assert answered(table)
+    (child,) = children()
+    assert b"a secret" not in Path(f"/proc/{child}/environ").read_bytes()
+    opened = {str(each.readlink()) for each in Path(f"/proc/{child}/fd").iterdir()}
+    assert not [each for each in opened if each.startswith(str(tmp_path)) or "ours" in each]
+    kept.close()
+
+
+BESIDE_OTHERS = """
+import sys, tidemark as tm
+table = tm.Table.open(sys.argv[1])
+sys.path.insert(0, sys.argv[2])
+print(table.sql("from t").num_rows)
+"""
+
+
+def test_no_folder_of_a_user_takes_the_place_of_ours(table: Table, tmp_path: Path) -> None:
+    for name in ("storage_core",):
+        (tmp_path / "theirs" / name).mkdir(parents=True)
+        (tmp_path / "theirs" / name / "__init__.py").write_text("raise SystemExit('theirs')")
+    command = [sys.executable, "-c", BESIDE_OTHERS, table.uri, str(tmp_path / "theirs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "10", done.stderr
+
+
+ORDINARY = (
+    "select max(levenshtein(s, reverse(s))), max(jaro_similarity(s, upper(s))) from t",
+    "select list_transform(l, lambda x: s || x) from t",
+    "select replace(s, 'row', s), repeat('*', a::int), lpad(s, a::int + 5, '-') from t",
+    "select unnest(range(a)), a from t",
+    "select generate_series(timestamp '2024-01-01', timestamp '2024-01-03', interval 1 day) from t",
+    "select list_reduce(l, lambda x, y: x + y) from t",
+    "select to_json(to_json(to_json(to_json(to_json(to_json(s)))))) from t",
+    "select damerau_levenshtein(s, 'rwo 1'), json_pretty(to_json(t)) from t",
+    "with recursive r(p, n) as (select s, 1 from t union all select repeat(p, 20), n + 1 from r where n < 3) from r",
+)
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_an_ordinary_query_is_answered_however_its_functions_grow(table: Table, text: str) -> None:
+    with duckdb.connect() as plain:
+        plain.execute("set timezone = 'UTC'")
+        plain.register("t", table.scan().to_arrow())
+        expected = plain.sql(text).to_arrow_table().to_pylist()
+    assert sorted(map(str, table.sql(text).to_pylist())) == sorted(map(str, expected))
+
+
+def test_limits_hold_for_a_scan_that_has_no_filter(table: Table) -> None:
+    scan = replace(table.scan(), limits=QueryLimits(memory_bytes=64 * 2**20))
+    assert scan.to_arrow().num_rows == 10
+    assert len(children()) == 1
