@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage_core.errors import Unavailable
+from storage_core.process import HomeProcess
 from storage_core.system_errors import cause, failure_of, named_file
 
 _LOCKED = ".locked"
@@ -40,10 +41,12 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     with scratch("a folder"):
         _remove_abandoned(os.getpid(), tempfile.gettempdir(), prefix)
         path, lock = _locked_folder(prefix)
+    home = HomeProcess()
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        if home.is_here:  # and not a copy of it by fork()
+            shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 

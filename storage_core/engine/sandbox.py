@@ -18,11 +18,10 @@ import weakref
 from contextlib import ExitStack
 from pathlib import Path
 from socket import socketpair
-from typing import Any, ClassVar, Final, Self
+from typing import IO, Any, ClassVar, Final, Self
 
 import pyarrow as pa
 
-import storage_core
 from storage_core.engine.question import Question, TypesDiffer
 from storage_core.engine.wire import Kind, Message, encoded, receive, send
 from storage_core.errors import Unavailable
@@ -165,14 +164,12 @@ class _Sandbox:
     def ask(self, question: Question) -> None:
         """Send the question, and return when its time begins."""
         self._socket.settimeout(_START_SECONDS)
-        files = [_file_of(rows) for rows in question.relation.rows.values()]
-        try:
-            send(self._socket, Kind.QUESTION, encoded(question), files)
-        except OSError as error:
-            raise self._ended() from error
-        finally:
-            for file in files:
-                os.close(file)
+        with ExitStack() as stack:
+            files = [stack.enter_context(_file_of(rows)).fileno() for rows in question.relation.rows.values()]
+            try:
+                send(self._socket, Kind.QUESTION, encoded(question), files)
+            except ConnectionError as error:
+                raise self._ended() from error
         self.receive(_START_SECONDS)
 
     def receive(self, seconds: float) -> Message:
@@ -251,19 +248,20 @@ atexit.register(end_kept)
 
 def _path() -> list[str]:
     """Where this process finds modules, ours first: the folder of a user may hold others of the same names."""
-    ours = str(Path(storage_core.__path__[0]).parent.resolve())
+    ours = str(Path(__file__).resolve().parents[2])
     return list(dict.fromkeys([ours, *(each or str(Path.cwd()) for each in sys.path)]))
 
 
-def _file_of(rows: pa.Table) -> int:
+def _file_of(rows: pa.Table) -> IO[bytes]:
     """An open file without a name that holds the rows as a stream of Arrow."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("rows")
-    else:
-        with tempfile.TemporaryFile() as made:
-            file = os.dup(made.fileno())
-    with open(file, "wb", closefd=False) as sink, pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
+    file = os.fdopen(os.memfd_create("rows"), "wb") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        with pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
     return file
 
 

@@ -4,7 +4,7 @@ A session has no network, no extension that is not built in and no view of Pytho
 private folder whose name is random, or nowhere: DuckDB lets every query read and write its `temp_directory`, which
 would be `.tmp` of the working directory.
 External access is off and the configuration locked before any text of a user is parsed. DuckDB's permission to read a
-file is one to write it as well (decision 0083), which is why text is checked by `statement` and run by `confinement`.
+file is one to write it as well (decision 0083), which is why text is checked by `statement` and run by `sandbox`.
 """
 
 from __future__ import annotations

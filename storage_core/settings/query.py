@@ -17,11 +17,10 @@ class QueryLimits:
 
     `seconds` is the time from the first row read to the last; of a stream, from one batch to the next. `memory_bytes`
     bounds what DuckDB keeps for the query, and the answer of `sql`. What does not fit is spilled, up to `spill_bytes`,
-    to a private folder that ends with the query; a scan spills nothing.
+    to a private folder; a scan spills nothing.
 
-    Both are looked at between batches of 2,048 rows. A call that is within one when the time is over is left a second
-    later: the error says so, and its memory and spill come free when it ends. What all functions of a query make of a
-    batch is beside `memory_bytes`, and at most 100,000 times the batch (docs/threat-model.md, decision 0096).
+    The process that answers is killed when the time is over, and may take 512 MiB beside `memory_bytes` (decision
+    0098).
     """
 
     seconds: float = 300.0

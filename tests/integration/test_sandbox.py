@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -174,12 +175,14 @@ def test_a_copy_of_the_process_asks_processes_of_its_own(table: Table) -> None:
     (ours,) = children()
     stream = table.scan(filter="a > 3").to_reader(2)
     next(stream)
+    folders = set(Path(tempfile.gettempdir()).glob("tidemark-spill-*"))
     copy = os.fork()
     if copy == 0:
         sound = answered(table) and ours not in children()
         sandbox.end_kept()
         os._exit(0 if sound else 1)
     assert os.waitpid(copy, 0)[1] == 0
+    assert folders <= set(Path(tempfile.gettempdir()).glob("tidemark-spill-*"))
     assert sum(batch.num_rows for batch in stream) == 4
     assert answered(table)
 
