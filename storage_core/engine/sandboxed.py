@@ -14,8 +14,11 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -25,6 +28,9 @@ from storage_core.engine.session import session
 from storage_core.engine.wire import Kind, decoded, receive, send
 from storage_core.errors import Unavailable
 from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
+
+if TYPE_CHECKING:
+    import duckdb
 
 BESIDE_BYTES = 512 * 2**20
 """What a question may take beside its `memory_bytes`: threads, heaps, and what functions make of batches at work."""
@@ -39,7 +45,7 @@ def serve(descriptor: int, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which ends this one
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    unused, confined = _data_bytes(), False
+    unused, confined, engine = _data_bytes(), False, _Engine(folder)
     while select.select([questions], [], [], IDLE_SECONDS)[0]:
         question = decoded(receive(questions))
         send(questions, Kind.BEGUN)
@@ -48,7 +54,9 @@ def serve(descriptor: int, folder: Path) -> None:
             if not confined:
                 _give_up_writing(folder)
                 confined = True
-            _answer(question, questions, folder, unused + question.memory_bytes + BESIDE_BYTES)
+            with engine.opened(question) as connection:
+                _limit_memory(unused + question.memory_bytes + BESIDE_BYTES)
+                _answer(question, connection, questions)
         except Exception as error:  # noqa: BLE001  # raised where the question was asked
             last = Kind.ERROR
             said = {"class": type(error).__name__, "text": str(error)}
@@ -61,22 +69,59 @@ def serve(descriptor: int, folder: Path) -> None:
         send(questions, last, json.dumps(said).encode())
 
 
-def _answer(question: Question, to: socket.socket, folder: Path, data_bytes: int) -> None:
-    # The process that asks keeps the time: DuckDB's own limit counts what is waited for between batches, too.
-    limits = QueryLimits(
-        seconds=LONGEST_QUERY_SECONDS, memory_bytes=question.memory_bytes, spill_bytes=question.spill_bytes
-    )
-    spill = folder if question.spill_bytes else None
-    with session(limits, files=question.relation.files, folder=spill) as connection:
-        _limit_memory(data_bytes)
-        question.relation.bind(connection)
-        rows = connection.sql(question.text).to_arrow_reader(question.batch_rows)
-        send(to, Kind.ROWS, rows.schema.serialize())
-        for batch in rows:
-            made = pa.BufferOutputStream()
-            with pa.ipc.new_stream(made, batch.schema) as stream:  # whole, for columns may have dictionaries
-                stream.write_batch(batch)
-            send(to, Kind.ROWS, made.getvalue())
+class _Engine:
+    """A session of DuckDB, kept for questions over the same relation: opening one takes longer than most answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._question: Question | None = None
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    @contextmanager
+    def opened(self, question: Question) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a session in which the relation of the question is bound. After an error it is closed."""
+        if self._connection is None or not _is_bound_alike(question, self._question):
+            self.close()
+            # The process that asks keeps the time: DuckDB's own limit counts what is waited for between batches, too.
+            limits = QueryLimits(
+                seconds=LONGEST_QUERY_SECONDS, memory_bytes=question.memory_bytes, spill_bytes=question.spill_bytes
+            )
+            spill = self._folder if question.spill_bytes else None
+            self._connection = session(limits, files=question.relation.files, folder=spill)
+            self._question = None
+        try:
+            if self._question is None:
+                question.relation.bind(self._connection)
+            self._question = question
+            yield self._connection
+        except BaseException:
+            self.close()
+            raise
+        if any(self._folder.iterdir()):  # what was spilled ends with its session
+            self.close()
+
+    def close(self) -> None:
+        """Close the session, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._question = None
+
+
+def _is_bound_alike(one: Question, other: Question | None) -> bool:
+    """Whether a session for the one serves the other: the same limits, files and views, and no rows in memory."""
+    if other is None or any(rows.num_rows for each in (one, other) for rows in each.relation.rows.values()):
+        return False
+    return replace(one, text=other.text, seconds=other.seconds, batch_rows=other.batch_rows) == other
+
+
+def _answer(question: Question, connection: duckdb.DuckDBPyConnection, to: socket.socket) -> None:
+    rows = connection.sql(question.text).to_arrow_reader(question.batch_rows)
+    send(to, Kind.ROWS, rows.schema.serialize())
+    for batch in rows:
+        made = pa.BufferOutputStream()
+        with pa.ipc.new_stream(made, batch.schema) as stream:  # whole, for columns may have dictionaries
+            stream.write_batch(batch)
+        send(to, Kind.ROWS, made.getvalue())
 
 
 def _give_up_writing(folder: Path) -> None:

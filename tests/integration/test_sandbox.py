@@ -248,3 +248,23 @@ def test_limits_hold_for_a_scan_that_has_no_filter(table: Table) -> None:
     scan = replace(table.scan(), limits=QueryLimits(memory_bytes=64 * 2**20))
     assert scan.to_arrow().num_rows == 10
     assert len(children()) == 1
+
+
+def test_a_question_is_answered_from_its_own_version_limits_and_rows(table: Table, tmp_path: Path) -> None:
+    """Sessions are kept for questions over the same files, and serve no other."""
+    other = Table.create(str(tmp_path / "other"), SCHEMA)
+    other.append([{"a": 100, "s": "other", "l": []}])
+    memory = Table.create("memory://kept-sessions", SCHEMA)
+    memory.append([{"a": 7, "s": "memory", "l": []}])
+    before = table.version
+    count = "select count(*) as n, max(a) as a from t"
+    small = QueryLimits(memory_bytes=32 * 2**20)
+    for added in range(3):
+        assert table.sql(count, at=before).to_pylist() == [{"n": 10, "a": 9}]
+        assert table.sql(count).to_pylist() == [{"n": 10 + added, "a": 9 if added == 0 else 199 + added}]
+        assert other.sql(count).to_pylist() == [{"n": 1, "a": 100}]
+        assert memory.sql(count).to_pylist() == [{"n": 1 + added, "a": 7 if added == 0 else 299 + added}]
+        with pytest.raises(Unavailable, match="memory_bytes` = 33554432"):
+            table.sql("select list(range) from range(100000000)", limits=small)
+        table.append([{"a": 200 + added, "s": "more", "l": []}])
+        memory.append([{"a": 300 + added, "s": "more", "l": []}])

@@ -468,7 +468,7 @@ GROWN = (
 @pytest.mark.parametrize("text", GROWN)
 def test_what_makes_much_of_little_is_answered_or_ends_within_its_memory(table: Table, text: str) -> None:
     text = text.replace("KILO", "r" * 1_001).replace("EURO", "€" * 400)  # of three bytes each
-    small = QueryLimits(seconds=20, memory_bytes=64 * 2**20)
+    small = QueryLimits(seconds=5, memory_bytes=64 * 2**20)
     asked: list[Callable[[], object]] = [
         lambda: table.sql(f"select sum(length({text})) from t", limits=small),
         lambda: table.scan(filter=f"length({text}) > 5", limits=small).to_reader().read_all(),
