@@ -20,10 +20,10 @@ from storage_core.log.actions import is_ours
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.files import LiveFiles
 from storage_core.log.hint import read_hint
-from storage_core.log.json_checkpoint import load_json_checkpoint
+from storage_core.log.interop.json_checkpoint import load_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import named_keys
+from storage_core.log.state_root import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
 # What can be wrong with a log that keeps others' rules: that its reader cannot read it.

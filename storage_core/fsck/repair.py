@@ -38,7 +38,7 @@ from storage_core.log.progress import Progress
 from storage_core.log.renumbered import with_renumbered
 from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import named_keys
+from storage_core.log.state_root import named_keys
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import read_entry

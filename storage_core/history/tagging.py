@@ -12,7 +12,7 @@ from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.conflicts import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import named_keys
+from storage_core.log.state_root import named_keys
 from storage_core.log.tags import read_tags, replace_tag
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists

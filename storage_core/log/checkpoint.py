@@ -27,7 +27,7 @@ from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.file_columns import entries_of
 from storage_core.log.files import LiveFiles
 from storage_core.log.hint import advance_hint
-from storage_core.log.json_checkpoint import write_json_checkpoint
+from storage_core.log.interop.json_checkpoint import write_json_checkpoint
 from storage_core.log.listed_files import ListedFiles, Part, Recover
 from storage_core.log.schema_registry import renames, renormalized
 from storage_core.log.snapshot import Snapshot

@@ -1,4 +1,4 @@
-"""Version files as bytes: newline-delimited JSON behind gzip, and the dialects out there.
+"""Version files as bytes: newline-delimited JSON behind gzip.
 
 Pure: bytes to records and back, no I/O. Encoding the same actions gives the same bytes on every machine and day.
 Decoding holds one line at a time beside the records, whatever the bytes expand to.
@@ -25,13 +25,12 @@ from storage_core.log.actions import (
     from_json_object,
     to_json_object,
 )
+from storage_core.log.interop.version_files import gzip_in
 from storage_core.log.safe_path import is_data_path
 
 MAX_EXPANDED_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 16 * 2**20
 MAX_LINES = 5_000_000
-GZIP_MAGIC = b"\x1f\x8b"
-DOUBLED_MAGIC = b"\x01\x01"
 
 _GZIP_WINDOW = 31
 _CHUNK_BYTES = 64 * 2**10
@@ -62,9 +61,9 @@ def encode_version(actions: Iterable[Action]) -> bytes:
 def decode_version(data: bytes, where: str) -> list[Action]:
     """Return the actions of a version file in order, whichever dialect it is in.
 
-    Plain text, gzip, and gzip behind the bytes `01 01` are told apart by their first bytes. `where` is the key of the
-    file. Raises `Corrupt` naming key and line, also beyond `MAX_EXPANDED_BYTES`, `MAX_LINE_BYTES` or `MAX_LINES` and
-    for two commits in one file, and `Unsupported` for an action that this release does not know.
+    `where` is the key of the file. Raises `Corrupt` naming key and line, also beyond `MAX_EXPANDED_BYTES`,
+    `MAX_LINE_BYTES` or `MAX_LINES` and for two commits in one file, and `Unsupported` for an action that this release
+    does not know.
     """
     if not data:  # nobody writes nothing: skipping the version would lose what it did
         raise Corrupt(f"{where}: empty; expected at least one action", key=where)
@@ -186,9 +185,8 @@ def expanded(data: bytes, where: str) -> Iterator[bytes]:
     Raises `Corrupt` where the gzip is damaged or torn, or the cap is met.
     """
     room = MAX_EXPANDED_BYTES
-    if data.startswith(DOUBLED_MAGIC + GZIP_MAGIC):
-        data = data[len(DOUBLED_MAGIC) :]
-    for piece in _gunzipped(data, where) if data.startswith(GZIP_MAGIC) else _pieces(data):
+    packed = gzip_in(data)
+    for piece in _pieces(data) if packed is None else _gunzipped(packed, where):
         room -= len(piece)
         if room < 0:
             raise Corrupt(

@@ -21,11 +21,12 @@ from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import decode_numbered
 from storage_core.log.files import Added, LiveFiles
 from storage_core.log.hint import read_hint
-from storage_core.log.json_checkpoint import load_json_checkpoint
+from storage_core.log.interop.json_checkpoint import load_json_checkpoint
+from storage_core.log.interop.older_metadata import MetadataSearch
 from storage_core.log.listed_files import Recover
 from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
-from storage_core.log.stored_state import MetadataSearch, load_checkpoint
+from storage_core.log.stored_state import load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 

@@ -7,10 +7,8 @@ action lines; splits travel as file entries.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +20,6 @@ from storage_core.log.actions import (
     Action,
     Metadata,
     Protocol,
-    from_json_object,
 )
 from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.codec import decode_line, encode_line
@@ -57,22 +54,6 @@ def state_of(snapshot: Snapshot, listing: Listing) -> StateManifest:
         metadata=encode_line(snapshot.metadata),
         actions=tuple(encode_line(action) for action in progress_of(snapshot)),
     )
-
-
-def metadata_of(state: StateManifest, where: str) -> Metadata | None:
-    """Return the metadata of a state, wrapped or bare; None when the state holds none. Raises `Corrupt`."""
-    if state.metadata is None:
-        return None
-    try:
-        value = json.loads(state.metadata)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{where}: `metadata` is not JSON: {error}", key=where) from error
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise Corrupt(f"{where}: `metadata` is not an object", key=where)
-    wrapped = value if Metadata.NAME in value else {Metadata.NAME: value}
-    return cast("Metadata", from_json_object(wrapped, where))
 
 
 def is_own(state: StateManifest) -> bool:

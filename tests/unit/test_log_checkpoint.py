@@ -16,7 +16,7 @@ from storage_core.log.actions import Add, Txn
 from storage_core.log.files import LiveFiles
 from storage_core.log.schema_registry import PREFIX, canonical
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.log.state_root import manifest_keys, read_state
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.foreign_logs import OWN_FIELD_IDS

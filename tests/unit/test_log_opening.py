@@ -16,7 +16,7 @@ from storage_core.log.hint import read_hint
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.log.state_root import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore

@@ -15,7 +15,7 @@ from storage_core.log.actions import Action, Add
 from storage_core.log.checkpoint import write_checkpoint
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.log.state_root import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
