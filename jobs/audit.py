@@ -19,8 +19,8 @@ from jobs.metrics import Metrics
 from jobs.report import JobReport
 from jobs.run import JobRun
 from jobs.spark import Answer, Spark
-from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
-from storage_core.compaction.retained import Selection
+from storage_core.audit.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
+from storage_core.audit.retained import Selection
 
 LOG = logging.getLogger(__name__)
 

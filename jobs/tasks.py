@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.failure import Failed
+from storage_core.audit import audit as auditing
 from storage_core.clock import SystemClock
-from storage_core.compaction import audit as auditing
 from storage_core.compaction import execute as compaction
 from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask

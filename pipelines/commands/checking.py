@@ -16,8 +16,8 @@ from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
     from jobs.report import JobReport
-    from storage_core.fsck.outcome import Outcome
     from storage_core.fsck.report import Report
+    from storage_core.repair.outcome import Outcome
 
 
 def fsck(
@@ -86,9 +86,9 @@ def repair(
     The damaged table is only read. What could not be brought over is listed with its rows, where somebody counted them.
     """
     from storage_core.clock import SystemClock
-    from storage_core.fsck.repair import repair as run
     from storage_core.ids import SystemIds
     from storage_core.objectstore.resolve import open_store
+    from storage_core.repair.repair import repair as run
 
     source, target = open_store(resolve(uri).uri), open_store(into)
     outcome = run(source, target, clock=SystemClock(), ids=SystemIds(), dry_run=dry_run)

@@ -18,7 +18,7 @@ from jobs.report import JobReport
 from jobs.request import JobRequest
 from jobs.spark import Answer, Item, Spark
 from jobs.window_range import WindowRange
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Remove

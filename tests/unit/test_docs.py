@@ -16,7 +16,7 @@ import typer
 
 from jobs import audit_request, distribute_request, request
 from pipelines.cli import build
-from storage_core.compaction.audit import INVARIANTS
+from storage_core.audit.audit import INVARIANTS
 from storage_core.creation import LANDING
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from storage_core.fsck.lineage_replay import Evidence
+from storage_core.fsck.kept_log import Kept
 from storage_core.log.actions import (
     Action,
     Add,
@@ -14,25 +14,9 @@ from storage_core.log.actions import (
     Metadata,
     Remove,
 )
-from storage_core.log.checkpointed import Checkpointed
 from storage_core.log.progress import Progress
-from storage_core.log.snapshot import Snapshot
+from storage_core.repair.lineage_replay import Evidence
 from storage_core.split.lineage import MergedRange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The part of the log that stays as it is: version files, checkpoints, the snapshots they lead to."""
-
-    versions: tuple[int, ...]
-    checkpoints: tuple[Checkpointed, ...]
-    oldest: Snapshot
-    snapshot: Snapshot
-
-    @property
-    def first(self) -> int:
-        """The oldest version that still opens."""
-        return self.oldest.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

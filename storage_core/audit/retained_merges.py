@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_core.compaction.retained import Compaction, RetainedCompactions, Selection
+from storage_core.audit.retained import Compaction, RetainedCompactions, Selection
 from storage_core.compaction.scope import Scope, scope_of
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, to_json_object

@@ -11,7 +11,8 @@ from functools import reduce
 
 import pyarrow as pa
 
-from storage_core.compaction.audit_splits import AuditedTable, is_split_sorted
+from storage_core.audit.retained_merges import RetainedMerge
+from storage_core.audit.splits import AuditedTable, is_split_sorted
 from storage_core.compaction.invariants import (
     Fault,
     column_faults,
@@ -20,7 +21,6 @@ from storage_core.compaction.invariants import (
     scope_faults,
     union_schema,
 )
-from storage_core.compaction.retained_merges import RetainedMerge
 from storage_core.errors import InvalidInput, SnapshotExpired
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore

@@ -8,11 +8,11 @@ from itertools import chain
 
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import KeyKind
-from storage_core.fsck.found_split import FoundSplit, read_found
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.repair.found_split import FoundSplit, read_found
 from storage_core.settings.region_fields import REGIONS_KEY, WHOLE_TABLE_SPEC
 from storage_core.settings.table import TableConfig
 from storage_core.split.lineage import Origin

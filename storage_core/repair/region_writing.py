@@ -17,13 +17,13 @@ from storage_core.formats import keys, wal_entry
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.wal_entry import WalEntry
-from storage_core.fsck.region_salvage import Acknowledged, RegionSalvage
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_numbered
 from storage_core.region import generation, generation_write
 from storage_core.region.manifest import commit
 from storage_core.region.memtable import Memtable
+from storage_core.repair.region_salvage import Acknowledged, RegionSalvage
 from storage_core.rows.fold import record_schema
 from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
 

@@ -14,20 +14,19 @@ from itertools import pairwise
 
 from storage_core.errors import Unsupported
 from storage_core.formats import gc_plan
-from storage_core.formats.keys import KeyKind, gc_candidates_key, version_key
-from storage_core.fsck.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
-from storage_core.fsck.found_split import FoundSplit, read_found
+from storage_core.formats.keys import KeyKind, gc_candidates_key
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.known_log import Kept, KnownLog, Replacement
-from storage_core.fsck.lineage_replay import Choice, choose
-from storage_core.fsck.log_check import LogCheck, checkpoints_in, part_of_log
-from storage_core.fsck.lost_merges import DatedSplit, superseded
-from storage_core.fsck.region_salvage import RegionSalvage
+from storage_core.fsck.kept_log import Kept, actions_of, kept_part
+from storage_core.fsck.log_check import LogCheck, checkpoints_in
 from storage_core.fsck.report import DAMAGE, Kind
-from storage_core.log.actions import Action, Add, IndexSegment, Metadata
-from storage_core.log.codec import decode_version
-from storage_core.log.log import TransactionLog
+from storage_core.log.actions import Add, IndexSegment, Metadata
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.repair.found_settings import metadata_of, newest_readable, spec_ids_of_merges, with_region_specs
+from storage_core.repair.found_split import FoundSplit, read_found
+from storage_core.repair.known_log import KnownLog, Replacement
+from storage_core.repair.lineage_replay import Choice, choose
+from storage_core.repair.lost_merges import DatedSplit, superseded
+from storage_core.repair.region_salvage import RegionSalvage
 from storage_core.settings.table import TableConfig
 
 
@@ -70,7 +69,7 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
     newer = next((each for each in check.findings if each.kind is Kind.NEWER_FORMAT), None)
     if newer is not None:
         raise Unsupported(f"{newer.found}; a repair by this release would lose it", key=newer.key)
-    kept = _kept(store, check)
+    kept = kept_part(store, check)
     known = _known(store, check, kept)
     lost = _lost_versions(inventory, check, kept)
     reached = -1 if kept is None else kept.snapshot.version
@@ -98,20 +97,6 @@ def salvage(store: ObjectStore, inventory: Inventory, check: LogCheck, regions: 
     return replace(result, splits=splits, superseded=hidden.deleted, doubtful=hidden.doubtful)
 
 
-def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
-    """Return the splits that only older versions of the log name, of those versions that still open.
-
-    The requests of opening two versions, and one GET per version file. Memory: an action per split.
-    """
-    kept = _kept(store, check)
-    if kept is None:
-        return []
-    known = KnownLog(kept)
-    for version in kept.versions:
-        known.read(version, _actions(store, version), later=False)
-    return list(known.older.values())
-
-
 def _known(store: ObjectStore, check: LogCheck, kept: Kept | None) -> KnownLog:
     known = KnownLog(kept)
     for each in check.in_time:
@@ -121,7 +106,7 @@ def _known(store: ObjectStore, check: LogCheck, kept: Kept | None) -> KnownLog:
             later = each.number > kept.snapshot.version
         else:
             later = each.timestamp > kept.snapshot.timestamp
-        known.read(each.number, _actions(store, each.place), later=later)
+        known.read(each.number, actions_of(store, each.place), later=later)
     return known
 
 
@@ -189,38 +174,6 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
     )
 
 
-def _kept(store: ObjectStore, check: LogCheck) -> Kept | None:
-    """The stretch that reaches furthest, from as early a start as leads there; so it ends in the head if that opens."""
-    bases = {-1, *(each.version for each in check.checkpoints)}
-    reached = [(_reach(base, check.versions), base) for base in bases]
-    for furthest, base in sorted(reached, key=lambda each: (-each[0], each[1])):
-        if furthest >= 0 and (found := _opened(store, check, (base, furthest))) is not None:
-            return found
-    return None
-
-
-def _opened(store: ObjectStore, check: LogCheck, stretch: tuple[int, int]) -> Kept | None:
-    first, last = max(stretch[0], 0), stretch[1]
-    versions = tuple(version for version in sorted(check.versions) if first <= version <= last)
-    within = [each for each in check.checkpoints if first <= each.version <= last]
-    checkpoints = tuple(sorted(within, key=lambda each: each.key))
-    view = part_of_log(store, versions=versions, checkpoints=checkpoints)
-    try:
-        snapshot, oldest = TransactionLog(view).snapshot(), TransactionLog(view).snapshot(version=first)
-        _ = snapshot.schema, snapshot.config, snapshot.splits.values(), oldest.splits.values()
-    except Unsupported:
-        raise
-    except DAMAGE:
-        return None
-    return Kept(versions=versions, checkpoints=checkpoints, oldest=oldest, snapshot=snapshot)
-
-
-def _reach(base: int, versions: frozenset[int]) -> int:
-    while base + 1 in versions:
-        base += 1
-    return base
-
-
 def _lost_versions(inventory: Inventory, check: LogCheck, kept: Kept | None) -> tuple[range, ...]:
     """The versions that existed as far as anybody knows, and that cannot be opened any more.
 
@@ -271,7 +224,3 @@ def _collected(store: ObjectStore, inventory: Inventory) -> list[str]:
     except DAMAGE:
         return []
     return [each.key for each in plan.candidates.values() if each.reason is gc_plan.Reason.REMOVED_SPLIT]
-
-
-def _actions(store: ObjectStore, version: int) -> list[Action]:
-    return decode_version(store.get(version_key(version)).data, version_key(version))

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.compaction.audit_merges import audit_merge
-from storage_core.compaction.audit_splits import AuditedTable, audit_split
+from storage_core.audit.merges import audit_merge
+from storage_core.audit.retained import RetainedCompactions, Selection, compactions
+from storage_core.audit.retained_merges import Replaced, RetainedMerge, Unchecked, merges_of, replaced_by
+from storage_core.audit.splits import AuditedTable, audit_split
 from storage_core.compaction.invariants import Fault
-from storage_core.compaction.retained import RetainedCompactions, Selection, compactions
-from storage_core.compaction.retained_merges import Replaced, RetainedMerge, Unchecked, merges_of, replaced_by
 from storage_core.errors import InvalidInput, Unsupported
 from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, is_ours, to_json_object

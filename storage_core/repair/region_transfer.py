@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from storage_core.clock import Clock
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.outcome import Lost
 from storage_core.fsck.region_check import check_regions
-from storage_core.fsck.region_salvage import RegionSalvage
-from storage_core.fsck.region_writing import BaseTable, write_region
 from storage_core.fsck.report import Kind, Severity
-from storage_core.fsck.salvage import Salvage
 from storage_core.ids import Ids
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region.manifest import region_of
+from storage_core.repair.outcome import Lost
+from storage_core.repair.region_salvage import RegionSalvage
+from storage_core.repair.region_writing import BaseTable, write_region
+from storage_core.repair.salvage import Salvage
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.region_fields import WHOLE_TABLE_SPEC
 from storage_core.settings.table import TableConfig

@@ -10,11 +10,11 @@ import xxhash
 from storage_core.errors import CommitConflict
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.fsck.inventory import Inventory
-from storage_core.fsck.outcome import Lost, Recovered
 from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
+from storage_core.repair.outcome import Lost, Recovered
 from storage_core.split.vectors import deleted_rows
 
 

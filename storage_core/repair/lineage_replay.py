@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage_core.fsck.found_split import FoundSplit
+from storage_core.repair.found_split import FoundSplit
 from storage_core.split.lineage import MergedRange
 
 

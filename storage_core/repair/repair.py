@@ -18,14 +18,9 @@ from storage_core.formats.keys import KeyKind, tags_key, version_key
 from storage_core.formats.tags import Tag
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import Inventory, take_inventory
-from storage_core.fsck.known_log import Kept, Replacement
+from storage_core.fsck.kept_log import Kept
 from storage_core.fsck.log_check import check_log, part_of_log
-from storage_core.fsck.outcome import Lost, Outcome, Recovered
-from storage_core.fsck.region_salvage import read_regions
-from storage_core.fsck.region_transfer import bring_regions
 from storage_core.fsck.report import DAMAGE
-from storage_core.fsck.salvage import Salvage, salvage
-from storage_core.fsck.transfer import Transfer
 from storage_core.fsck.version_evidence import newest_planned
 from storage_core.gc.boundary import advance_boundary
 from storage_core.history.tagging import set_tag
@@ -42,6 +37,12 @@ from storage_core.log.state_root import named_keys
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import read_entry
+from storage_core.repair.known_log import Replacement
+from storage_core.repair.outcome import Lost, Outcome, Recovered
+from storage_core.repair.region_salvage import read_regions
+from storage_core.repair.region_transfer import bring_regions
+from storage_core.repair.salvage import Salvage, salvage
+from storage_core.repair.transfer import Transfer
 
 OPERATION = "REPAIR"
 

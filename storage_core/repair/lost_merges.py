@@ -17,12 +17,12 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.formats import wal_entry
-from storage_core.fsck.region_salvage import RegionSalvage
 from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation
+from storage_core.repair.region_salvage import RegionSalvage
 from storage_core.rows.keys import key_codes
 from storage_core.split.read import read_split
 from storage_core.split.vectors import deleted_rows, positions
