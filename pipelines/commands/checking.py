@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.lists import counted
-from jobs.master import LOCAL_SPARK
+from jobs.reports.lists import counted
+from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.running import windows
@@ -15,7 +15,7 @@ from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
-    from jobs.report import JobReport
+    from jobs.reports.report import JobReport
     from storage_core.fsck.report import Report
     from storage_core.repair.outcome import Outcome
 
@@ -63,8 +63,8 @@ def audit(
     Ends with 0 when nothing is violated, else with 4.
     """
     from jobs.audit import run
-    from jobs.audit_request import AuditRequest
-    from jobs.spark import Spark
+    from jobs.requests.audit import AuditRequest
+    from jobs.spark.spark import Spark
 
     chosen = windows(window, start, end, everything=False)
     request = AuditRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)

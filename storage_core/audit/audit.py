@@ -19,9 +19,9 @@ from storage_core.audit.retained_merges import Replaced, RetainedMerge, Unchecke
 from storage_core.audit.splits import AuditedTable, audit_split
 from storage_core.compaction.invariants import Fault
 from storage_core.errors import InvalidInput, Unsupported
-from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, is_ours, to_json_object
-from storage_core.log.file_columns import adds_of
+from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
+from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.read import AHEAD_BYTES, UNREADABLE

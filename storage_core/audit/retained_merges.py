@@ -11,8 +11,8 @@ from typing import Any
 
 from storage_core.audit.retained import Compaction, RetainedCompactions, Selection
 from storage_core.compaction.scope import Scope, scope_of
-from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, Metadata, to_json_object
+from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.split.lineage import read_origin
 from storage_core.split.read import UNREADABLE, open_split

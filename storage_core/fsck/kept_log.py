@@ -9,8 +9,8 @@ from storage_core.formats.keys import version_key
 from storage_core.fsck.log_check import LogCheck, part_of_log
 from storage_core.fsck.report import DAMAGE
 from storage_core.log.actions import Action, Add
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.codec import decode_version
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.encoding.codec import decode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

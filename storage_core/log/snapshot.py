@@ -26,9 +26,9 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
 )
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.codec import commit_info
-from storage_core.log.files import FilesBuilder, LiveFiles
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.encoding.codec import commit_info
+from storage_core.log.files.live import FilesBuilder, LiveFiles
 from storage_core.log.interop.version_files import time_of_unnamed_commit
 from storage_core.log.progress import Progress
 from storage_core.rows.schema import from_schema_string

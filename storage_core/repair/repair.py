@@ -23,17 +23,17 @@ from storage_core.fsck.log_check import check_log, part_of_log
 from storage_core.fsck.report import DAMAGE
 from storage_core.fsck.version_evidence import newest_planned
 from storage_core.gc.boundary import advance_boundary
+from storage_core.history.renumbered import with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Metadata, Remove, RemoveIndexSegment
-from storage_core.log.checkpointed import Checkpointed
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.root import named_keys
+from storage_core.log.conflicts.requirements import MergeProgress
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.progress import Progress
-from storage_core.log.renumbered import with_renumbered
-from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.state_root import named_keys
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.quarantine import read_entry

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 import typer
 
-from jobs import audit_request, distribute_request, request
+from jobs.requests import audit as audit_request
+from jobs.requests import distribute as distribute_request
+from jobs.requests import request
 from pipelines.cli import build
 from storage_core.audit.audit import INVARIANTS
 from storage_core.creation import LANDING
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
-from storage_core.log.renumbered import RENUMBERED_UP_TO
+from storage_core.history.renumbered import RENUMBERED_UP_TO
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData

@@ -218,7 +218,7 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
         ("storage_core.region.merge", "from storage_core.split.write import write_split"),
         ("storage_core.testkit.store_conformance", "from storage_core.table import Table"),
         ("storage_core.clock", "from storage_core.errors import InvalidInput"),
-        ("jobs.pipes", "from dagster_pipes import open_dagster_pipes"),
+        ("jobs.reports.pipes", "from dagster_pipes import open_dagster_pipes"),
         ("jobs.compact", "from storage_core import Table\nfrom pyspark.sql import SparkSession"),
         ("benchmarks.compaction", "import pyspark\nfrom storage_core import Table"),
     ],

@@ -16,7 +16,7 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Finding, Kind
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.log.actions import MergedGenerations
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.conflicts.requirements import MergeProgress
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import merge, sorting, unmerged

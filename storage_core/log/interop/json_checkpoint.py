@@ -27,11 +27,11 @@ from storage_core.formats.keys import (
     parse,
 )
 from storage_core.log.actions import Action, Add, CommitInfo
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.codec import commit_info, decode_version, encode_version, expanded
-from storage_core.log.files import Added, LiveFiles
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.state import progress_of
+from storage_core.log.encoding.codec import commit_info, decode_version, encode_version, expanded
+from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder
-from storage_core.log.state import progress_of
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_derived
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import LOG_PREFIX, state_key
-from storage_core.log.safe_path import is_safe_path
+from storage_core.log.encoding.safe_path import is_safe_path
 
 
 def key_of_manifest(path: str, version: int) -> str:

@@ -10,9 +10,9 @@ from storage_core.errors import Corrupt, NotFound
 from storage_core.formats.avro_state import StateManifest
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, from_json_object
-from storage_core.log.codec import decode_numbered
+from storage_core.log.checkpoints.root import read_state
+from storage_core.log.encoding.codec import decode_numbered
 from storage_core.log.listing import listed_states
-from storage_core.log.state_root import read_state
 from storage_core.objectstore.contract import ObjectStore
 
 _logger = logging.getLogger(__name__)
