@@ -32,9 +32,11 @@ from storage_core.settings.table import PREFIX, TableConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
+ARCHITECTURE = ROOT / "docs" / "architecture" / "README.md"
 DECISIONS = ROOT / "docs" / "decisions"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
+PRODUCT = ("storage_core", "jobs", "assets", "pipelines", "tidemark")
+SOURCES = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
 EXAMPLES = [*SOURCES, *(ROOT / "examples").rglob("*.py")]
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -307,6 +309,12 @@ def test_the_operations_page_advises_about_every_invariant_what_the_audit_advise
     rows = _table(_section(OPERATIONS, "An invariant is violated"), "`audit` says", "Wrong is", "Do")
     written = [(name, re.sub(r"[`*]", "", do)) for names, _, do in rows for name in INLINE.findall(names)]
     assert sorted(written) == sorted((name, each.advice) for name, each in INVARIANTS.items())
+
+
+def test_the_architecture_lists_every_folder_of_the_code_once() -> None:
+    listed = [row[0].strip("`") for row in _table(_section(ARCHITECTURE, "Folders"), "Folder", "Holds")]
+    folders = (path.parent for top in PRODUCT for path in (ROOT / top).rglob("*.py"))
+    assert sorted(listed) == sorted({_name(folder) for folder in folders})
 
 
 def test_the_index_of_decisions_lists_every_decision_once_in_the_order_of_its_topic() -> None:
