@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 
@@ -29,22 +29,18 @@ def load_checkpoint(
     `Corrupt` when it is damaged.
     """
     state = read_state(store, version)
-    where = state_key(version)
+    where, own = state_key(version), is_own(state)
     metadata = metadata_of(state, where) or (search or MetadataSearch(store)).before(version)
     listed = ListedFiles(
         version,
-        tuple(Part(info, _reader(store, state, info), typed_bounds=is_own(state)) for info in state.manifests),
+        tuple(Part(each, partial(_read_manifest, store, state, each), typed_bounds=own) for each in state.manifests),
         frozenset(state.tombstones),
         state.num_files,
         state.total_bytes,
-        closed=is_own(state),
+        closed=own,
         recover=recover,
     )
     return snapshot_of(state, listed, metadata, where)
-
-
-def _reader(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> Callable[[], pa.Table]:
-    return lambda: _read_manifest(store, state, info)
 
 
 def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> pa.Table:
