@@ -26,7 +26,7 @@ from assets.factory import asset_key, index_asset
 from assets.launcher import Launcher, Report, typed_failures
 from assets.metadata import entries_in, json_value, mapping
 from assets.names import identifier
-from jobs.audit_request import AuditRequest
+from jobs.requests.audit import AuditRequest
 from storage_core.declaration import TableDeclaration
 from storage_core.errors import Corrupt
 from storage_core.index import catch_up

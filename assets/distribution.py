@@ -29,7 +29,7 @@ from dagster import (
 from assets.launcher import Launcher, PartlyDone, Report
 from assets.metadata import entries_in, json_value, mapping, metadata_of
 from assets.names import identifier
-from jobs.distribute_request import DistributeRequest
+from jobs.requests.distribute import DistributeRequest
 from storage_core.raw_declaration import RawLogDeclaration
 
 NOTHING_MISSING = "nothing_is_missing"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
-from jobs.lists import counted
-from jobs.window_range import EVERY_WINDOW, WindowRange
+from jobs.reports.lists import counted
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
 from storage_core.compaction.debt import Task

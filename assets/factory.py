@@ -32,7 +32,7 @@ from assets.metadata import json_value, mapping, metadata_of, metadata_of_partit
 from assets.names import identifier
 from assets.partitions import partitions_of, span_of, windows_of, windows_per_run
 from assets.partly_done import record_part
-from jobs.request import JobRequest
+from jobs.requests.request import JobRequest
 from storage_core.clock import Clock
 from storage_core.compaction.debt import Task
 from storage_core.compaction.policy import Mode

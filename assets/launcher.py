@@ -24,14 +24,15 @@ from dagster import (
     PipesSubprocessClient,
 )
 
-from jobs import audit_request, distribute_request
-from jobs.audit_request import AuditRequest
-from jobs.code_archive import first_on_path
-from jobs.distribute_request import DistributeRequest
-from jobs.failure import Failed
-from jobs.report import report_of
-from jobs.request import JobRequest, to_argv
-from jobs.spark import Spark
+from jobs.reports.failure import Failed
+from jobs.reports.report import report_of
+from jobs.requests import audit as audit_request
+from jobs.requests import distribute as distribute_request
+from jobs.requests.audit import AuditRequest
+from jobs.requests.distribute import DistributeRequest
+from jobs.requests.request import JobRequest, to_argv
+from jobs.spark.code_archive import first_on_path
+from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.foreign_text import shortened
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dagster import AssetExecutionContext, TimeWindowPartitionsDefinition
 
-from jobs.window_range import EVERY_WINDOW, WindowRange
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.declaration import MOST_PARTITIONS, TableDeclaration
 from storage_core.declaration_parts import PARTITION_FORMAT

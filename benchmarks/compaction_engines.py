@@ -29,8 +29,8 @@ from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
 from benchmarks.points import KEY, Given
 from benchmarks.processor import processor_seconds
 from jobs import compact
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from tidemark import Table
 
 AIMS = {"Spark sort": 5.0, "Delta OPTIMIZE": 10.0, "Delta OPTIMIZE ZORDER BY": 10.0}

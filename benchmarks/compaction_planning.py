@@ -22,7 +22,7 @@ from storage_core.compaction.debt import window_debts
 from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import Mode
-from storage_core.log.checkpoint import write_checkpoint
+from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.local import LocalStore

@@ -23,8 +23,8 @@ from pyspark.sql import functions as sf
 from benchmarks.metrics import Metric, command, median, seconds
 from examples.datasets import flights
 from jobs import compact, ingest
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from tidemark import Table
 
 SORT = ["carrier", "origin", "dest"]

@@ -25,13 +25,13 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from benchmarks.metrics import Metric, command, median, peak_mib, seconds
 from storage_core.log.actions import Add, Metadata
-from storage_core.log.checkpoint import write_checkpoint
-from storage_core.log.file_columns import FILES_SCHEMA, adds_of
-from storage_core.log.files import LiveFiles
-from storage_core.log.listed_files import ListedFiles, Part
+from storage_core.log.checkpoints.state import manifest_info
+from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.log.files.columns import FILES_SCHEMA, adds_of
+from storage_core.log.files.listed import ListedFiles, Part
+from storage_core.log.files.live import LiveFiles
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.state import manifest_info
 from storage_core.objectstore.local import LocalStore
 from storage_core.read.predicate import col
 from storage_core.read.pruning import manifest_filter, prune_table

@@ -25,9 +25,9 @@ from benchmarks.events import KEY, SCHEMA, events
 from benchmarks.metrics import Metric, seconds
 from benchmarks.peers import NotMeasuredError, delta_jars, with_delta
 from jobs import distribute, merge
-from jobs.distribute_request import DistributeRequest
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.distribute import DistributeRequest
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.region.options import WriterOptions
 from tidemark import Table

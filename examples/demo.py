@@ -21,7 +21,7 @@ from examples import landing, two_stores
 from examples.datasets import planes
 from examples.narrator import Narrator
 from examples.producer import RAW_LOG
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.instance import open_instance
 from pipelines.jobs import job_name

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
-from jobs import tasks
-from jobs.audit_request import AuditRequest, parse, parser
-from jobs.command import command, on_spark
-from jobs.metrics import Metrics
-from jobs.report import JobReport
-from jobs.run import JobRun
-from jobs.spark import Answer, Spark
-from storage_core.compaction.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
-from storage_core.compaction.retained import Selection
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport
+from jobs.requests.audit import AuditRequest, parse, parser
+from jobs.running.command import command, on_spark
+from jobs.running.run import JobRun
+from jobs.spark import tasks
+from jobs.spark.spark import Answer, Spark
+from storage_core.audit.audit import AuditReport, Work, audit, bytes_read, execute, require_ours
+from storage_core.audit.retained import Selection
 
 LOG = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from jobs import tasks
-from jobs.command import table_command
-from jobs.metrics import Metrics
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.running.command import table_command
+from jobs.running.run import JobRun
+from jobs.spark import tasks
+from jobs.spark.spark import Spark
 from storage_core.index.catch_up import CatchUpPlan, CatchUpWork, plan
-from storage_core.log.action_json import read_action
 from storage_core.log.actions import Action, IndexSegment
+from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
 
 SUMMARY = "Build the index segments that live splits lack."

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jobs.command import table_command
-from jobs.metrics import Metrics
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.running.command import table_command
+from jobs.running.run import JobRun
+from jobs.spark.spark import Spark
 from storage_core.log.snapshot import Snapshot
 
 SUMMARY = "Write the Avro state of the newest version."

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from jobs.command import table_command
-from jobs.metrics import Metrics
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.running.command import table_command
+from jobs.running.run import JobRun
+from jobs.spark.spark import Spark
 from storage_core.clock import SystemClock
 from storage_core.formats.gc_plan import Candidate
 from storage_core.gc.collect import CollectionReport, collect

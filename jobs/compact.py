@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from jobs.command import table_command
-from jobs.lists import listed
-from jobs.metrics import Metrics
-from jobs.report import JobReport, with_report
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
-from jobs.window_groups import GroupsOutcome, compact_groups
-from jobs.window_range import EVERY_WINDOW, WindowRange
+from jobs.reports.lists import listed
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport, with_report
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange
+from jobs.running.command import table_command
+from jobs.running.run import JobRun
+from jobs.running.window_groups import GroupsOutcome, compact_groups
+from jobs.spark.spark import Spark
 from storage_core.clock import Clock
 from storage_core.compaction import planner
 from storage_core.compaction.merges import MOST_INPUTS

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from jobs import tasks
-from jobs.command import command, on_spark
-from jobs.distribute_request import DistributeRequest, parse, parser
-from jobs.distribute_tables import DistributeTables
-from jobs.holder import holder_of, is_dead
-from jobs.metrics import Metrics
-from jobs.report import JobReport, with_report
-from jobs.run_costs import RunCosts
-from jobs.spark import Answer, Spark
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport, with_report
+from jobs.requests.distribute import DistributeRequest, parse, parser
+from jobs.running.command import command, on_spark
+from jobs.running.costs import RunCosts
+from jobs.running.distribute_tables import DistributeTables
+from jobs.running.holder import holder_of, is_dead
+from jobs.spark import tasks
+from jobs.spark.spark import Answer, Spark
 from storage_core.clock import SystemClock
 from storage_core.distribution.offsets import log_offsets
 from storage_core.distribution.outcome import Distributed

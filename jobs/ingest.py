@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs import tasks
-from jobs.command import table_command
-from jobs.metrics import Metrics
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
-from jobs.window_range import EVERY_WINDOW, WindowRange
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange
+from jobs.running.command import table_command
+from jobs.running.run import JobRun
+from jobs.spark import tasks
+from jobs.spark.spark import Spark
 from storage_core.declaration import TableDeclaration, load
 from storage_core.definition import check_unchanged
 from storage_core.errors import InvalidInput

@@ -9,13 +9,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from jobs import tasks
-from jobs.command import table_command
-from jobs.metrics import Metrics
-from jobs.report import JobReport, Status
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport, Status
+from jobs.requests.request import JobRequest
+from jobs.running.command import table_command
+from jobs.running.run import JobRun
+from jobs.spark import tasks
+from jobs.spark.spark import Spark
 from storage_core.errors import CommitConflict
 from storage_core.region.sorting import SortingResult, SortingWork, finish, plan
 

@@ -16,7 +16,7 @@ from assets.factory import asset_key, steps_of
 from assets.launcher import Launcher, PipesLauncher
 from assets.partitions import Span, contiguous, partition_key, span_of
 from assets.partly_done import FAILED_PARTITIONS
-from jobs.window_range import window_start
+from jobs.requests.window_range import window_start
 from pipelines.catalog import build_definitions
 from pipelines.jobs import backfill_job_name
 from pipelines.run_requests import range_tags

@@ -10,8 +10,8 @@ from dagster import AssetSelection, Definitions, RunRequest, ScheduleDefinition,
 from assets.distribution import build_distributed_asset, distributed_key
 from assets.names import identifier
 from jobs import distribute
-from jobs.lists import counted
-from jobs.spark import Spark
+from jobs.reports.lists import counted
+from jobs.spark.spark import Spark
 from pipelines.raw_logs import DeclaredRawLog
 from pipelines.run_requests import reason_tags
 

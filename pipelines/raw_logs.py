@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assets.names import identifier
-from jobs.distribute_request import DistributeRequest
+from jobs.requests.distribute import DistributeRequest
 from pipelines.tables import Problem
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.raw_declaration import RawLogDeclaration, load_raw_log

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from jobs.holder import holder_of, is_dead
+from jobs.running.holder import holder_of, is_dead
 from storage_core.errors import Held
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
 PROCESS = ".dagster/tidemark_process"
-"""The tag of a run in the process of a command: which process that is, as `jobs.holder` says it.
+"""The tag of a run in the process of a command: which process that is, as `jobs.running.holder` says it.
 
 Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
 """

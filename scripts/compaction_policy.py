@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pipelines.commands.policy_simulation import MINUTES_PER_DAY, Ingestion, Simulation, simulate
 from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, Simulation, simulate
 from storage_core.settings.compaction import CompactionSettings
 
 MB = 1_000_000

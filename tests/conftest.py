@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from tests.tiers import is_extended
 
 if TYPE_CHECKING:
-    from jobs.spark import Spark
+    from jobs.spark.spark import Spark
     from storage_core.testkit.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -58,7 +58,7 @@ def _no_personal_settings() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
     """The one Spark session of this process: jobs that a test runs here join it, whatever master they name."""
-    from jobs.spark import Spark  # a second that tests without Spark do not pay
+    from jobs.spark.spark import Spark  # a second that tests without Spark do not pay
 
     with Spark("local[2]") as running:
         running.session()

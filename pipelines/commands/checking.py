@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.lists import counted
-from jobs.master import LOCAL_SPARK
+from jobs.reports.lists import counted
+from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.running import windows
@@ -15,9 +15,9 @@ from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
-    from jobs.report import JobReport
-    from storage_core.fsck.outcome import Outcome
+    from jobs.reports.report import JobReport
     from storage_core.fsck.report import Report
+    from storage_core.repair.outcome import Outcome
 
 
 def fsck(
@@ -63,8 +63,8 @@ def audit(
     Ends with 0 when nothing is violated, else with 4.
     """
     from jobs.audit import run
-    from jobs.audit_request import AuditRequest
-    from jobs.spark import Spark
+    from jobs.requests.audit import AuditRequest
+    from jobs.spark.spark import Spark
 
     chosen = windows(window, start, end, everything=False)
     request = AuditRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)
@@ -86,9 +86,9 @@ def repair(
     The damaged table is only read. What could not be brought over is listed with its rows, where somebody counted them.
     """
     from storage_core.clock import SystemClock
-    from storage_core.fsck.repair import repair as run
     from storage_core.ids import SystemIds
     from storage_core.objectstore.resolve import open_store
+    from storage_core.repair.repair import repair as run
 
     source, target = open_store(resolve(uri).uri), open_store(into)
     outcome = run(source, target, clock=SystemClock(), ids=SystemIds(), dry_run=dry_run)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.master import LOCAL_SPARK
+from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, Json, Master
 from storage_core.errors import Corrupt
 
 if TYPE_CHECKING:
-    from jobs.report import JobReport
+    from jobs.reports.report import JobReport
 
 SkipGap = Annotated[
     list[str] | None,
@@ -34,7 +34,7 @@ def distribute(
     Ends with 4 when chunks are missing that hold back what their writer wrote later; everything else is distributed.
     """
     from jobs.distribute import run
-    from jobs.spark import Spark
+    from jobs.spark.spark import Spark
     from pipelines.raw_logs import read_raw_logs
     from pipelines.tables import tables_folder
 

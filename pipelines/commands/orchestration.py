@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from jobs.code_archive import first_on_path
-from jobs.lists import counted, listed
+from jobs.reports.lists import counted, listed
+from jobs.spark.code_archive import first_on_path
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
 from pipelines.commands.target import declared

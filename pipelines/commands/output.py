@@ -15,7 +15,7 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 from unicodedata import combining, east_asian_width
 
-from jobs.lists import counted
+from jobs.reports.lists import counted
 from pipelines.commands.plain import plain
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.foreign_text import escaped
@@ -23,7 +23,7 @@ from storage_core.foreign_text import escaped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from jobs.report import JobReport
+    from jobs.reports.report import JobReport
 
 Record = Mapping[str, object]
 Show = Callable[[object], str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.lists import counted
+from jobs.reports.lists import counted
 from pipelines.commands import output
 from storage_core.log.actions import Add
 from storage_core.table import Table

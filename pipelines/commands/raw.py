@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
-from jobs.lists import counted
+from jobs.reports.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
 from pipelines.commands.output import cell, instant_ms, number

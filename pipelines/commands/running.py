@@ -10,15 +10,15 @@ from pipelines.commands.arguments import duration_ms
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from jobs.report import JobReport
-    from jobs.request import JobRequest
-    from jobs.spark import Spark
-    from jobs.window_range import WindowRange
+    from jobs.reports.report import JobReport
+    from jobs.requests.request import JobRequest
+    from jobs.requests.window_range import WindowRange
+    from jobs.spark.spark import Spark
 
 
 def run_job(run: Callable[[JobRequest, Spark], JobReport], request: JobRequest, *, as_json: bool) -> None:
     """Run a job in this process, with Spark only where it has work, and print its report."""
-    from jobs.spark import Spark
+    from jobs.spark.spark import Spark
 
     with Spark(request.master) as spark:
         done = run(request, spark)
@@ -32,7 +32,7 @@ def waiting_ms(wait: str | None) -> int:
 
 def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:
     """Return the windows that the options choose, all without any. Raises `InvalidInput` when they contradict."""
-    from jobs.window_range import window_range
+    from jobs.requests.window_range import window_range
 
     if everything and (window, start, end) != (None, None, None):
         raise InvalidInput("give either --all or windows (--window, --from, --to), not both")

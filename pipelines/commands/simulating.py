@@ -12,7 +12,7 @@ from pipelines.commands.arguments import Json
 from pipelines.commands.output import cell, number
 
 if TYPE_CHECKING:
-    from storage_core.compaction.simulate import Simulation
+    from pipelines.commands.policy_simulation import Simulation
 
 MOST_RUNS_BEHIND = 2
 """How many runs it may take to do what arrives between two; a day of more piles up for minutes of simulation."""
@@ -47,8 +47,8 @@ def simulate_policy(
 
     As scheduled runs make them: one line per run, then the metrics.
     """
+    from pipelines.commands.policy_simulation import MINUTES_PER_DAY, Ingestion, simulate
     from storage_core.compaction.merges import MOST_INPUTS
-    from storage_core.compaction.simulate import MINUTES_PER_DAY, Ingestion, simulate
     from storage_core.errors import InvalidInput
     from storage_core.rows.windows import parse_duration, validate_duration
 
@@ -70,7 +70,7 @@ def simulate_policy(
 
 
 def _show(done: Simulation, *, as_json: bool) -> None:
-    from storage_core.compaction.simulate import Round
+    from pipelines.commands.policy_simulation import Round
 
     shown = {each.name: number for each in fields(Round)}
     output.records(map(asdict, done.rounds), shown, as_json=as_json, nothing="no compaction ran")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.master import LOCAL_SPARK
+from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import (
     All,
@@ -27,8 +27,8 @@ from pipelines.commands.target import resolve
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from jobs.report import JobReport
-    from jobs.request import JobRequest
+    from jobs.reports.report import JobReport
+    from jobs.requests.request import JobRequest
 
 
 def compact(
@@ -46,7 +46,7 @@ def compact(
 ) -> None:
     """Rewrite the splits of a window as one sorted run."""
     from jobs.compact import run
-    from jobs.request import JobRequest
+    from jobs.requests.request import JobRequest
     from storage_core.compaction.policy import Mode
 
     chosen = windows(window, start, end, everything=all_)
@@ -102,8 +102,8 @@ def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     deletes the files.
     """
     from jobs.expire import run
-    from jobs.request import JobRequest
-    from jobs.spark import Spark
+    from jobs.requests.request import JobRequest
+    from jobs.spark.spark import Spark
 
     with Spark() as spark:
         done = run(JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run), spark)
@@ -135,7 +135,7 @@ def catch_up(
 ) -> None:
     """Build the index segments that live splits lack."""
     from jobs.catch_up import run
-    from jobs.request import JobRequest
+    from jobs.requests.request import JobRequest
 
     if all_ and index is not None:
         raise InvalidInput("give either --all or --index, not both")
@@ -160,8 +160,8 @@ def gc(
     Only what has been unneeded for the whole horizon goes, and a table keeps its old versions as long as it says.
     """
     from jobs.collect import run
-    from jobs.request import JobRequest
-    from jobs.spark import Spark
+    from jobs.requests.request import JobRequest
+    from jobs.spark.spark import Spark
 
     request = JobRequest(
         table_uri=resolve(uri).uri,
@@ -176,7 +176,7 @@ def gc(
 
 def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:
     """Of a whole table: `--all` is what these jobs do anyway, and is accepted so that all of them read alike."""
-    from jobs.request import JobRequest
+    from jobs.requests.request import JobRequest
 
     return JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
 

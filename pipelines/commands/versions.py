@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.lists import counted
+from jobs.reports.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Everything, Json, Uri, duration_ms
 from pipelines.commands.output import cell, instant_ms, number

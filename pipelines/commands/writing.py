@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jobs.lists import counted
-from jobs.master import LOCAL_SPARK
+from jobs.reports.lists import counted
+from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, append_lines
@@ -89,7 +89,7 @@ def ingest(
     Takes the files that are not in the table yet. A table that is declared and does not exist is made first.
     """
     from jobs.ingest import run
-    from jobs.request import JobRequest
+    from jobs.requests.request import JobRequest
 
     target = resolve(uri)
     file = declaration.resolve() if declaration else target.file

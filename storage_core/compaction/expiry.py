@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.log.actions import Add, Remove
-from storage_core.log.file_columns import ManifestBounds, adds_of
-from storage_core.log.requirements import SameRetention
+from storage_core.log.conflicts.requirements import SameRetention
+from storage_core.log.files.columns import ManifestBounds, adds_of
 from storage_core.log.snapshot import Snapshot
 
 _COLUMNS = [

@@ -18,7 +18,7 @@ from storage_core.compaction.merges import Flags, Ints
 from storage_core.compaction.policy import Splits
 from storage_core.compaction.scope import Scope
 from storage_core.log import deletion_vector
-from storage_core.log.file_columns import rows_at
+from storage_core.log.files.columns import rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows import keys
 from storage_core.rows.codes import Codes, codes

@@ -1,7 +1,7 @@
 """The invariants of compaction as predicates (docs/architecture/compaction.md, "Invariants").
 
 The `…_faults` functions say what is wrong. The `require_…` functions are the cheap form: a job runs them on what it is
-about to hand back and raises before anybody can commit it. The full form asks the same of files (`compaction.audit`).
+about to hand back and raises before anybody can commit it. The full form asks the same of files (`audit.merges`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from storage_core.compaction.policy import Mode, Rules
 from storage_core.compaction.scope import Scope
 from storage_core.compaction.skips import active_skips
 from storage_core.compaction.work import CompactionTask
-from storage_core.log.file_columns import adds_of, rows_at
+from storage_core.log.files.columns import adds_of, rows_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.sort_order import recorded_order
 from storage_core.split.context import SplitContext, context_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Add
+from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.split.context import SplitContext
 
 OPERATION = "COMPACT"

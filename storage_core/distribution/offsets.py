@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from storage_core.log.actions import Txn
-from storage_core.log.requirements import TxnProgress
+from storage_core.log.conflicts.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of

@@ -23,8 +23,8 @@ from storage_core.distribution.remaining import Terms
 from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
 from storage_core.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.ids import Ids
+from storage_core.log.conflicts.requirements import TokenUnused
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TokenUnused
 from storage_core.raw_log.chunks import Damage
 from storage_core.raw_log.history import History
 from storage_core.region import distributed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from storage_core.compaction.audit_splits import AuditedTable, audit_split
+from storage_core.audit.splits import AuditedTable, audit_split
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.index import segments

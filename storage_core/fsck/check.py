@@ -10,11 +10,11 @@ from storage_core.clock import Clock
 from storage_core.errors import NotFound
 from storage_core.fsck.base_check import check_older_splits, check_segments, check_splits
 from storage_core.fsck.inventory import Inventory, take_inventory
+from storage_core.fsck.kept_log import older_splits
 from storage_core.fsck.log_check import LogCheck, check_log
 from storage_core.fsck.region_check import check_regions
 from storage_core.fsck.report import Finding, Report
 from storage_core.fsck.rest_check import check_rest, check_unreferenced
-from storage_core.fsck.salvage import older_splits
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.meter import MeteredStore
 

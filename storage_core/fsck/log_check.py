@@ -17,13 +17,13 @@ from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.fsck.version_check import ReadVersion, VersionWalk, missing_versions
 from storage_core.fsck.version_evidence import VersionEvidence, lost_versions, newest_evidence
 from storage_core.log.actions import is_ours
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.files import LiveFiles
-from storage_core.log.hint import read_hint
-from storage_core.log.json_checkpoint import load_json_checkpoint
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.hint import read_hint
+from storage_core.log.checkpoints.root import named_keys
+from storage_core.log.files.live import LiveFiles
+from storage_core.log.interop.json_checkpoint import load_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
 # What can be wrong with a log that keeps others' rules: that its reader cannot read it.

@@ -11,7 +11,7 @@ from itertools import pairwise
 from storage_core.formats.keys import version_key
 from storage_core.fsck.report import DAMAGE, Finding, Kind, damage_of
 from storage_core.log.actions import Action, Add, Metadata, Protocol, Remove
-from storage_core.log.codec import commit_info, decode_version, require_number
+from storage_core.log.encoding.codec import commit_info, decode_version, require_number
 from storage_core.log.snapshot import commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from storage_core.formats.keys import KeyKind
 from storage_core.fsck.inventory import Inventory
 from storage_core.fsck.report import DAMAGE
+from storage_core.history.renumbered import renumbered_up_to
 from storage_core.log.actions import Metadata
-from storage_core.log.renumbered import renumbered_up_to
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
 from storage_core.split.lineage import Origin, read_origin

@@ -15,7 +15,7 @@ from storage_core.gc.plan import merged_candidates, read_plan, write_plan
 from storage_core.gc.retention import Retained
 from storage_core.gc.sweep import Horizon, RequireHeld, Swept, may_be_due, no_lease, sweep
 from storage_core.gc.undisturbed import undisturbed
-from storage_core.log.conflicts import require_writable
+from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.tags import drop_expired
 from storage_core.objectstore.contract import ObjectStore

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from storage_core.formats.keys import ParsedKey
 from storage_core.gc.regions import RegionRoots, region_roots
 from storage_core.gc.retention import Retained, retained
-from storage_core.log.checkpointed import Checkpointed
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.root import named_keys
 from storage_core.log.log import TransactionLog
-from storage_core.log.stored_state import named_keys
 from storage_core.objectstore.contract import ObjectStore
 
 STATES_KEPT = 2

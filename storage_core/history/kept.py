@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from storage_core.errors import SnapshotExpired
 from storage_core.gc.protection import planned_for_deletion
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import adds_of, paths_of, without_paths
+from storage_core.log.files.columns import adds_of, paths_of, without_paths
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import missing

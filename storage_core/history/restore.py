@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from storage_core.errors import CommitConflict
 from storage_core.gc.protection import planned_for_deletion
 from storage_core.history.kept import objects_of, replaced, require_kept
+from storage_core.history.renumbered import renumbered_up_to, with_renumbered
 from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata, Remove, RemoveIndexSegment
 from storage_core.log.commit import CommitResult
+from storage_core.log.conflicts.requirements import RESTORES, AtVersion
 from storage_core.log.deletion_vector import DeletionVector, inline
 from storage_core.log.log import TransactionLog
-from storage_core.log.renumbered import renumbered_up_to, with_renumbered
-from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.schema_registry import registry, with_registry
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

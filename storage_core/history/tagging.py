@@ -8,11 +8,11 @@ from storage_core.errors import InvalidInput, NotFound, SnapshotExpired
 from storage_core.formats.keys import validate_tag_name
 from storage_core.formats.tags import Tag
 from storage_core.history.kept import objects_of, replaced, require_kept
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.conflicts import require_writable
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.root import named_keys
+from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import named_keys
 from storage_core.log.tags import read_tags, replace_tag
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists

@@ -13,8 +13,8 @@ from typing import cast
 
 from storage_core.ids import Ids
 from storage_core.index import segments
-from storage_core.log.action_json import read_action
 from storage_core.log.actions import Action, Add, IndexSegment, RemoveIndexSegment, to_json_object
+from storage_core.log.encoding.action_json import read_action
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import from_schema_string

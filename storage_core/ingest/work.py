@@ -9,8 +9,8 @@ from typing import Any
 
 from storage_core.ingest.landing import LandedFile, LandingSpec
 from storage_core.ingest.progress import Window
-from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Action, Add, Txn
+from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.rows.late import LateMetrics
 
 

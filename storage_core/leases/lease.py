@@ -20,9 +20,9 @@ from storage_core.formats.keys import lock_key
 from storage_core.formats.lease import RELEASED_MS, LeaseRecord
 from storage_core.leases.stored import CasLost, StoredLease, read_lease, stored_leases, swap_lease
 from storage_core.log.actions import Fence
-from storage_core.log.conflicts import require_writable
+from storage_core.log.conflicts.requirements import TokenUnused
+from storage_core.log.conflicts.settle import require_writable
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TokenUnused
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.process import HomeProcess

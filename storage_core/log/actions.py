@@ -14,8 +14,8 @@ from typing import Any, ClassVar, get_args
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.foreign_text import quoted
 from storage_core.log import deletion_vector
-from storage_core.log.action_fields import Rules, read_fields, rules_of
 from storage_core.log.deletion_vector import DeletionVector
+from storage_core.log.encoding.fields import Rules, read_fields, rules_of
 
 READER_VERSION = 4
 WRITER_VERSION = 4

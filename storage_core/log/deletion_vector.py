@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
 from storage_core.foreign_text import quoted
-from storage_core.log.safe_path import is_safe_path
+from storage_core.log.encoding.safe_path import is_safe_path
 
 MAX_ROWS = 2**32
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_core.log.codec import commit_info
+from storage_core.log.encoding.codec import commit_info
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import commit_timestamp
 from storage_core.objectstore.contract import ObjectStore

@@ -22,7 +22,7 @@ from storage_core.formats.keys import (
     state_key,
     version_key,
 )
-from storage_core.log.checkpointed import Checkpointed
+from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.objectstore.contract import PAGE_KEYS, ObjectInfo, ObjectStore
 
 SPAN = 1_000

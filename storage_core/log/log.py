@@ -13,9 +13,10 @@ from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
 from storage_core.log.actions import Action, Metadata
 from storage_core.log.boundary import first_version
-from storage_core.log.codec import commit_info, decode_version, encode_version
 from storage_core.log.commit import CommitLabel, CommitResult, Committer
-from storage_core.log.conflicts import Plan, Rebase, require_writable, validated
+from storage_core.log.conflicts.requirements import Requirement
+from storage_core.log.conflicts.settle import Plan, Rebase, require_writable, validated
+from storage_core.log.encoding.codec import commit_info, decode_version, encode_version
 from storage_core.log.features import first_protocol
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.listing import has_log
@@ -28,7 +29,6 @@ from storage_core.log.replay import (
     read_version,
     recovery,
 )
-from storage_core.log.requirements import Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.create import put_or_unknown, require_durable
@@ -36,7 +36,7 @@ from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
 
 if TYPE_CHECKING:
-    from storage_core.log.checkpoint import CheckpointResult
+    from storage_core.log.checkpoints.write import CheckpointResult
 
 _logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class TransactionLog:
 
         Work is proportional to what is new since the newest state, amortized.
         """
-        from storage_core.log.checkpoint import write_checkpoint  # which readers do not need
+        from storage_core.log.checkpoints.write import write_checkpoint  # which readers do not need
 
         require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)

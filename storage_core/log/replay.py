@@ -17,15 +17,16 @@ from storage_core.errors import Corrupt, NotFound, SnapshotExpired
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Action, is_ours
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.codec import decode_numbered
-from storage_core.log.files import Added, LiveFiles
-from storage_core.log.hint import read_hint
-from storage_core.log.json_checkpoint import load_json_checkpoint
-from storage_core.log.listed_files import Recover
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.hint import read_hint
+from storage_core.log.checkpoints.load import load_checkpoint
+from storage_core.log.encoding.codec import decode_numbered
+from storage_core.log.files.listed import Recover
+from storage_core.log.files.live import Added, LiveFiles
+from storage_core.log.interop.json_checkpoint import load_json_checkpoint
+from storage_core.log.interop.older_metadata import MetadataSearch
 from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
-from storage_core.log.stored_state import MetadataSearch, load_checkpoint
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
 

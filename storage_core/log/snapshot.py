@@ -6,7 +6,7 @@ against a newer one. `SnapshotBuilder` replays versions in time linear in their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,9 +26,10 @@ from storage_core.log.actions import (
     Protocol,
     Remove,
 )
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.codec import commit_info
-from storage_core.log.files import FilesBuilder, LiveFiles
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.encoding.codec import commit_info
+from storage_core.log.files.live import FilesBuilder, LiveFiles
+from storage_core.log.interop.version_files import time_of_unnamed_commit
 from storage_core.log.progress import Progress
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
@@ -190,9 +191,7 @@ class SnapshotBuilder:
 def commit_timestamp(actions: Sequence[Action], previous: int) -> int:
     """Return the time (ms) of a version: as recorded, else, for logs of others, the newest time its actions name."""
     info = commit_info(actions)
-    if info is not None:
-        return info.timestamp
-    return max([previous + 1, *_named_times(actions)])
+    return time_of_unnamed_commit(actions, previous) if info is None else info.timestamp
 
 
 def require_readable(protocol: Protocol) -> None:
@@ -204,16 +203,3 @@ def require_readable(protocol: Protocol) -> None:
     unknown = sorted(set(protocol.readerFeatures or ()) - FEATURES)
     if unknown:
         raise Unsupported(f"the table needs the reader features {', '.join(unknown)}; upgrade", features=unknown)
-
-
-def _named_times(actions: Iterable[Action]) -> Iterable[int]:
-    for action in actions:
-        match action:
-            case Add():
-                yield action.modificationTime
-            case Remove():
-                yield action.deletionTimestamp or 0
-            case Metadata():
-                yield action.createdTime or 0
-            case _:
-                pass

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.log.file_columns import ManifestBounds
-from storage_core.log.map_columns import MapColumn, map_column
+from storage_core.log.files.columns import ManifestBounds
+from storage_core.rows.map_lookup import MapColumn, map_column
 from storage_core.rows.sortable import bound_keys
 
 _MICROSECONDS = 1_000_000

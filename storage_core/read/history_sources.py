@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from storage_core.formats.history_token import InBase, InGenerations, InTail, Place, RegionPosition
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import adds_of
+from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import adds_of
+from storage_core.log.files.columns import adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import overlap, superseded

@@ -2,7 +2,7 @@
 
 Pruning is sound: a split is left out only when no row of it can make the filter true. Whatever is unknown (a missing
 statistic, or one that is no value of its column; an `Opaque` condition; a literal of another family than the column)
-keeps the split. It works on the columns of the state (`log.file_columns`), batch by batch, never split by split.
+keeps the split. It works on the columns of the state (`log.files.columns`), batch by batch, never split by split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import ManifestBounds, adds_of
+from storage_core.log.files.columns import ManifestBounds, adds_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.bounds import (
     ColumnBounds,

@@ -22,7 +22,7 @@ from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
 from storage_core.log.commit import CommitResult
-from storage_core.log.file_columns import adds_of
+from storage_core.log.files.columns import adds_of
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

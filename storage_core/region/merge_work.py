@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_core.formats.region_manifest import FlushedGeneration
-from storage_core.log.action_json import read_action, read_actions, write_actions
 from storage_core.log.actions import Add, MergedGenerations, to_json_object
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.conflicts.requirements import MergeProgress
+from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
 from storage_core.split.context import SplitContext
 from storage_core.split.rewrite import Rewrite
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.formats.generation_manifest import Generation
-from storage_core.log.map_columns import map_column
 from storage_core.rows.codes import Mask
+from storage_core.rows.map_lookup import map_column
 from storage_core.rows.sortable import bound_keys, sortable, unless_false
 
 Bounds = Mapping[str, tuple[pa.Array, pa.Array]]

@@ -16,8 +16,8 @@ from functools import partial
 from storage_core.clock import Clock
 from storage_core.errors import CommitConflict, InvalidInput, RegionClosed, Unavailable, WriterFenced
 from storage_core.ids import Ids
+from storage_core.log.conflicts.requirements import MergeProgress
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import merge

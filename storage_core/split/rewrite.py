@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage_core.log.action_json import read_actions, write_actions
 from storage_core.log.actions import Action, Add, Remove
+from storage_core.log.encoding.action_json import read_actions, write_actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.log.actions import Add, MergeSkip, Metadata, Protocol
-from storage_core.log.files import Added, LiveFiles
+from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import bind

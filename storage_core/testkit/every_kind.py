@@ -16,7 +16,7 @@ from storage_core.history.tagging import set_tag
 from storage_core.index import catch_up
 from storage_core.ingest.quarantine import write_quarantine
 from storage_core.ingest.rejection import RejectedLine
-from storage_core.log.json_checkpoint import write_json_checkpoint
+from storage_core.log.interop.json_checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore

@@ -26,7 +26,7 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
-from storage_core.log.codec import decode_version
+from storage_core.log.encoding.codec import decode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore

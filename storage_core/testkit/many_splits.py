@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.log.file_columns import FILES_SCHEMA
-from storage_core.log.files import LiveFiles
-from storage_core.log.listed_files import ListedFiles, Part
+from storage_core.log.checkpoints.state import manifest_info
+from storage_core.log.files.columns import FILES_SCHEMA
+from storage_core.log.files.listed import ListedFiles, Part
+from storage_core.log.files.live import LiveFiles
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.state import manifest_info
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
 
 SPLIT_BYTES = 10_000_000

@@ -24,7 +24,6 @@ from storage_core.clock import SystemClock
 from storage_core.creation import create
 from storage_core.errors import NotFound, SnapshotExpired, WriterFenced
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Severity
 from storage_core.ids import SystemIds
 from storage_core.ingest import batch
@@ -34,6 +33,7 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read.predicate import col
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import TableWriter
+from storage_core.repair.repair import repair
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of

@@ -12,10 +12,10 @@ import pytest
 
 from examples.datasets import access_log_lines
 from jobs import catch_up, compact, ingest
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.spark import Spark
-from jobs.window_range import EVERY_WINDOW, WindowRange, window_range
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import EVERY_WINDOW, WindowRange, window_range
+from jobs.spark.spark import Spark
 from tests.e2e.raw_access_log import Line, Log, read
 from tidemark import Table
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import ingest
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from storage_core.testkit.rejected_lines import rejected_lines
 from tidemark import Table
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import collect, compact
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from tidemark import Table
 
 SCHEMA = pa.schema(

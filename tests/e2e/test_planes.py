@@ -13,9 +13,9 @@ import pytest
 
 from examples.datasets import planes
 from jobs import catch_up, compact, merge
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from storage_core.declaration import load
 from storage_core.region.router import TableWriter
 from tidemark import Table

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from storage_core.errors import Corrupt
 from tidemark import Table
 

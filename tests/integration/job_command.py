@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.code_archive import ROOT
-from jobs.request import JobRequest, to_argv
+from jobs.requests.request import JobRequest, to_argv
+from jobs.spark.code_archive import ROOT
 
 
 def run_command(request: JobRequest, environment: Mapping[str, str], *program: object) -> dict[str, Any]:

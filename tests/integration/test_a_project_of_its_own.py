@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.code_archive import first_on_path
+from jobs.spark.code_archive import first_on_path
 
 TIDEMARK = Path(sys.executable).parent / "tidemark"
 OURS = ("jobs", "assets", "pipelines", "storage_core", "pyspark", "dagster")

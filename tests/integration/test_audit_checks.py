@@ -11,7 +11,7 @@ from dagster import AssetCheckEvaluation, DagsterInstance, Definitions
 
 from assets.checks import AUDIT_TAG, AUDITED
 from assets.launcher import InProcessLauncher, PipesLauncher
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.tables import read_tables
 from storage_core.compaction.execute import execute

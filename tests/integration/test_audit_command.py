@@ -13,9 +13,9 @@ import pytest
 
 import jobs.audit
 import jobs.compact
-from jobs.audit_request import AuditRequest, parse, parser, to_argv
-from jobs.spark import Spark
-from jobs.window_range import WindowRange
+from jobs.requests.audit import AuditRequest, parse, parser, to_argv
+from jobs.requests.window_range import WindowRange
+from jobs.spark.spark import Spark
 from pipelines.cli import main
 from storage_core.compaction.execute import execute
 from storage_core.ids import SystemIds

@@ -17,7 +17,7 @@ from dagster import AssetKey, DagsterInstance
 from assets.factory import asset_key
 from assets.launcher import InProcessLauncher
 from assets.partitions import partition_key, partitions_of, span_of
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair

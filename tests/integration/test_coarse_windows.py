@@ -17,7 +17,7 @@ from storage_core.testkit import merge_plan
 from tidemark import Table
 
 if TYPE_CHECKING:
-    from jobs.spark import Spark
+    from jobs.spark.spark import Spark
 
 HOUR = 3600
 HOURS = (2, 3, 4, 6, 8, 12, 24)

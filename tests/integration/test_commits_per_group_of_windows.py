@@ -14,14 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs import compact, tasks
-from jobs.group_plan import GroupLimits, grouped
-from jobs.report import report_of
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
-from jobs.window_groups import Executed, GroupsOutcome, compact_groups, settle
-from jobs.window_range import WindowRange
+from jobs import compact
+from jobs.reports.report import report_of
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import WindowRange
+from jobs.running.group_plan import GroupLimits, grouped
+from jobs.running.run import JobRun
+from jobs.running.window_groups import Executed, GroupsOutcome, compact_groups, settle
+from jobs.spark import tasks
+from jobs.spark.spark import Spark
 from storage_core.compaction import planner
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import CompactionTask
@@ -43,8 +44,8 @@ KILLED_JOB = """
 import os, signal, sys
 from functools import partial
 from jobs import compact
-from jobs.group_plan import GroupLimits
-from jobs.window_groups import compact_groups
+from jobs.running.group_plan import GroupLimits
+from jobs.running.window_groups import compact_groups
 from storage_core.log.log import TransactionLog
 commit, made = TransactionLog.commit, []
 def killed(self, *arguments, **named):

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from jobs import compact, merge
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.spark import Answer, Item, Spark
-from jobs.window_range import WindowRange
-from storage_core.compaction.audit import audit
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import WindowRange
+from jobs.spark.spark import Answer, Item, Spark
+from storage_core.audit.audit import audit
 from storage_core.declaration import load
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Remove

@@ -20,9 +20,9 @@ from random import Random
 import pytest
 
 from jobs import collect
-from jobs.code_archive import ROOT
-from jobs.request import JobRequest, to_argv
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest, to_argv
+from jobs.spark.code_archive import ROOT
+from jobs.spark.spark import Spark
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.copies import copy_into

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import collect
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.execute import execute
 from storage_core.compaction.planner import choose

@@ -17,11 +17,11 @@ from storage_core.errors import TidemarkError
 from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE, segment_file
 from storage_core.formats.keys import KeyKind, ParsedKey, parse
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Finding, Report
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.repair.repair import repair
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of
 from storage_core.testkit.damage import Damage, damage

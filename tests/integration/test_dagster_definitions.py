@@ -25,7 +25,7 @@ from dagster._core.utils import make_new_run_id
 from assets.due_runs import MOST_PER_CHECK, due_runs
 from assets.launcher import PipesLauncher
 from assets.partitions import contiguous, partition_key, partitions_of, span_of
-from jobs.window_range import WindowRange
+from jobs.requests.window_range import WindowRange
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
 from pipelines.instance import SETTINGS, home, open_instance

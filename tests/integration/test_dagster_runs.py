@@ -20,7 +20,7 @@ from dagster import (
 
 from assets.launcher import InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
 from pipelines.run_requests import RANGE_END, RANGE_START

@@ -10,7 +10,7 @@ from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 
 from assets.launcher import InProcessLauncher
 from assets.metadata import METADATA
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.distribution import tick
 from pipelines.raw_logs import read_raw_logs

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from jobs import distribute
-from jobs.code_archive import ROOT
-from jobs.distribute_request import DistributeRequest, to_argv
-from jobs.report import report_of
-from jobs.spark import Spark
+from jobs.reports.report import report_of
+from jobs.requests.distribute import DistributeRequest, to_argv
+from jobs.spark.code_archive import ROOT
+from jobs.spark.spark import Spark
 from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs
 from storage_core.declaration import load

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 from storage_core.split.encode import FileWriter
 from storage_core.split.encodings import Encoding, candidates

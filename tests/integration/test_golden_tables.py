@@ -12,7 +12,7 @@ import pytest
 
 from storage_core.formats import avro_state, region_manifest
 from storage_core.formats.keys import KeyKind, parse
-from storage_core.log.codec import decode_version, encode_version
+from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.testkit.clock import ManualClock

@@ -16,11 +16,11 @@ from dagster_pipes import (
 )
 
 from jobs import catch_up, ingest
-from jobs.command import table_command
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.spark import Answer, Item, Spark
-from jobs.window_range import WindowRange
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import WindowRange
+from jobs.running.command import table_command
+from jobs.spark.spark import Answer, Item, Spark
 from storage_core.declaration import load
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
 from tidemark import Table

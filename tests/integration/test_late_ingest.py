@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs import ingest
-from jobs.request import JobRequest
-from jobs.spark import Spark
-from jobs.window_range import window_range
+from jobs.requests.request import JobRequest
+from jobs.requests.window_range import window_range
+from jobs.spark.spark import Spark
 from storage_core.formats.quarantine_entry import QuarantinedRows
 from storage_core.quarantine import read_entries
 from storage_core.settings.late_data import LatePolicy

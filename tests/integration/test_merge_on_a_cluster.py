@@ -9,7 +9,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from jobs.request import JobRequest
+from jobs.requests.request import JobRequest
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
 from storage_core.testkit.keyed_table import KeyedTable

@@ -141,8 +141,8 @@ def test_the_ui_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_s
 JOB = """
 import sys
 from jobs import compact
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
 from tidemark import Table
 import pyarrow as pa
 uri = sys.argv[1]

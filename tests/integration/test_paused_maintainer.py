@@ -28,10 +28,10 @@ from storage_core.testkit.s3_server import S3Server
 # One leased run per table, each stopped before one request more than the one before; a line for what became of it.
 MAINTAINER = """
 import json, os, signal, sys
-from jobs.request import JobRequest
-from jobs.metrics import Metrics
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.reports.metrics import Metrics
+from jobs.running.run import JobRun
+from jobs.spark.spark import Spark
 from storage_core.errors import TidemarkError
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.code_archive import ROOT
 from jobs.merge import run
-from jobs.request import JobRequest, parse, parser, to_argv
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest, parse, parser, to_argv
+from jobs.spark.code_archive import ROOT
+from jobs.spark.spark import Spark
 from pipelines.cli import main
 from pipelines.commands.unmerged import _print
 from storage_core.clock import SystemClock

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from storage_core.region.spec import canonical, declared_fields, field_values
 from storage_core.settings.region_fields import RegionField
 from tests.integration.region_columns import SEED_ZERO, region_column

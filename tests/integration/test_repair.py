@@ -15,20 +15,20 @@ from storage_core.formats.keys import KeyKind, parse, tags_key, version_key
 from storage_core.fsck.check import fsck
 from storage_core.fsck.inventory import take_inventory
 from storage_core.fsck.log_check import check_log
-from storage_core.fsck.outcome import Outcome
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
+from storage_core.history.renumbered import RENUMBERED_UP_TO
 from storage_core.history.restore import restore
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add, CommitInfo, Metadata, Remove, Txn
-from storage_core.log.codec import decode_version, encode_version
+from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
-from storage_core.log.renumbered import RENUMBERED_UP_TO
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
+from storage_core.repair.outcome import Outcome
+from storage_core.repair.repair import repair
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split

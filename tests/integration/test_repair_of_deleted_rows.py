@@ -6,14 +6,14 @@ import pytest
 
 from storage_core.formats.keys import KeyKind, parse, version_key
 from storage_core.fsck.check import fsck
-from storage_core.fsck.outcome import Outcome
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
 from storage_core.region.repartition import change_regions
 from storage_core.region.spec import declared_fields
+from storage_core.repair.outcome import Outcome
+from storage_core.repair.repair import repair
 from storage_core.split.vectors import INLINE_BYTES
 from storage_core.testkit.deleted_rows import delete_places
 from storage_core.testkit.ids import SeededIds

@@ -188,7 +188,7 @@ def test_the_asset_expires_before_the_compaction_and_its_schedule_asks_only_when
     from dagster import DagsterInstance, build_schedule_context
 
     from assets.launcher import InProcessLauncher
-    from jobs.spark import Spark
+    from jobs.spark.spark import Spark
     from pipelines.catalog import build_definitions
     from pipelines.tables import load_tables
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from jobs import merge, sort
-from jobs.holder import holder_of
-from jobs.request import JobRequest
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.running.holder import holder_of
+from jobs.spark.spark import Spark
 from pipelines.cli import main as tidemark
 from storage_core.errors import Held
 from storage_core.leases.lease import acquire

@@ -12,13 +12,13 @@ from shutil import rmtree
 import pyarrow as pa
 import pytest
 
+from storage_core.audit.audit import audit
 from storage_core.clock import SystemClock
-from storage_core.compaction.audit import audit
 from storage_core.errors import InvalidInput
-from storage_core.fsck.repair import repair
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
 from storage_core.objectstore.resolve import open_store
+from storage_core.repair.repair import repair
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from tidemark import Table

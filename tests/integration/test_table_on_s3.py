@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from jobs.request import JobRequest, to_argv
+from jobs.requests.request import JobRequest, to_argv
 from pipelines.cli import main
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.objectstore.contract import IfAbsent
@@ -136,7 +136,7 @@ def test_a_keyed_table_on_s3_is_merged_by_a_job(uri: str) -> None:
 @pytest.mark.usefixtures("s3_server")
 def test_the_settings_of_a_spark_session_hold_no_credentials_of_the_environment() -> None:
     code = (
-        "from jobs.spark import Spark\nwith Spark('local[1]') as spark:\n"
+        "from jobs.spark.spark import Spark\nwith Spark('local[1]') as spark:\n"
         "    print(spark.session().sparkContext.getConf().getAll())"
     )
     settings = python("-c", code)

@@ -13,7 +13,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from assets.launcher import Context, InProcessLauncher, JobName, Launcher, Report, Request
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from pipelines.instance import home, open_instance
 from storage_core.declaration import TableDeclaration, load

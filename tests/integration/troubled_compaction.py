@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from jobs import compact, tasks
-from jobs.group_plan import GroupLimits
-from jobs.window_groups import compact_groups
+from jobs import compact
+from jobs.running.group_plan import GroupLimits
+from jobs.running.window_groups import compact_groups
+from jobs.spark import tasks
 from storage_core.compaction.work import CompactionTask
 
 PATIENCE_S = 240.0

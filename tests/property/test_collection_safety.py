@@ -12,9 +12,9 @@ from storage_core.formats import keys
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
 from storage_core.history.tagging import set_tag
+from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import snapshot_at

@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.compaction.debt import window_debts
 from storage_core.compaction.execute import execute
 from storage_core.compaction.planner import choose

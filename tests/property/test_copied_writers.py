@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from storage_core.errors import WriterFenced
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.claim import claim
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
+from storage_core.repair.repair import repair
 from storage_core.rows.fold import record_schema
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import KeyedTable, seats

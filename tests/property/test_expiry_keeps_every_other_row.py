@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.expire import expire
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.requests.request import JobRequest
+from jobs.running.run import JobRun
+from jobs.spark.spark import Spark
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import TableConfig

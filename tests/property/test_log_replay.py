@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, RemoveIndexSegment, Txn
+from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.listing import list_log
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig

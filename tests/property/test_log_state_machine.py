@@ -18,8 +18,8 @@ from storage_core.errors import CommitConflict, NotFound
 from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse
 from storage_core.history.restore import restore
 from storage_core.log.actions import Action, MergedGenerations, Metadata, Txn
+from storage_core.log.conflicts.requirements import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
-from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore

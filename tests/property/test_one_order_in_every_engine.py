@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import OrderColumn, SortOrder
 from tests.scale import scaled

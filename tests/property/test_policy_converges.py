@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction.simulate import Ingestion, simulate
+from pipelines.commands.policy_simulation import Ingestion, simulate
 from storage_core.settings.compaction import CompactionSettings
 from tests.scale import scaled
 

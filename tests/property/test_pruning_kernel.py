@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import table_of
+from storage_core.log.files.columns import table_of
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
 from storage_core.read.pruning import prune_table
 from storage_core.rows.column_regex import column_regex

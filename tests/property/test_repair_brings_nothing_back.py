@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from storage_core.errors import TidemarkError
 from storage_core.formats.keys import LOG_PREFIX, version_key
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.history.restore import restore
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.repair.repair import repair
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split

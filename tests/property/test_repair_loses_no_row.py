@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from storage_core.compaction import execute as compaction
 from storage_core.formats.keys import LOG_PREFIX, version_key
-from storage_core.fsck.repair import repair
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
+from storage_core.repair.repair import repair
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of

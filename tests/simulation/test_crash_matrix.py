@@ -24,9 +24,9 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.conflicts.requirements import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.log.tags import drop_expired, read_tags, remove_tag
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from jobs.expire import MOST_PLANS, expire
-from jobs.report import JobReport
-from jobs.request import JobRequest
-from jobs.run import JobRun
-from jobs.spark import Spark
+from jobs.reports.report import JobReport
+from jobs.requests.request import JobRequest
+from jobs.running.run import JobRun
+from jobs.spark.spark import Spark
 from storage_core.clock import HOUR_MS
 from storage_core.compaction.execute import execute
 from storage_core.errors import CommitConflict, TidemarkError

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.compaction.audit import AuditReport, audit
+from storage_core.audit.audit import AuditReport, audit
+from storage_core.audit.retained import Selection
 from storage_core.compaction.execute import execute
-from storage_core.compaction.retained import Selection
 from storage_core.log.actions import Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot

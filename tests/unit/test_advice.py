@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.failure import Failed
+from jobs.reports.failure import Failed
 from storage_core.errors import (
     SEE_CORRUPT,
     CommitConflict,
@@ -29,7 +29,7 @@ from storage_core.formats.keys import lock_key, version_key
 from storage_core.fsck.report import Kind, damage_of
 from storage_core.ingest.landing import LandedFile, LandingSpec
 from storage_core.ingest.parse import parse
-from storage_core.log.codec import decode_version
+from storage_core.log.encoding.codec import decode_version
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]

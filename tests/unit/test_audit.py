@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.audit import INVARIANTS, audit, require_ours
-from storage_core.compaction.audit import execute as execute_work
-from storage_core.compaction.retained import Selection
+from storage_core.audit.audit import INVARIANTS, audit, require_ours
+from storage_core.audit.audit import execute as execute_work
+from storage_core.audit.retained import Selection
 from storage_core.errors import Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import Add

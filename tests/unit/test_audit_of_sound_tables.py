@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.compaction.carry_over import CarryOver
 from storage_core.compaction.execute import execute
 from storage_core.log.actions import Add

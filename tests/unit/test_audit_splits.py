@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from jobs.lists import counted
+from jobs.reports.lists import counted
 from pipelines.commands import output
 
 COLUMNS = ("path", "bytes")

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from storage_core.audit.audit import audit
 from storage_core.compaction import invariants
-from storage_core.compaction.audit import audit
 from storage_core.compaction.columns import require_same_values, route, same_values
 from storage_core.compaction.execute import execute, merge, require_merged
 from storage_core.compaction.kernel import merge_order

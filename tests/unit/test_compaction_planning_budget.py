@@ -18,7 +18,7 @@ from storage_core.compaction.planner import choose
 from storage_core.compaction.policy import Mode
 from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import FILES_SCHEMA
+from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.many_splits import snapshot_of_many, with_splits
 from storage_core.testkit.merge_plan import plan

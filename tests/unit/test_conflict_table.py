@@ -11,7 +11,6 @@ import pytest
 from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput
 from storage_core.formats.avro_state import ManifestInfo
 from storage_core.formats.keys import version_key
-from storage_core.log.action_fields import MAX_TIME_MS
 from storage_core.log.actions import (
     Action,
     Add,
@@ -25,13 +24,14 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
-from storage_core.log.codec import encode_version
-from storage_core.log.conflicts import Plan, settle
+from storage_core.log.conflicts.requirements import AtVersion, MergeProgress, Requirement
+from storage_core.log.conflicts.settle import Plan, settle
 from storage_core.log.deletion_vector import inline, stored
-from storage_core.log.files import Added, LiveFiles
-from storage_core.log.listed_files import ListedFiles, Part
+from storage_core.log.encoding.codec import encode_version
+from storage_core.log.encoding.fields import MAX_TIME_MS
+from storage_core.log.files.listed import ListedFiles, Part
+from storage_core.log.files.live import Added, LiveFiles
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import AtVersion, MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore

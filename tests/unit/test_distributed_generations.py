@@ -12,7 +12,6 @@ from storage_core.formats import keys
 from storage_core.formats.generation_manifest import Generation
 from storage_core.formats.region_manifest import FlushedGeneration
 from storage_core.fsck.check import fsck as check
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -21,6 +20,7 @@ from storage_core.region.distributed import Stretch, Turn
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import whole_table
+from storage_core.repair.repair import repair
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
 

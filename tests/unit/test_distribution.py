@@ -13,8 +13,8 @@ from storage_core.distribution.remaining import Terms
 from storage_core.errors import CommitConflict, Fenced, Unavailable
 from storage_core.leases.lease import acquire, break_lease
 from storage_core.log.actions import Txn
+from storage_core.log.conflicts.requirements import TxnProgress
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TxnProgress
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.chunks import RawChunkRef

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 import typer
 
-from jobs import audit_request, distribute_request, request
+from jobs.requests import audit as audit_request
+from jobs.requests import distribute as distribute_request
+from jobs.requests import request
 from pipelines.cli import build
-from storage_core.compaction.audit import INVARIANTS
+from storage_core.audit.audit import INVARIANTS
 from storage_core.creation import LANDING
 from storage_core.declaration_parts import CompactionDeclaration
 from storage_core.errors import TidemarkError
 from storage_core.fsck.report import Kind
-from storage_core.log.renumbered import RENUMBERED_UP_TO
+from storage_core.history.renumbered import RENUMBERED_UP_TO
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
@@ -30,9 +32,11 @@ from storage_core.settings.table import PREFIX, TableConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
+ARCHITECTURE = ROOT / "docs" / "architecture" / "README.md"
 DECISIONS = ROOT / "docs" / "decisions"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
+PRODUCT = ("storage_core", "jobs", "assets", "pipelines", "tidemark")
+SOURCES = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
 EXAMPLES = [*SOURCES, *(ROOT / "examples").rglob("*.py")]
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -305,6 +309,12 @@ def test_the_operations_page_advises_about_every_invariant_what_the_audit_advise
     rows = _table(_section(OPERATIONS, "An invariant is violated"), "`audit` says", "Wrong is", "Do")
     written = [(name, re.sub(r"[`*]", "", do)) for names, _, do in rows for name in INLINE.findall(names)]
     assert sorted(written) == sorted((name, each.advice) for name, each in INVARIANTS.items())
+
+
+def test_the_architecture_lists_every_folder_of_the_code_once() -> None:
+    listed = [row[0].strip("`") for row in _table(_section(ARCHITECTURE, "Folders"), "Folder", "Holds")]
+    folders = (path.parent for top in PRODUCT for path in (ROOT / top).rglob("*.py"))
+    assert sorted(listed) == sorted({_name(folder) for folder in folders})
 
 
 def test_the_index_of_decisions_lists_every_decision_once_in_the_order_of_its_topic() -> None:

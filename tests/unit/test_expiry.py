@@ -16,8 +16,8 @@ from storage_core.declaration import load
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add, Remove
 from storage_core.log.deletion_vector import inline
-from storage_core.log.files import LiveFiles
-from storage_core.log.listed_files import Part
+from storage_core.log.files.listed import Part
+from storage_core.log.files.live import LiveFiles
 from storage_core.settings.table import TableConfig
 from storage_core.testkit import merge_plan
 from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot

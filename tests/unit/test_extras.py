@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Finder())
 
 MAIN = "from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
 SPARK = """
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from storage_core.errors import Unavailable
 for ask in (lambda spark: spark.map(len, [{}]), lambda spark: spark.slots):
     try:
@@ -41,7 +41,11 @@ except tm.errors.Unavailable as error:
     print("unavailable:", error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
-REPORT = "from jobs.pipes import report_to_dagster; report_to_dagster({}); print('unavailable:', file=sys.stderr)"
+REPORT = """
+from jobs.reports.pipes import report_to_dagster
+report_to_dagster({})
+print("unavailable:", file=sys.stderr)
+"""
 
 
 def _ended(program: str, folder: Path, *arguments: str) -> tuple[int, list[str]]:

@@ -13,8 +13,8 @@ from storage_core.errors import Corrupt, NotFound, Unsupported
 from storage_core.formats.avro_state import decode_state
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, Protocol
-from storage_core.log.codec import encode_line, encode_version
-from storage_core.log.stored_state import read_state
+from storage_core.log.checkpoints.root import read_state
+from storage_core.log.encoding.codec import encode_line, encode_version
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore

@@ -13,8 +13,8 @@ from storage_core.formats.keys import last_checkpoint_key, split_key, state_key,
 from storage_core.fsck.check import fsck
 from storage_core.fsck.report import RULES, Kind, Report, Severity
 from storage_core.log.actions import Action, Add, CommitInfo
-from storage_core.log.codec import decode_version, encode_version
-from storage_core.log.stored_state import manifest_keys, read_state
+from storage_core.log.checkpoints.root import manifest_keys, read_state
+from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig

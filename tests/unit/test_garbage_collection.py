@@ -12,8 +12,8 @@ from storage_core.gc.collect import CollectionReport, collect
 from storage_core.gc.plan import read_plan, write_plan
 from storage_core.log.actions import Add
 from storage_core.log.boundary import first_version
+from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.log import TransactionLog
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore

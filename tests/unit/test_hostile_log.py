@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unsupported
 from storage_core.formats.keys import version_key
-from storage_core.log import codec
 from storage_core.log.actions import Action, Add, Protocol
 from storage_core.log.deletion_vector import VectorStorage, encode, from_json, inline, rows_of, stored, to_json
-from storage_core.log.file_columns import conform, table_of
-from storage_core.log.safe_path import is_safe_path
+from storage_core.log.encoding import codec
+from storage_core.log.encoding.safe_path import is_safe_path
+from storage_core.log.files.columns import conform, table_of
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.sort_order import SortOrder

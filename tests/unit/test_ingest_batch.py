@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.ingest.batch import execute, plan

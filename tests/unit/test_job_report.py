@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.lists import MOST_LISTED, listed, shortened
-from jobs.metrics import Metrics
-from jobs.report import JobReport
+from jobs.reports.lists import MOST_LISTED, listed, shortened
+from jobs.reports.metrics import Metrics
+from jobs.reports.report import JobReport
 
 
 def test_an_error_names_the_first_and_counts_the_others() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.shared_place import require_shared
-from jobs.window_range import WindowRange, window_range
+from jobs.requests.window_range import WindowRange, window_range
+from jobs.running.shared_place import require_shared
 from pipelines.commands.arguments import duration_ms
 from storage_core.errors import InvalidInput
 

@@ -16,12 +16,12 @@ from storage_core.clock import HOUR_MS
 from storage_core.errors import Corrupt
 from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, state_key, version_key
 from storage_core.gc.collect import collect
-from storage_core.log import json_checkpoint
 from storage_core.log.actions import Action, Fence, MergedGenerations, Protocol, Txn
-from storage_core.log.codec import encode_line, encode_version
-from storage_core.log.json_checkpoint import part_keys, write_json_checkpoint
+from storage_core.log.checkpoints.root import manifest_keys, read_state
+from storage_core.log.encoding.codec import encode_line, encode_version
+from storage_core.log.interop import json_checkpoint
+from storage_core.log.interop.json_checkpoint import part_keys, write_json_checkpoint
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import subprocess, sys, threading
-from jobs.jvm_messages import without_warnings
+from jobs.spark.jvm_messages import without_warnings
 said = "import sys; sys.stderr.write(sys.argv[1]); sys.stderr.flush(); sys.stdin.read()"
 with without_warnings():
     java = subprocess.Popen([sys.executable, "-c", said, sys.argv[1]], stdin=subprocess.PIPE)

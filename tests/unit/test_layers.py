@@ -28,9 +28,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.declaration_file",),
     ("storage_core.declaration_parts",),
     ("storage_core.read", "storage_core.definition"),
+    ("storage_core.repair",),
     ("storage_core.fsck",),
     ("storage_core.history",),
-    ("storage_core.gc",),
+    ("storage_core.gc", "storage_core.audit"),
     ("storage_core.compaction",),
     ("storage_core.distribution",),
     ("storage_core.region", "storage_core.ingest", "storage_core.raw_log"),
@@ -162,15 +163,23 @@ def test_every_module_of_storage_core_has_a_layer() -> None:
     assert [name for name in homeless if not _in_testkit(name)] == []
 
 
-def test_dagster_pipes_is_known_to_one_job_module_only() -> None:
-    speakers = {
+def _speakers_of(package: str) -> set[str]:
+    """The modules of the jobs that import a package."""
+    return {
         module
         for module, (source, is_package) in _sources().items()
         if module.startswith("jobs")
         for _, target in imports_of(source, module, is_package=is_package, known=frozenset())
-        if target.partition(".")[0] == "dagster_pipes"
+        if target.partition(".")[0] == package
     }
-    assert len(speakers) == 1, speakers
+
+
+def test_dagster_pipes_is_known_to_one_job_module_only() -> None:
+    assert _speakers_of("dagster_pipes") == {"jobs.reports.pipes"}
+
+
+def test_spark_is_known_to_one_folder_of_the_jobs_only() -> None:
+    assert {module.rpartition(".")[0] for module in _speakers_of("pyspark")} == {"jobs.spark"}
 
 
 def test_one_module_of_the_product_opens_duckdb() -> None:
@@ -217,7 +226,7 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
         ("storage_core.region.merge", "from storage_core.split.write import write_split"),
         ("storage_core.testkit.store_conformance", "from storage_core.table import Table"),
         ("storage_core.clock", "from storage_core.errors import InvalidInput"),
-        ("jobs.pipes", "from dagster_pipes import open_dagster_pipes"),
+        ("jobs.reports.pipes", "from dagster_pipes import open_dagster_pipes"),
         ("jobs.compact", "from storage_core import Table\nfrom pyspark.sql import SparkSession"),
         ("benchmarks.compaction", "import pyspark\nfrom storage_core import Table"),
     ],

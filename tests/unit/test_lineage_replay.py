@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import permutations
 
-from storage_core.fsck.found_split import FoundSplit
-from storage_core.fsck.lineage_replay import Choice, Evidence, choose
 from storage_core.log.actions import Add
+from storage_core.repair.found_split import FoundSplit
+from storage_core.repair.lineage_replay import Choice, Evidence, choose
 from storage_core.split.lineage import Lineage, MergedRange, Operation, Origin
 
 REGION = "00112233-4455-6677-8899-aabbccddeeff"

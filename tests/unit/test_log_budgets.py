@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX
-from storage_core.log.checkpoint import write_checkpoint
+from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore

@@ -11,12 +11,12 @@ import pytest
 from storage_core.errors import Corrupt, InvalidInput
 from storage_core.formats import avro_state, avro_state_schema
 from storage_core.formats.keys import last_checkpoint_key, state_key
-from storage_core.log import state_layout
 from storage_core.log.actions import Add, Txn
-from storage_core.log.files import LiveFiles
+from storage_core.log.checkpoints import state_layout
+from storage_core.log.checkpoints.root import manifest_keys, read_state
+from storage_core.log.files.live import LiveFiles
 from storage_core.log.schema_registry import PREFIX, canonical
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.foreign_logs import OWN_FIELD_IDS

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.log import codec
 from storage_core.log.actions import (
     Action,
     Add,
@@ -23,6 +22,7 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.deletion_vector import inline
+from storage_core.log.encoding import codec
 
 WHERE = "_transaction_log/00000000000000000007.json"
 EVERY_ACTION: list[Action] = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import json_checkpoint_key, json_checkpoint_part_key, state_key, version_key
-from storage_core.log.checkpointed import Checkpointed
+from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.listing import has_log, list_head, list_log, list_near
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore

@@ -7,8 +7,8 @@ import pytest
 from storage_core.errors import CommitUnknown, InvalidInput, NotFound, Unavailable
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.hint import read_hint
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.hint import read_hint
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Conflict, Overwrite
 from storage_core.objectstore.memory import MemoryStore

@@ -11,12 +11,12 @@ from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, Txn
-from storage_core.log.checkpointed import Checkpointed
-from storage_core.log.hint import read_hint
+from storage_core.log.checkpoints.checkpointed import Checkpointed
+from storage_core.log.checkpoints.hint import read_hint
+from storage_core.log.checkpoints.root import manifest_keys, read_state
 from storage_core.log.listing import list_log
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore

@@ -10,7 +10,7 @@ import pytest
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import Protocol
-from storage_core.log.codec import encode_version
+from storage_core.log.encoding.codec import encode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent

@@ -17,7 +17,7 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.deletion_vector import inline
-from storage_core.log.files import FilesBuilder
+from storage_core.log.files.live import FilesBuilder
 from storage_core.log.snapshot import Snapshot
 from storage_core.testkit.log_tables import INDEX, SCHEMA, metadata, removal, segment, split
 from storage_core.testkit.many_splits import snapshot_of_many

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.log.map_columns import map_column
+from storage_core.rows.map_lookup import map_column
 
 TEXTS = pa.map_(pa.string(), pa.string())
 Rows = list[dict[str, str] | None]

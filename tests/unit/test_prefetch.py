@@ -9,10 +9,10 @@ from threading import Barrier
 import pyarrow as pa
 import pytest
 
+from storage_core.audit.audit import audit
+from storage_core.audit.retained import PARALLEL_READS, Selection, compactions
 from storage_core.compaction import execute as compaction
-from storage_core.compaction.audit import audit
 from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.retained import PARALLEL_READS, Selection, compactions
 from storage_core.errors import Unavailable
 from storage_core.formats.keys import KeyKind, parse, version_key
 from storage_core.objectstore.memory import MemoryStore

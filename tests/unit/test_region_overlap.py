@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from storage_core.formats.generation_manifest import Generation
 from storage_core.log.actions import Add
-from storage_core.log.file_columns import table_of
+from storage_core.log.files.columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import unmerged
 from storage_core.region.overlap import admitted, may_hold, may_overlap

@@ -13,17 +13,17 @@ from storage_core.formats import keys
 from storage_core.formats.generation_manifest import MANIFEST_FILE
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Finding, Kind
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.log.actions import MergedGenerations
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.conflicts.requirements import MergeProgress
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import merge, sorting, unmerged
 from storage_core.region.collected import prune_collected
 from storage_core.region.manifest import commit, read_latest, region_of
 from storage_core.region.sorting import SortingWork
+from storage_core.repair.repair import repair
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.ids import SeededIds
 from storage_core.testkit.keyed_table import ALWAYS, KeyedTable

@@ -11,7 +11,6 @@ import pytest
 from storage_core.errors import InvalidInput, WriterFenced
 from storage_core.formats import keys
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.objectstore.contract import ObjectStore, Overwrite
@@ -25,6 +24,7 @@ from storage_core.region.registry import read_registry, register
 from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import first_specs, region_of_values
 from storage_core.region.writer import RegionWriter
+from storage_core.repair.repair import repair
 from storage_core.rows import fold
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock

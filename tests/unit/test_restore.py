@@ -11,9 +11,9 @@ from storage_core.gc.plan import read_plan, write_plan
 from storage_core.history.restore import MAX_PLANS, OPERATION, Restored, restore
 from storage_core.log.actions import Action, Fence, MergedGenerations, Metadata, RemoveIndexSegment, Txn
 from storage_core.log.commit import MAX_ATTEMPTS
+from storage_core.log.conflicts.requirements import RESTORES, MergeProgress
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import RESTORES, MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore

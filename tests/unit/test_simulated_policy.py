@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.commands.policy_simulation import MOST_ROUNDS, Ingestion, Simulation, simulate
 from pipelines.commands.simulating import simulate_policy
 from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.compaction.simulate import MOST_ROUNDS, Ingestion, Simulation, simulate
 from storage_core.errors import InvalidInput
 from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
 

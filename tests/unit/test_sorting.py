@@ -14,7 +14,6 @@ from storage_core.formats.generation_manifest import RECORDS_FILE, Generation
 from storage_core.formats.keys import KeyKind
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.fsck.check import fsck
-from storage_core.fsck.repair import repair
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.history.restore import restore
@@ -28,6 +27,7 @@ from storage_core.region.repartition import close_regions
 from storage_core.region.sorted_file import CHUNK_RECORDS
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
+from storage_core.repair.repair import repair
 from storage_core.settings.table import TableConfig
 from storage_core.testkit.clock import ManualClock
 from storage_core.testkit.copies import copy_of

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.code_archive import ROOT
-from jobs.master import LOCAL_SPARK, resolved
-from jobs.reach import connect, require_master
-from jobs.spark import Spark
-from jobs.spark_session import start
+from jobs.spark.code_archive import ROOT
+from jobs.spark.master import LOCAL_SPARK, resolved
+from jobs.spark.reach import connect, require_master
+from jobs.spark.session import start
+from jobs.spark.spark import Spark
 from storage_core.errors import InvalidInput, Unavailable
 
 SERVER = "sc://spark.example:15002"
@@ -93,7 +93,7 @@ import time
 time.sleep = lambda _: None  # before PySpark takes it for its pauses
 from concurrent.futures import ThreadPoolExecutor
 import grpc
-from jobs.reach import connect, require_master
+from jobs.spark.reach import connect, require_master
 from storage_core.errors import Unavailable
 
 calls = []
@@ -125,7 +125,7 @@ def test_a_proxy_whose_server_is_away_is_asked_a_few_times_and_not_for_ten_minut
 WITHOUT_PACKAGES = """
 import sys
 sys.modules["grpc_status"] = None
-from jobs.spark import Spark
+from jobs.spark.spark import Spark
 from storage_core.errors import Unavailable
 try:
     Spark("sc://127.0.0.1:1").map(len, [{}])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from storage_core.compaction.audit import audit
+from storage_core.audit.audit import audit
 from storage_core.compaction.scope import scope_of
 from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
 from storage_core.formats.keys import KeyKind, parse

@@ -10,12 +10,12 @@ import pytest
 
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
-from storage_core.log import state_layout
 from storage_core.log.actions import Action, Add
-from storage_core.log.checkpoint import write_checkpoint
+from storage_core.log.checkpoints import state_layout
+from storage_core.log.checkpoints.root import manifest_keys, read_state
+from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.stored_state import manifest_keys, read_state
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig

@@ -22,7 +22,7 @@ from storage_core.formats import keys
 from storage_core.formats.tags import Tag
 from storage_core.gc.collect import CollectionReport, collect
 from storage_core.history.tagging import set_tag
-from storage_core.log.checkpoint import write_checkpoint
+from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags, remove_tag, tagged

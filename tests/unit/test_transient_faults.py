@@ -18,7 +18,6 @@ import pytest
 from storage_core.errors import CommitConflict, Corrupt, InvalidInput, TidemarkError, Unavailable
 from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
 from storage_core.formats.raw_keys import ChunkKey
-from storage_core.fsck.found_split import read_found
 from storage_core.fsck.inventory import take_inventory
 from storage_core.fsck.version_evidence import newest_evidence
 from storage_core.ingest.batch import execute, plan
@@ -27,6 +26,7 @@ from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.local import LocalStore
 from storage_core.raw_log import read as raw_read
+from storage_core.repair.found_split import read_found
 from storage_core.rows.incoming import pieces_of, table_of
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.query import QueryLimits

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs import stopwatch
-from jobs.as_completed import as_completed
-from jobs.group_plan import GroupLimits, bundled, grouped
-from jobs.stopwatch import Stopwatch
+from jobs.running.as_completed import as_completed
+from jobs.running.group_plan import GroupLimits, bundled, grouped
+from jobs.spark import stopwatch
+from jobs.spark.stopwatch import Stopwatch
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Unavailable
 from storage_core.log.actions import Add

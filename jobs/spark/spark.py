@@ -1,0 +1,170 @@
+"""Spark as jobs use it: a session that starts only when there is work, and one task per work item.
+
+A work item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API
+and SQL only: Spark in this process, on a cluster and behind Spark Connect are used alike
+(docs/architecture/orchestration.md, "Spark";
+decision 0076).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from jobs.reports.failure import Failed
+from jobs.reports.lists import counted
+from jobs.spark.errors import failure_of, spark_errors
+from jobs.spark.master import LOCAL_SPARK, resolved
+from jobs.spark.session import active, start
+from jobs.spark.stopwatch import Stopwatch
+from storage_core.errors import TidemarkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG = logging.getLogger(__name__)
+
+_PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
+_EVERY_ROW = 1_000_000  # of rows there are never more parts than rows
+# A range has as many partitions as there are slots, wherever Spark is, as far as its rows go.
+_PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
+
+Item = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+class Spark:
+    """A Spark session that is started by the first work item and stopped on exit. Several jobs may share one.
+
+    `master` is the URL of a Spark master or of a Spark Connect server (`sc://host:15002`). Unless one is named,
+    `SPARK_REMOTE` in the environment is that server.
+    """
+
+    def __init__(self, master: str = LOCAL_SPARK) -> None:
+        self._master = master
+        self._session: SparkSession | None = None
+        self._joined = False
+        self._busy = Stopwatch()
+        self._lock = threading.Lock()
+        self._mapping = 0
+
+    def __enter__(self) -> Self:
+        """Return itself; nothing is started yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the session, if one was started."""
+        self.stop()
+
+    @property
+    def seconds(self) -> float:
+        """How long tasks have run so far, by the clock on the wall."""
+        return self._busy.seconds
+
+    def stop(self) -> None:
+        """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
+        if self._session is not None and not self._joined:
+            with ThreadPoolExecutor(1) as another:  # an interrupted thread may wait on its connection for an answer
+                another.submit(self._session.stop).result()
+        self._session = None
+
+    def session(self) -> SparkSession:
+        """Return the session, starting it where needed.
+
+        Raises `Unavailable` without Java, without the packages that a Connect server asks for, or where nobody answers
+        at the address, and `InvalidInput` when both a master and `SPARK_REMOTE` are named.
+        """
+        if self._session is None:
+            started = time.perf_counter()
+            master = resolved(self._master)
+            self._joined = active() is not None
+            _tell(f"starting Spark on {master}")
+            self._session = start(master)
+            LOG.info("started Spark on %s in %.1f s", master, time.perf_counter() - started)
+        return self._session
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at a time, up to 4,096; the session is started where needed.
+
+        Raises what `session` raises, and `Unavailable` when Spark did not answer.
+        """
+        try:
+            return len(set(self.session().sql(_PARTITIONS).collect()))
+        except spark_errors() as error:
+            raise failure_of(error) from error
+
+    def map(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """Return the answer for each item, in the order of the items; each item is one task.
+
+        `execute` must be importable by the workers. A `TidemarkError` raised in a task is raised here with its class;
+        of several, the first in item order. Raises `Unavailable` with the cause when Spark did not run every task to
+        its end. No items: no Spark.
+        """
+        if not items:
+            return []
+        try:
+            answers = self._answers(execute, items)
+        except spark_errors() as error:
+            raise failure_of(error) from error
+        for answer in answers:
+            if "error" in answer:
+                raise Failed.from_object(answer["error"]).error()
+        return answers
+
+    def _answers(self, execute: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        session = self.session()
+        _tell(f"{execute.__name__}: {counted(len(items), 'task')}")
+        numbered = pa.table({"item": range(len(items)), "payload": [json.dumps(item) for item in items]})
+        with self._busy, self._an_item_a_task(session):
+            frame = session.createDataFrame(numbered).mapInArrow(_task(execute), "item long, answer string")
+            rows = frame.collect()
+        return [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["item"])]
+
+    @contextmanager
+    def _an_item_a_task(self, session: SparkSession) -> Iterator[None]:
+        """While at least one thread is in the block, each row of the driver is a task, on whichever slot is free.
+
+        After a shuffle they would prefer the host that held the items.
+        """
+        with self._lock:
+            self._mapping += 1
+            session.conf.set(_PARTS_OF_ROWS, _EVERY_ROW)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._mapping -= 1
+                if not self._mapping:
+                    session.conf.unset(_PARTS_OF_ROWS)
+
+
+def _tell(doing: str) -> None:
+    """Say on a terminal what takes a while. Spark's own progress bar counts the tasks there."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"tidemark: {doing} …\n")
+
+
+def _task(execute: Callable[[Item], Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for item, payload in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                try:
+                    answer = execute(json.loads(payload))
+                except TidemarkError as error:
+                    answer = {"error": Failed.of(error).to_object()}
+                yield pa.RecordBatch.from_pydict({"item": [item], "answer": [json.dumps(answer)]})
+
+    return run

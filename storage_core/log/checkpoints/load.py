@@ -1,0 +1,58 @@
+"""States that are there: the snapshot that one holds, and its manifests when somebody looks at them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+
+from storage_core.errors import Corrupt, NotFound
+from storage_core.formats.avro_state import ManifestInfo, StateManifest, content_id, decode_entries
+from storage_core.formats.keys import manifest_key, state_key
+from storage_core.log.checkpoints.root import read_state
+from storage_core.log.checkpoints.state import is_own, snapshot_of
+from storage_core.log.files.columns import conform
+from storage_core.log.files.listed import ListedFiles, Part, Recover
+from storage_core.log.interop.manifest_paths import key_of_manifest
+from storage_core.log.interop.older_metadata import MetadataSearch, metadata_of
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+
+
+def load_checkpoint(
+    store: ObjectStore, version: int, recover: Recover | None = None, search: MetadataSearch | None = None
+) -> Snapshot:
+    """Return the snapshot that the state of `version` holds.
+
+    One GET for the state, and those of `search` where it holds no metadata. Its manifests are read when somebody looks
+    at them, and when one cannot be, `recover` lists the splits instead. Raises `NotFound` without such a state,
+    `Corrupt` when it is damaged.
+    """
+    state = read_state(store, version)
+    where, own = state_key(version), is_own(state)
+    metadata = metadata_of(state, where) or (search or MetadataSearch(store)).before(version)
+    listed = ListedFiles(
+        version,
+        tuple(Part(each, partial(_read_manifest, store, state, each), typed_bounds=own) for each in state.manifests),
+        frozenset(state.tombstones),
+        state.num_files,
+        state.total_bytes,
+        closed=own,
+        recover=recover,
+    )
+    return snapshot_of(state, listed, metadata, where)
+
+
+def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo) -> pa.Table:
+    key = key_of_manifest(info.path, state.state_version)
+    try:
+        data = store.get(key).data
+    except NotFound as error:
+        raise Corrupt(f"{key}: named by the state of version {state.state_version}, but missing", key=key) from error
+    # Names written by others are not always content hashes, so only our own can be verified.
+    if is_own(state) and manifest_key(content_id(data)) != key:
+        raise Corrupt(f"{key}: the content hashes to {content_id(data)}; it is not what was written", key=key)
+    entries = conform(decode_entries(data, key), key)
+    if is_own(state) and entries.num_rows != info.num_entries:
+        raise Corrupt(f"{key}: expected {info.num_entries} entries, found {entries.num_rows}", key=key)
+    return entries

@@ -1,0 +1,1 @@
+"""What may commit on which head (docs/architecture/transaction-log.md)."""

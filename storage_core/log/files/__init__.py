@@ -1,0 +1,1 @@
+"""The live splits of a snapshot, in columns, each part read when somebody looks at it."""

@@ -1,0 +1,278 @@
+"""Live splits as columns: one Arrow row per split, named and typed like the file entries of the Avro state.
+
+`FILES_SCHEMA` is the one shape of such a table, whether its rows were read from manifests or made of actions. What
+looks at every split (data skipping, above all) works on these columns; only chosen rows become `Add` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import Corrupt
+from storage_core.log import deletion_vector
+from storage_core.log.actions import Add
+from storage_core.log.encoding.safe_path import MACHINERY, MAX_LENGTH, PLAIN_PATH, is_data_path
+from storage_core.rows.map_lookup import map_column
+from storage_core.rows.sortable import bound_keys
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_COUNTS = pa.map_(pa.string(), pa.int64())
+
+# In the order of the entry's bytes. All are nullable: an action of others may lack any of them.
+FILES_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("partitionValues", _TEXTS),
+        ("size", pa.int64()),
+        ("modificationTime", pa.int64()),
+        ("dataChange", pa.bool_()),
+        ("stats", pa.string()),
+        ("minValues", _TEXTS),
+        ("maxValues", _TEXTS),
+        ("numRecords", pa.int64()),
+        ("footerStartOffset", pa.int64()),
+        ("footerEndOffset", pa.int64()),
+        ("hasFooterOffsets", pa.bool_()),
+        ("splitTags", pa.list_(pa.string())),
+        ("numMergeOps", pa.int32()),
+        ("docMappingRef", pa.string()),
+        ("uncompressedSizeBytes", pa.int64()),
+        ("addedAtVersion", pa.int64()),
+        ("addedAtTimestamp", pa.int64()),
+        ("windowStart", pa.int64()),
+        ("windowSeconds", pa.int64()),
+        ("sortSchema", pa.string()),
+        ("sourceId", pa.string()),
+        ("partitionId", pa.string()),
+        ("minRowKey", pa.string()),
+        ("maxRowKey", pa.string()),
+        ("nullCounts", _COUNTS),
+        ("xxh3", pa.string()),
+        ("deletionVector", pa.string()),
+        ("docMappingJson", pa.string()),
+        ("columnRegexes", _TEXTS),
+    ]
+)
+
+_ADD_FIELDS = tuple(each.name for each in fields(Add))
+_REQUIRED = ("path", "size", "modificationTime")
+_WHEN_NULL: Mapping[str, Callable[[], object]] = {
+    "partitionValues": dict,
+    "dataChange": lambda: True,
+    "hasFooterOffsets": lambda: False,
+}
+_REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestBounds:
+    """What the root of a state says about the splits of one manifest, before the manifest is read; all of it optional.
+
+    `partitions` holds the least and greatest text of a partition column among the manifest's splits, and only of
+    columns that every split has a value of; a side that is None is unknown. `in_order_of_type` tells that they are the
+    least and greatest by the order of the column's type (`bounds_of`); others may have compared texts, or UTF-16, and
+    left nulls out: of theirs only bounds that are equal say anything, and nothing of nulls. `windows` is the least and
+    greatest window start in seconds among the splits that have a window, `window_seconds` their greatest duration;
+    `has_null_window` tells that a split without a window may be among them, which may hold any time.
+    """
+
+    partitions: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    in_order_of_type: bool = False
+    windows: tuple[int, int] | None = None
+    window_seconds: int | None = None
+    has_null_window: bool = True
+
+
+def table_of(adds: Sequence[Add], added_at: Sequence[tuple[int, int]] | None = None) -> pa.Table:
+    """Return the splits as a table of `FILES_SCHEMA`, one row each in the given order.
+
+    `added_at` gives the version and time (ms) that added each split; without it both columns are null. Raises
+    `Corrupt` naming the split when an action holds a value that its field cannot hold.
+    """
+    versions: Sequence[int | None] = [None] * len(adds) if added_at is None else [version for version, _ in added_at]
+    times: Sequence[int | None] = [None] * len(adds) if added_at is None else [time for _, time in added_at]
+    arrays = []
+    for each in FILES_SCHEMA:
+        match each.name:
+            case "addedAtVersion":
+                arrays.append(pa.array(versions, each.type))
+            case "addedAtTimestamp":
+                arrays.append(pa.array(times, each.type))
+            case _:
+                arrays.append(_column(adds, each))
+    return pa.Table.from_arrays(arrays, schema=FILES_SCHEMA)
+
+
+def adds_of(files: pa.Table) -> tuple[Add, ...]:
+    """Return the actions of the rows, in their order; the inverse of `table_of` but for `added_at`.
+
+    A column that the table lacks counts as null. Raises `Corrupt` for a row without path, size or modification time,
+    and what `deletion_vector.from_json` raises. Whether paths are safe is for the reader of foreign bytes to check.
+    """
+    columns = {name: _values(files, name) for name in _ADD_FIELDS if name in files.column_names}
+    for name in _REQUIRED:
+        if name not in columns or None in columns[name]:
+            raise Corrupt(f"a file entry has no {name!r}, which every split must state", field=name)
+    if "deletionVector" in columns:
+        texts = zip(columns["deletionVector"], columns["path"], strict=True)
+        columns["deletionVector"] = [
+            None if text is None else deletion_vector.from_json(text, where) for text, where in texts
+        ]
+    names = tuple(columns)
+    return tuple(Add(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
+
+
+def entries_of(files: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield each row of a table of `FILES_SCHEMA` as the file entry that a manifest holds, in their order."""
+    columns = {name: _values(files, name) for name in FILES_SCHEMA.names}
+    columns["splitTags"] = [None if tags is None else list(tags) for tags in columns["splitTags"]]
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def paths_of(files: pa.Table) -> list[str]:
+    """Return the paths of the rows, in their order."""
+    paths: list[str] = files.column("path").to_pylist()
+    return paths
+
+
+def rows_at(files: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
+    """Return the rows at these places, in that order. `Table.take` copies whole columns first if they have chunks."""
+    parts = files.to_batches()
+    stops = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    part_of = np.searchsorted(stops, places, side="right")
+    order = np.argsort(part_of, kind="stable")
+    found = [files.slice(0, 0)]
+    for number in np.unique(part_of).tolist():
+        inside = places[part_of == number] - (stops[number] - len(parts[number]))
+        found.append(pa.Table.from_batches([parts[number].take(pa.array(inside))]))
+    return pa.concat_tables(found).take(pa.array(np.argsort(order, kind="stable")))
+
+
+def without_paths(files: pa.Table, paths: Collection[str]) -> pa.Table:
+    """Return the rows whose path is not among these."""
+    if not paths:
+        return files
+    return files.filter(pc.invert(pc.is_in(files.column("path"), value_set=pa.array(sorted(paths), pa.string()))))
+
+
+def conform(table: pa.Table, where: str) -> pa.Table:
+    """Return entries as columns of `FILES_SCHEMA`: missing ones null, unknown ones dropped. Raises `Corrupt`."""
+    columns = []
+    for wanted in FILES_SCHEMA:
+        if wanted.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, wanted.type))
+            continue
+        try:
+            columns.append(table.column(wanted.name).cast(wanted.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise Corrupt(f"{where}: the field {wanted.name!r} is not {wanted.type}: {error}", key=where) from error
+    found = pa.Table.from_arrays(columns, schema=FILES_SCHEMA)
+    _require_safe_paths(found.column("path"), where)
+    return found
+
+
+def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
+    """Raise `Corrupt` for a path that is missing or leaves the table. What is not plain is looked at one by one."""
+    plain = pc.and_(
+        pc.match_substring_regex(paths, f"^(?:{PLAIN_PATH})$"), pc.less_equal(pc.binary_length(paths), MAX_LENGTH)
+    )
+    plain = pc.and_(plain, pc.invert(pc.match_substring_regex(paths, f"^(?:{'|'.join(sorted(MACHINERY))})")))
+    for path in paths.filter(pc.invert(pc.fill_null(plain, fill_value=False))).to_pylist():
+        if path is None or not is_data_path(path):
+            raise Corrupt(f"{where}: the path {path!r} leaves the table or its data", key=where)
+
+
+def bounds_of(files: pa.Table, *, schema: pa.Schema, partition_columns: Iterable[str]) -> ManifestBounds:
+    """Return the bounds of a table of splits that becomes one manifest; `schema` types the partition values."""
+    typed = [schema.field(name) for name in partition_columns if name in schema.names]
+    partitions = {each.name: _partition_bounds(files, each) for each in typed}
+    windowed = files.select(["windowStart", "windowSeconds"]).filter(files.column("windowStart").is_valid())
+    start, seconds = (pc.min_max(windowed.column(name)) for name in ("windowStart", "windowSeconds"))
+    return ManifestBounds(
+        partitions={name: bounds for name, bounds in partitions.items() if bounds is not None},
+        in_order_of_type=True,
+        windows=(start["min"].as_py(), start["max"].as_py()) if windowed.num_rows else None,
+        window_seconds=None if windowed.column("windowSeconds").null_count else seconds["max"].as_py(),
+        has_null_window=windowed.num_rows < files.num_rows,
+    )
+
+
+def _partition_bounds(files: pa.Table, column: pa.Field) -> tuple[str, str] | None:
+    """The texts of the least and greatest value; None when a split has none, or one that is not of the type."""
+    chunks = [map_column(chunk).lookup(column.name) for chunk in files.column("partitionValues").chunks]
+    texts = pa.concat_arrays([pa.array([], pa.string()), *chunks]).unique()
+    keys = bound_keys(texts, column.type)
+    if keys.null_count or not len(keys) or "" in texts.to_pylist():
+        return None
+    order = pc.sort_indices(keys)
+    return texts[order[0].as_py()].as_py(), texts[order[-1].as_py()].as_py()
+
+
+def _column(adds: Sequence[Add], wanted: pa.Field) -> pa.Array:
+    values = [getattr(add, wanted.name) for add in adds]
+    try:
+        return pa.array(_as_stored(wanted.name, values), wanted.type)
+    except _REFUSALS as error:
+        raise _misfit(adds, wanted) from error
+
+
+def _as_stored(name: str, values: list[Any]) -> list[Any]:
+    if name != "deletionVector":
+        return values
+    return [None if value is None else deletion_vector.to_json(value) for value in values]
+
+
+def _misfit(adds: Sequence[Add], wanted: pa.Field) -> Corrupt:
+    """Name the first split whose value does not fit; only after a whole column has failed."""
+    for add in adds:
+        value = getattr(add, wanted.name)
+        try:
+            pa.array(_as_stored(wanted.name, [value]), wanted.type)
+        except _REFUSALS as error:
+            message = f"{add.path}: add.{wanted.name} is {value!r}; expected {wanted.type}: {error}"
+            return Corrupt(message, key=add.path, field=wanted.name)
+    raise AssertionError(f"the column {wanted.name!r} fails as a whole though each of its values fits")
+
+
+def _values(files: pa.Table, name: str) -> list[Any]:
+    """One column as the values of `Add`."""
+    column, kind = files.column(name), files.schema.field(name).type
+    values = [value for chunk in column.chunks for value in _python(chunk)]
+    if pa.types.is_list(kind):
+        values = [None if value is None else tuple(value) for value in values]
+    default = _WHEN_NULL.get(name)
+    if default is None or not column.null_count:
+        return values
+    return [default() if value is None else value for value in values]
+
+
+def _python(array: pa.Array) -> list[Any]:
+    """The values of an array. `to_pylist` makes a scalar of every value first: too slow for maps and texts."""
+    if pa.types.is_map(array.type):
+        return _mappings(array)
+    if pa.types.is_string(array.type) or (array.null_count == 0 and pa.types.is_integer(array.type)):
+        return list(array.to_numpy(zero_copy_only=False).tolist())
+    return list(array.to_pylist())
+
+
+def _mappings(array: pa.MapArray) -> list[dict[str, Any] | None]:
+    offsets = array.offsets.to_pylist()
+    first, last = offsets[0], offsets[-1]
+    keys, values = (_python(side.slice(first, last - first)) for side in (array.keys, array.items))
+    found: list[dict[str, Any] | None] = [
+        dict(zip(keys[start - first : end - first], values[start - first : end - first], strict=True))
+        for start, end in pairwise(offsets)
+    ]
+    if array.null_count:
+        valid = array.is_valid().to_pylist()
+        return [each if known else None for each, known in zip(found, valid, strict=True)]
+    return found

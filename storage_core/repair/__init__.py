@@ -1,0 +1,1 @@
+"""Giving back what is left of a damaged table, in a new place."""
