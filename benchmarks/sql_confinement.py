@@ -3,7 +3,7 @@
     python -m benchmarks.sql_confinement [seconds] [folder of another release]
 
 Two processes answer, one per release, so both meet the same other load; which of them begins changes each time. Printed
-are medians, of the time and of the processor time, and of the differences of the pairs.
+are medians of the time, and of the differences of the pairs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ QUERIES = {
 }
 SPLITS = (1, 200)
 ROWS = 1_000
-Pair = tuple[float, float]
 
 
 def answer(folder: str) -> None:
-    """Answer the questions that come in by a line each with milliseconds taken, and those of the processor."""
+    """Answer the questions that come in by a line each with milliseconds taken."""
     from storage_core.table import Table  # of the release that is asked
 
     tables = {}
@@ -46,9 +45,9 @@ def answer(folder: str) -> None:
         tables[count] = table
     for line in sys.stdin:
         number, name = line.split()
-        start, used = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         tables[int(number)].sql(QUERIES[name])
-        print(1000 * (time.perf_counter() - start), 1000 * (time.process_time() - used), flush=True)
+        print(1000 * (time.perf_counter() - start), flush=True)
 
 
 def main(seconds: float, other: str | None) -> None:
@@ -57,7 +56,7 @@ def main(seconds: float, other: str | None) -> None:
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         processes = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]
         questions = [(count, name) for count in SPLITS for name in QUERIES]
-        taken: dict[tuple[int, str], list[list[Pair]]] = {each: [[] for _ in processes] for each in questions}
+        taken: dict[tuple[int, str], list[list[float]]] = {each: [[] for _ in processes] for each in questions}
         end, turn = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             for question, pairs in taken.items():
@@ -76,20 +75,20 @@ def _started(release: str, folder: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def _ask(process: subprocess.Popen[str], question: tuple[int, str]) -> Pair:
+def _ask(process: subprocess.Popen[str], question: tuple[int, str]) -> float:
     questions, answered = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
     questions.write(f"{question[0]} {question[1]}\n")
     questions.flush()
-    taken, used = map(float, answered.readline().split())
-    return taken, used
+    return float(answered.readline())
 
 
-def _shown(pairs: Sequence[Sequence[Pair]]) -> str:
-    metrics = [" / ".join(f"{statistics.median(each[at] for each in mine):.1f}" for at in (0, 1)) for mine in pairs]
-    if len(pairs) == 1:
-        return f"{metrics[0]} ms"
-    more = [statistics.median(mine[at] - theirs[at] for mine, theirs in zip(*pairs, strict=True)) for at in (0, 1)]
-    return f"{metrics[0]} ms, the other {metrics[1]} ms, pairs differ by {more[0]:+.1f} / {more[1]:+.1f} ms"
+def _shown(taken: Sequence[Sequence[float]]) -> str:
+    mine, *others = taken
+    shown = f"{statistics.median(mine):.1f} ms"
+    for theirs in others:
+        more = statistics.median(one - other for one, other in zip(mine, theirs, strict=True))
+        shown += f", the other {statistics.median(theirs):.1f} ms, pairs differ by {more:+.1f} ms"
+    return shown
 
 
 if __name__ == "__main__":
