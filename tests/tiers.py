@@ -66,6 +66,8 @@ LONG = {
             "tests/e2e/test_installed_wheel.py",
             "tests/integration/test_unclosed_writers.py",
             "tests/integration/test_what_is_loaded.py",
+            "tests/integration/test_sandbox.py",
+            "tests/unit/test_reads_on_a_poor_machine.py",
             "tests/unit/test_search_on_a_poor_machine.py",
             "tests/unit/test_secrets_in_locations.py",
         }
