@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from jobs import window_range
 from jobs.master import LOCAL_SPARK
+from jobs.request import any_parser
 from jobs.window_range import EVERY_WINDOW, WindowRange
 
 
@@ -34,15 +35,13 @@ class AuditRequest:
 
 def parser(summary: str) -> argparse.ArgumentParser:
     """Return the argument parser of the job."""
-    result = argparse.ArgumentParser(prog="python -m jobs.audit", description=summary)
+    result = any_parser("audit", summary)
     result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
     window_range.add_options(result)
     limits = result.add_argument_group("what it looks at (default: every live split and retained compaction)")
     limits.add_argument("--since", type=int, help="what was committed after this version")
     limits.add_argument("--commits", type=int, help="so many of the newest compactions, and what they wrote")
     limits.add_argument("--last-run", action="store_true", help="what the job run wrote that compacted last")
-    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
-    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.master import LOCAL_SPARK
+from jobs.request import any_parser
 from storage_core.errors import InvalidInput
 
 
@@ -39,15 +40,13 @@ class DistributeRequest:
 
 def parser(summary: str) -> argparse.ArgumentParser:
     """Return the argument parser of the job."""
-    result = argparse.ArgumentParser(prog="python -m jobs.distribute", description=summary)
+    result = any_parser("distribute", summary)
     result.add_argument("--raw-log", required=True, help="the raw_logs/*.yaml file that declares the raw log")
     result.add_argument("--table", action="append", default=[], help="a tables/*.yaml file; give one per table")
     result.add_argument("--root", help="what relative places in these files are relative to")
     result.add_argument("--skip-gap", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST")
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--run-id", help="recorded in the commits, to find the run that made them")
-    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
-    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
 

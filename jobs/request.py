@@ -39,9 +39,17 @@ class JobRequest:
     quarantine: bool = False
 
 
+def any_parser(job: str, summary: str) -> argparse.ArgumentParser:
+    """Return a parser of the arguments that every job has: where Spark is, and how the report is printed."""
+    result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
+    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
+    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    return result
+
+
 def parser(job: str, summary: str) -> argparse.ArgumentParser:
     """Return the argument parser that jobs share which keep a table up; what a job does not use, it ignores."""
-    result = argparse.ArgumentParser(prog=f"python -m jobs.{job}", description=summary)
+    result = any_parser(job, summary)
     result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
     window_range.add_options(result)
     result.add_argument("--index", help="one index by name (default: every index)")
@@ -49,7 +57,6 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--horizon-ms", type=int, help="override of the horizon before an object is deleted")
     result.add_argument("--run-id", help="recorded in the commit, to find the run that made it")
-    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
     result.add_argument(
         "--wait-ms", type=int, default=0, help="wait so long while another run works on it, then exit 3 (default: 0)"
     )
@@ -59,7 +66,6 @@ def parser(job: str, summary: str) -> argparse.ArgumentParser:
     result.add_argument(
         "--quarantine", action="store_true", help="merge: what cannot be applied goes to quarantine (default: it fails)"
     )
-    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
 
