@@ -46,27 +46,25 @@ class Trouble(StrEnum):
     BUSY = "the server gave no usable answer"
 
 
+_ADVICE_ACCESS = (
+    "; check the credentials in the environment and what they may do; without s3:ListBucket S3 answers so for objects "
+    "that do not exist, too"
+)
+_ADVICE_ELSEWHERE = (
+    "; redirects are not followed: put the bucket's own region and endpoint into the URI, "
+    "s3://bucket/prefix?region=…&endpoint=…"
+)
+_ADVICE_NOT_SENT = "; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the region, or try again later"
 _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
     Trouble.ABSENT: (NotFound, ""),
     Trouble.NO_UPLOAD: (NotFound, ""),
     Trouble.NO_BUCKET: (InvalidInput, "; make it, or name another in the URI"),
     Trouble.RANGE: (Corrupt, ""),
-    Trouble.ACCESS: (
-        Unavailable,
-        "; check the credentials in the environment and what they may do; without s3:ListBucket S3 answers so for "
-        "objects that do not exist, too",
-    ),
+    Trouble.ACCESS: (Unavailable, _ADVICE_ACCESS),
     Trouble.NOT_IMPLEMENTED: (Unsupported, "; use a server that does: see `tidemark probe`"),
-    Trouble.ELSEWHERE: (
-        Unsupported,
-        "; redirects are not followed: put the bucket's own region and endpoint into the URI, "
-        "s3://bucket/prefix?region=…&endpoint=…",
-    ),
+    Trouble.ELSEWHERE: (Unsupported, _ADVICE_ELSEWHERE),
     Trouble.REFUSED: (InvalidInput, "; check bucket, region and endpoint"),
-    Trouble.NOT_SENT: (
-        Unavailable,
-        "; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the region, or try again later",
-    ),
+    Trouble.NOT_SENT: (Unavailable, _ADVICE_NOT_SENT),
 }
 """The error of a failure, and what to do about it; of any other, that it passes."""
 
