@@ -27,7 +27,7 @@ RECORD_COLUMNS = pa.schema(
         pa.field("fields", pa.string(), nullable=False),
     ]
 )
-"""The columns of records as text; `raw_log.read.typed` makes rows of `fields`, which `formats.raw_fields` reads."""
+"""The columns of records as text. `raw_log.read` makes rows of `fields`, which `formats.raw_fields` reads."""
 
 FEW = 5_000
 """Of fewer records, setting up the column reader takes longer than reading them one by one."""

@@ -22,7 +22,7 @@ from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, MissingChunks, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import typed
+from storage_core.raw_log.read import typed_records
 from storage_core.raw_log.records import RawRecord
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.testkit.clock import START_MS, ManualClock
@@ -349,7 +349,7 @@ def _typed(*given: RawRecord, key: tuple[str, ...] = ("id",), merged_maps: tuple
     RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many(given)
     (chunk,) = union([store]).read()
     assert isinstance(chunk, RawChunk)
-    return typed(columns_of(chunk).records, SCHEMA, key=key, merged_maps=merged_maps)
+    return typed_records(columns_of(chunk).records, SCHEMA, key=key, merged_maps=merged_maps)
 
 
 def test_records_become_records_of_the_table() -> None:
@@ -453,7 +453,7 @@ def test_the_digits_of_a_json_number_are_the_value_of_a_decimal_and_the_nearest_
     RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many([RawRecord(table="t", fields=fields)])
     (chunk,) = union([store]).read()
     assert isinstance(chunk, RawChunk)
-    found = typed(columns_of(chunk).records, schema)
+    found = typed_records(columns_of(chunk).records, schema)
     assert found.rejected == ()
     (row,) = found.records.select(schema.names).to_pylist()
     exact, near = Decimal(digits), float(digits)
@@ -472,13 +472,13 @@ def test_fields_that_are_none_of_the_raw_log_are_rejected() -> None:
         [{"record_id": "w:1", "timestamp_ms": 1, "table": "t", "key": None, "operation": "put", "fields": '{"id":{'}],
         schema=RECORD_COLUMNS,
     )
-    (rejected,) = typed(record, SCHEMA).rejected
+    (rejected,) = typed_records(record, SCHEMA).rejected
     assert "not what a raw log holds" in rejected.reason
 
 
 def test_a_schema_that_no_table_could_have_is_the_callers_fault() -> None:
     with pytest.raises(InvalidInput):
-        typed(RECORD_COLUMNS.empty_table(), pa.schema([pa.field(OPERATION, pa.int8())]))
+        typed_records(RECORD_COLUMNS.empty_table(), pa.schema([pa.field(OPERATION, pa.int8())]))
 
 
 def test_a_patch_lays_the_entries_of_a_merged_map_over_those_that_are_there() -> None:
