@@ -54,7 +54,7 @@ def test_the_columns_are_those_of_the_records(records: int) -> None:
 
 def test_a_chunk_of_many_records_is_decoded_without_an_object_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(head: ChunkHead, data: bytes, where: str) -> RawChunk:
-        raise AssertionError(f"{where}: {len(data)} bytes decoded record by record")
+        raise AssertionError(f"{where}: {head.key}, {len(data)} bytes decoded record by record")
 
     monkeypatch.setattr(raw_columns, "decode_behind", refused)
     assert decode_columns(encode(CHUNK), "here").records.num_rows == FEW
