@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jobs import window_range
 from jobs.master import LOCAL_SPARK
-from jobs.request import any_parser
+from jobs.request import any_parser, parse_as
 from jobs.window_range import EVERY_WINDOW, WindowRange
 
 
@@ -47,19 +46,4 @@ def parser(summary: str) -> argparse.ArgumentParser:
 
 def parse(arguments: argparse.Namespace) -> AuditRequest:
     """Return the request for parsed arguments. Raises `InvalidInput` for a window that cannot be read."""
-    return AuditRequest(
-        table_uri=arguments.table_uri,
-        windows=window_range.parse(arguments),
-        since=arguments.since,
-        commits=arguments.commits,
-        last_run=arguments.last_run,
-        master=arguments.master,
-    )
-
-
-def to_argv(request: AuditRequest) -> Sequence[str]:
-    """Return the arguments that `parse` reads back as this request."""
-    argv = [f"--table-uri={request.table_uri}", f"--master={request.master}", *window_range.to_argv(request.windows)]
-    limits = {"--since": request.since, "--commits": request.commits}
-    argv += [f"{name}={value}" for name, value in limits.items() if value is not None]
-    return argv + (["--last-run"] if request.last_run else [])
+    return parse_as(AuditRequest, arguments)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobs.master import LOCAL_SPARK
-from jobs.request import any_parser
+from jobs.request import any_parser, parse_as
 from storage_core.errors import InvalidInput
 
 
@@ -42,9 +42,13 @@ def parser(summary: str) -> argparse.ArgumentParser:
     """Return the argument parser of the job."""
     result = any_parser("distribute", summary)
     result.add_argument("--raw-log", required=True, help="the raw_logs/*.yaml file that declares the raw log")
-    result.add_argument("--table", action="append", default=[], help="a tables/*.yaml file; give one per table")
+    result.add_argument(
+        "--table", dest="tables", action="append", default=[], help="a tables/*.yaml file; give one per table"
+    )
     result.add_argument("--root", help="what relative places in these files are relative to")
-    result.add_argument("--skip-gap", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST")
+    result.add_argument(
+        "--skip-gap", dest="skip_gaps", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST"
+    )
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--run-id", help="recorded in the commits, to find the run that made them")
     return result
@@ -52,22 +56,4 @@ def parser(summary: str) -> argparse.ArgumentParser:
 
 def parse(arguments: argparse.Namespace) -> DistributeRequest:
     """Return the request for parsed arguments."""
-    return DistributeRequest(
-        raw_log=arguments.raw_log,
-        tables=tuple(arguments.table),
-        root=arguments.root,
-        skip_gaps=tuple(arguments.skip_gap),
-        dry_run=arguments.dry_run,
-        run_id=arguments.run_id,
-        master=arguments.master,
-    )
-
-
-def to_argv(request: DistributeRequest) -> Sequence[str]:
-    """Return the arguments that `parse` reads back as this request."""
-    argv = [f"--raw-log={request.raw_log}", f"--master={request.master}"]
-    argv += [f"--table={file}" for file in request.tables]
-    argv += [f"--skip-gap={gap}" for gap in request.skip_gaps]
-    options = {"--root": request.root, "--run-id": request.run_id}
-    argv += [f"{name}={value}" for name, value in options.items() if value is not None]
-    return argv + (["--dry-run"] if request.dry_run else [])
+    return parse_as(DistributeRequest, arguments)

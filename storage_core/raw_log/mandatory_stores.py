@@ -27,14 +27,12 @@ class MandatoryStores:
         Raises `NotWritten` when every store says that it kept nothing and no other may have it; else what a store that
         did not say so raised, or `CommitUnknown`. `Fenced` where another chunk has the key.
         """
-        others = (
-            [] if self._pool is None else [self._pool.submit(self._failure, each, key, data) for each in self._others]
-        )
+        sent = [self._pool.submit(self._failure, each, key, data) for each in self._others] if self._pool else []
         try:
             first = self._failure(self._first, key, data)
         finally:
-            wait(others)
-        failures = [first, *(each.result() for each in others)]
+            wait(sent)
+        failures = [first, *(each.result() for each in sent)]
         failed = [each for each in failures if each is not None]
         if not failed:
             return

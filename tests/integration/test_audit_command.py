@@ -13,7 +13,8 @@ import pytest
 
 import jobs.audit
 import jobs.compact
-from jobs.audit_request import AuditRequest, parse, parser, to_argv
+from jobs.audit_request import AuditRequest, parse, parser
+from jobs.request import to_argv
 from jobs.spark import Spark
 from jobs.window_range import WindowRange
 from pipelines.cli import main

@@ -16,8 +16,9 @@ import pytest
 
 from jobs import distribute
 from jobs.code_archive import ROOT
-from jobs.distribute_request import DistributeRequest, to_argv
+from jobs.distribute_request import DistributeRequest
 from jobs.report import report_of
+from jobs.request import to_argv
 from jobs.spark import Spark
 from pipelines.cli import main
 from pipelines.raw_logs import read_raw_logs

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.distribute_request import DistributeRequest, parse, parser, to_argv
+from jobs.distribute_request import DistributeRequest, parse, parser
+from jobs.request import to_argv
 from pipelines.raw_logs import read_raw_logs
 from storage_core.errors import InvalidInput
 
