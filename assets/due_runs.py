@@ -6,7 +6,7 @@ by the next look, and a table that needs nothing gets no run (docs/architecture/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from assets.launcher import JobName
@@ -147,22 +147,23 @@ def _outside(declaration: TableDeclaration, waiting: Iterable[Waiting], span: Sp
 def _merge(state: TableInputs) -> DueRuns:
     table = state.table
     work = merging.plan(table.store, table.snapshot) if table else []
-    if not work:
-        return DueRuns()
-    work_key = " ".join(f"{each.region}:{each.after}+{len(each.generations)}" for each in work)
-    return DueRuns(
-        (DueRun(work_key=work_key, reason=f"generations that wait: {sum(len(each.generations) for each in work)}"),)
-    )
+    return _for_generations("wait", [(each.region, each.after, len(each.generations)) for each in work])
 
 
 def _sort(state: TableInputs) -> DueRuns:
     table = state.table
     work = sorting.plan(table.store, table.snapshot) if table else []
-    if not work:
+    found = [(each.region, each.generations[0].generation, len(each.generations)) for each in work]
+    return _for_generations("wait unsorted", found)
+
+
+def _for_generations(what: str, found: Sequence[tuple[str, int, int]]) -> DueRuns:
+    """One run for all generations found: by region, where they begin, and how many they are."""
+    if not found:
         return DueRuns()
-    work_key = " ".join(f"{each.region}:{each.generations[0].generation}+{len(each.generations)}" for each in work)
-    count = sum(len(each.generations) for each in work)
-    return DueRuns((DueRun(work_key=work_key, reason=f"generations that wait unsorted: {count}"),))
+    work_key = " ".join(f"{region}:{first}+{count}" for region, first, count in found)
+    reason = f"generations that {what}: {sum(count for _, _, count in found)}"
+    return DueRuns((DueRun(work_key=work_key, reason=reason),))
 
 
 def _expire(state: TableInputs) -> DueRuns:

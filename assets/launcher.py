@@ -11,10 +11,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, Protocol
 
 from dagster import (
     AssetExecutionContext,
@@ -26,8 +26,6 @@ from dagster import (
 
 from jobs.reports.failure import Failed
 from jobs.reports.report import report_of
-from jobs.requests import audit as audit_request
-from jobs.requests import distribute as distribute_request
 from jobs.requests.audit import AuditRequest
 from jobs.requests.distribute import DistributeRequest
 from jobs.requests.request import JobRequest, to_argv
@@ -83,7 +81,7 @@ class PipesLauncher:
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Run the subprocess; what it writes to stdout and stderr is in the run's compute logs."""
-        command = [sys.executable, "-m", f"jobs.{job}", *_argv(request), "--json"]
+        command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
         with tempfile.TemporaryDirectory(prefix="tidemark-pipes-") as folder:
             messages = Path(folder) / "messages"
             reader = PipesFileMessageReader(str(messages), cleanup_file=False)
@@ -104,22 +102,10 @@ class InProcessLauncher:
 
     def submit(self, context: Context, job: JobName, request: Request) -> Report:
         """Call the job's `run`; its log lines go where this process logs."""
-        context.log.info("jobs.%s in this process: %s", job, " ".join(_argv(request)))
+        context.log.info("jobs.%s in this process: %s", job, " ".join(to_argv(request)))
         with typed_failures():
             report = importlib.import_module(f"jobs.{job}").run(request, self._spark)
         return _as_report(json.loads(report.to_json()))
-
-
-def _argv(request: Request) -> Sequence[str]:
-    match request:
-        case JobRequest():
-            return to_argv(request)
-        case AuditRequest():
-            return audit_request.to_argv(request)
-        case DistributeRequest():
-            return distribute_request.to_argv(request)
-        case _:
-            assert_never(request)
 
 
 @contextmanager

@@ -51,12 +51,12 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
         if not chosen:
             return job.report("nothing_to_do")
         if request.dry_run:
-            operations = chosen.operations()
-            windows = dict.fromkeys(operation.window for operation in operations)
-            return job.report("planned", metrics=_planned(operations), details={"windows": list(windows)})
+            tasks = chosen.tasks()
+            windows = dict.fromkeys(task.window for task in tasks)
+            return job.report("planned", metrics=_planned(tasks), details={"windows": list(windows)})
         outcome = GroupsOutcome()
-        for operations in chosen.parts():
-            outcome.take(compact_groups(job, operations))
+        for tasks in chosen.parts():
+            outcome.take(compact_groups(job, tasks))
         report = _report(job, outcome)
         if outcome.failed:
             raise with_report(_failure(outcome), report)
@@ -116,8 +116,8 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     return f"compact.{wanted.start // window_seconds % LANES}"
 
 
-def _planned(operations: Sequence[CompactionTask]) -> Metrics:
-    inputs = [add for operation in operations for add in operation.inputs]
+def _planned(tasks: Sequence[CompactionTask]) -> Metrics:
+    inputs = [add for task in tasks for add in task.inputs]
     return Metrics(
         rows_in=sum(add.visible_rows for add in inputs),
         bytes_in=sum(add.size for add in inputs),

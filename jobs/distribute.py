@@ -23,7 +23,7 @@ from jobs.spark import tasks
 from jobs.spark.spark import Answer, Spark
 from storage_core.clock import SystemClock
 from storage_core.distribution.offsets import log_offsets
-from storage_core.distribution.outcome import Distributed
+from storage_core.distribution.outcome import DistributionOutcome
 from storage_core.distribution.plan import HeldChunks, by_gap
 from storage_core.distribution.remaining import DistributionPlan, Terms, left
 from storage_core.distribution.rounds import Distributor
@@ -90,7 +90,7 @@ class _OnSpark:
         return answers
 
 
-def _distribute(job: DistributeTables, work: _OnSpark, terms: Terms, run_id: str | None) -> Distributed:
+def _distribute(job: DistributeTables, work: _OnSpark, terms: Terms, run_id: str | None) -> DistributionOutcome:
     tables = job.tables(declaring=True)
     with _leased(job, tables, terms, run_id) as leases:
         distributor = Distributor(
@@ -160,7 +160,7 @@ def _planned(job: DistributeTables, terms: Terms) -> JobReport:
     return JobReport(job="distribute", status="planned", version=0, details=details)
 
 
-def _metrics(done: Distributed) -> Metrics:
+def _metrics(done: DistributionOutcome) -> Metrics:
     tables = done.tables.values()
     return Metrics(
         rows_in=done.records,
@@ -171,7 +171,7 @@ def _metrics(done: Distributed) -> Metrics:
     )
 
 
-def _details(job: DistributeTables, done: Distributed) -> dict[str, object]:
+def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, object]:
     return {
         "raw_log": job.raw.name,
         "chunks": done.chunks,

@@ -37,7 +37,7 @@ from pipelines.commands import (
 )
 from pipelines.commands.as_given import as_given
 from pipelines.without_pandas import without_pandas
-from storage_core.errors import Interrupted, InvalidInput, TidemarkError, typed
+from storage_core.errors import Interrupted, InvalidInput, TidemarkError, as_tidemark_error
 
 _STOPPED = "stopped by a signal; what it committed stays (`tidemark history` shows it), run it again for the rest"
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # noqa: BLE001  # the edge of the process: programs get their contract, people a traceback
         traceback.print_exception(error)
-        return _failed(typed(error), as_json=as_json)
+        return _failed(as_tidemark_error(error), as_json=as_json)
 
 
 def _run(arguments: Sequence[str], *, is_process: bool) -> int:

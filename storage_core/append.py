@@ -13,7 +13,7 @@ from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.calendar import within_calendar
-from storage_core.rows.incoming import Rows, is_stream, pieces_of, table_of
+from storage_core.rows.incoming import Rows, is_stream, pieces_of, read_whole, table_of
 from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.rows.schema import conform
 from storage_core.split.context import context_of
@@ -76,3 +76,24 @@ def append(log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table]) 
     }
     result = log.commit(snapshot, adds, operation="APPEND", metrics=metrics)
     return Appended(result.version, result.commit_id, rows_out, len(adds), late_filter.metrics), result.snapshot
+
+
+def put(log: TransactionLog, snapshot: Snapshot, rows: Rows) -> Appended:
+    """Put rows into a keyed table through a region writer and flush them; durable when this returns.
+
+    Nothing is claimed where there is no row, or one without a key or with too long a one. Raises what `open_writer`,
+    `put` and `flush` of the writer raise.
+    """
+    from storage_core.region.records import require_keys
+    from storage_core.region.router import open_writer
+    from storage_core.rows.key_limit import require_short_keys
+
+    (table,) = fitting(read_whole(rows), snapshot.schema)
+    if table.num_rows == 0:
+        return Appended(snapshot.version, "", 0, 0)
+    require_keys(table, snapshot.config.primary_key)  # before a claim fences a live writer
+    require_short_keys(table, snapshot.config.primary_key)
+    with open_writer(log, snapshot) as writer:
+        writer.put(table)
+        writer.flush()
+    return Appended(snapshot.version, "", table.num_rows - writer.metrics.not_written, 0, writer.metrics)

@@ -18,23 +18,7 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.rows.windows import parse_duration, validate_duration
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData, LatePolicy
-from storage_core.settings.table import TableConfig
-
-CHANGEABLE = frozenset(
-    {
-        "sort_schema",
-        "indexes",
-        "bloom_filters",
-        "target_split_bytes",
-        "checkpoint_interval",
-        "gc_horizon_ms",
-        "version_retention_ms",
-        "retention_ms",
-        "late_data",
-        "compaction",
-    }
-)
-"""Settings that a commit may change; the next run of each job follows them, and so do new splits."""
+from storage_core.settings.table import CHANGEABLE, TableConfig
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:

@@ -168,7 +168,7 @@ class Interrupted(TidemarkError):
     exit_code = 130
 
 
-def typed(error: Exception) -> TidemarkError:
+def as_tidemark_error(error: Exception) -> TidemarkError:
     """Return the error itself, or for one that Tidemark has no name for a plain error that says its class and text."""
     return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
 

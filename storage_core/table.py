@@ -26,7 +26,7 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.rows.incoming import Rows, read_whole
+from storage_core.rows.incoming import Rows
 from storage_core.settings.table import MapMode, TableConfig
 from storage_core.system_errors import typed
 
@@ -224,24 +224,13 @@ class Table:
         committed at its end: when it breaks off, or a row of it does not fit, nothing is committed and the collector
         takes what was written. Into a keyed table it is read whole.
         """
-        from storage_core.append import Appended, append, fitting
+        from storage_core.append import append, fitting, put
 
         self._require_writable()
-        if self.snapshot.config.kind == "append":
-            appended, self._view.snapshot = append(self._log, self.snapshot, fitting(rows, self.schema))
-            return appended
-        from storage_core.region.records import require_keys
-        from storage_core.rows.key_limit import require_short_keys
-
-        (table,) = fitting(read_whole(rows), self.schema)
-        if table.num_rows == 0:
-            return Appended(self.version, "", 0, 0)
-        require_keys(table, self.config.primary_key)  # before a claim fences a live writer
-        require_short_keys(table, self.config.primary_key)
-        with self.writer() as writer:
-            writer.put(table)
-            writer.flush()
-        return Appended(self.version, "", table.num_rows - writer.metrics.not_written, 0, writer.metrics)
+        if self.snapshot.config.kind == "keyed":
+            return put(self._log, self.snapshot, rows)
+        appended, self._view.snapshot = append(self._log, self.snapshot, fitting(rows, self.schema))
+        return appended
 
     @_loading
     def writer(
@@ -254,20 +243,10 @@ class Table:
         only that one, and rows of others are refused. Claiming fences whoever wrote before. Raises `InvalidInput` on an
         append table, `RegionClosed` while the region spec is being changed.
         """
-        from storage_core.region.router import RoutingWriter
-        from storage_core.region.spec import region_of_values
-        from storage_core.region.writer import RegionWriter
+        from storage_core.region.router import open_writer
 
         self._require_writable()
-        if self.snapshot.config.kind != "keyed":
-            raise InvalidInput(f"{self.uri}: a writer needs a keyed table; use append", uri=self.uri)
-        head = self._log.refresh(self.snapshot)  # the region spec of now; what this table's reads see stays
-        spec = head.config.region_spec
-        only = None if region is None else region_of_values(head.table_id, spec, region)
-        clock, ids = self._log.clock, self._log.ids
-        if spec.fields:
-            return RoutingWriter(self._store, head, clock=clock, ids=ids, only=only, options=options)
-        return RegionWriter.open(self._store, head, clock=clock, ids=ids, options=options)
+        return open_writer(self._log, self.snapshot, region=region, options=options)
 
     @_loading
     def scan(

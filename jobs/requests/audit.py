@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jobs.requests import window_range
+from jobs.requests.request import any_parser, parse_as
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from jobs.spark.master import LOCAL_SPARK
 
@@ -34,33 +34,16 @@ class AuditRequest:
 
 def parser(summary: str) -> argparse.ArgumentParser:
     """Return the argument parser of the job."""
-    result = argparse.ArgumentParser(prog="python -m jobs.audit", description=summary)
+    result = any_parser("audit", summary)
     result.add_argument("--table-uri", required=True, help="where the table is: a path, file:///… or s3://…")
     window_range.add_options(result)
     limits = result.add_argument_group("what it looks at (default: every live split and retained compaction)")
     limits.add_argument("--since", type=int, help="what was committed after this version")
     limits.add_argument("--commits", type=int, help="so many of the newest compactions, and what they wrote")
     limits.add_argument("--last-run", action="store_true", help="what the job run wrote that compacted last")
-    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
-    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
 
 def parse(arguments: argparse.Namespace) -> AuditRequest:
     """Return the request for parsed arguments. Raises `InvalidInput` for a window that cannot be read."""
-    return AuditRequest(
-        table_uri=arguments.table_uri,
-        windows=window_range.parse(arguments),
-        since=arguments.since,
-        commits=arguments.commits,
-        last_run=arguments.last_run,
-        master=arguments.master,
-    )
-
-
-def to_argv(request: AuditRequest) -> Sequence[str]:
-    """Return the arguments that `parse` reads back as this request."""
-    argv = [f"--table-uri={request.table_uri}", f"--master={request.master}", *window_range.to_argv(request.windows)]
-    limits = {"--since": request.since, "--commits": request.commits}
-    argv += [f"{name}={value}" for name, value in limits.items() if value is not None]
-    return argv + (["--last-run"] if request.last_run else [])
+    return parse_as(AuditRequest, arguments)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jobs.requests.request import any_parser, parse_as
 from jobs.spark.master import LOCAL_SPARK
 from storage_core.errors import InvalidInput
 
@@ -39,36 +40,20 @@ class DistributeRequest:
 
 def parser(summary: str) -> argparse.ArgumentParser:
     """Return the argument parser of the job."""
-    result = argparse.ArgumentParser(prog="python -m jobs.distribute", description=summary)
+    result = any_parser("distribute", summary)
     result.add_argument("--raw-log", required=True, help="the raw_logs/*.yaml file that declares the raw log")
-    result.add_argument("--table", action="append", default=[], help="a tables/*.yaml file; give one per table")
+    result.add_argument(
+        "--table", dest="tables", action="append", default=[], help="a tables/*.yaml file; give one per table"
+    )
     result.add_argument("--root", help="what relative places in these files are relative to")
-    result.add_argument("--skip-gap", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST")
+    result.add_argument(
+        "--skip-gap", dest="skip_gaps", action="append", default=[], help="WRITER:LAST, give up chunks up to LAST"
+    )
     result.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     result.add_argument("--run-id", help="recorded in the commits, to find the run that made them")
-    result.add_argument("--master", default=LOCAL_SPARK, help="Spark master, or sc://host:port (default: %(default)s)")
-    result.add_argument("--json", action="store_true", help="print the report as one JSON object")
     return result
 
 
 def parse(arguments: argparse.Namespace) -> DistributeRequest:
     """Return the request for parsed arguments."""
-    return DistributeRequest(
-        raw_log=arguments.raw_log,
-        tables=tuple(arguments.table),
-        root=arguments.root,
-        skip_gaps=tuple(arguments.skip_gap),
-        dry_run=arguments.dry_run,
-        run_id=arguments.run_id,
-        master=arguments.master,
-    )
-
-
-def to_argv(request: DistributeRequest) -> Sequence[str]:
-    """Return the arguments that `parse` reads back as this request."""
-    argv = [f"--raw-log={request.raw_log}", f"--master={request.master}"]
-    argv += [f"--table={file}" for file in request.tables]
-    argv += [f"--skip-gap={gap}" for gap in request.skip_gaps]
-    options = {"--root": request.root, "--run-id": request.run_id}
-    argv += [f"{name}={value}" for name, value in options.items() if value is not None]
-    return argv + (["--dry-run"] if request.dry_run else [])
+    return parse_as(DistributeRequest, arguments)

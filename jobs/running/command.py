@@ -20,7 +20,7 @@ from jobs.reports.report import JobReport, report_of
 from jobs.requests.request import JobRequest, parse, parser
 from jobs.running.stop_signals import heard_once
 from jobs.spark.spark import Spark
-from storage_core.errors import Interrupted, TidemarkError, typed
+from storage_core.errors import Interrupted, TidemarkError, as_tidemark_error
 
 Run = Callable[[JobRequest, Spark], JobReport]
 
@@ -74,7 +74,7 @@ def command(
         return _failed(job, stopped, as_json=parsed.json)
     except Exception as error:  # noqa: BLE001  # the end of the process: whoever started it is told, whatever it was
         sys.stderr.write(traceback.format_exc())
-        return _failed(job, typed(error), as_json=parsed.json)
+        return _failed(job, as_tidemark_error(error), as_json=parsed.json)
     sys.stdout.write((report.to_json() if parsed.json else report.to_text()) + "\n")
     report_to_dagster(json.loads(report.to_json()))
     return 0

@@ -31,11 +31,11 @@ class GroupLimits:
 GROUP_LIMITS = GroupLimits()
 
 
-def grouped(operations: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
-    """Return all operations in groups of whole windows, the windows with the most bytes first."""
+def grouped(tasks: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
+    """Return all tasks in groups of whole windows, the windows with the most bytes first."""
     by_window: dict[int | None, list[CompactionTask]] = {}
-    for operation in operations:
-        by_window.setdefault(operation.window, []).append(operation)
+    for task in tasks:
+        by_window.setdefault(task.window, []).append(task)
     sizes = {window: sum(bytes_of(each) for each in merges) for window, merges in by_window.items()}
     full = max(limits.bytes, sum(sizes.values()) // limits.parts)
     groups: list[list[CompactionTask]] = []
@@ -54,15 +54,15 @@ def bundled(group: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS)
     """Return the merges of a group, in their order, by the task that executes them."""
     bundles: list[list[CompactionTask]] = []
     size = 0
-    for operation in group:
-        size += bytes_of(operation)
+    for task in group:
+        size += bytes_of(task)
         if not bundles or size > limits.task_bytes or len(bundles[-1]) == limits.task_merges:
             bundles.append([])
-            size = bytes_of(operation)
-        bundles[-1].append(operation)
+            size = bytes_of(task)
+        bundles[-1].append(task)
     return bundles
 
 
-def bytes_of(operation: CompactionTask) -> int:
+def bytes_of(task: CompactionTask) -> int:
     """Return what a merge reads."""
-    return sum(add.size for add in operation.inputs)
+    return sum(add.size for add in task.inputs)

@@ -67,13 +67,13 @@ class GroupsOutcome:
 class Executed:
     """A merge and the answer of its task."""
 
-    operation: CompactionTask
+    task: CompactionTask
     answer: Mapping[str, Any]
 
     @property
     def window(self) -> Window:
         """Its window."""
-        return self.operation.window
+        return self.task.window
 
     @property
     def result(self) -> Rewrite | None:
@@ -86,19 +86,15 @@ class Executed:
         return Failed.from_object(self.answer["failed"]) if "failed" in self.answer else None
 
 
-def compact_groups(
-    job: JobRun, operations: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS
-) -> GroupsOutcome:
+def compact_groups(job: JobRun, planned: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> GroupsOutcome:
     """Execute the merges on Spark and commit each group when its tasks have ended.
 
     What fails concerns its own window: a merge by its inputs, which are skipped for a day, and a window that another
     commit changed meanwhile. When Spark or the store fails a whole group, it concerns the windows of that group.
     Raises `Fenced` when another run took over; groups committed before stay.
     """
-    outcome, groups = GroupsOutcome(), grouped(operations, limits)
-    items = [
-        [{"operations": [each.to_json() for each in bundle]} for bundle in bundled(group, limits)] for group in groups
-    ]
+    outcome, groups = GroupsOutcome(), grouped(planned, limits)
+    items = [[{"tasks": [each.to_json() for each in bundle]} for bundle in bundled(group, limits)] for group in groups]
     with closing(job.map_groups(tasks.compact_several, items)) as ended:
         for number, answers in ended:
             group = groups[number]
@@ -106,7 +102,7 @@ def compact_groups(
                 outcome.fail([each.window for each in group], answers)
             else:
                 single = [each for answer in answers for each in answer["answers"]]
-                merges = [Executed(operation, answer) for operation, answer in zip(group, single, strict=True)]
+                merges = [Executed(task, answer) for task, answer in zip(group, single, strict=True)]
                 settle(job, merges, outcome)
     for window, failed in outcome.failed.items():
         LOG.warning("window %s was not compacted: %s: %s", window, failed.kind, failed.message)
@@ -138,16 +134,16 @@ def _note_failures(merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
 def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
     """The windows whose input a conflict is about; all of them where it is about something else."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
-    hit = {each.window for each in merges if any(add.path == path for add in each.operation.inputs)}
+    hit = {each.window for each in merges if any(add.path == path for add in each.task.inputs)}
     return hit or {each.window for each in merges}
 
 
 def _commit(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
-    made = [(each.operation, result) for each in merges if (result := each.result) is not None]
+    made = [(each.task, result) for each in merges if (result := each.result) is not None]
     results = [result for _, result in made]
     by_window: dict[Window, list[Rewrite]] = {}
-    for operation, result in made:
-        by_window.setdefault(operation.window, []).append(result)
+    for task, result in made:
+        by_window.setdefault(task.window, []).append(result)
     actions = [action for result in results for action in result.actions]
     actions += [skip for each in merges for skip in _skips(job, each)]
     if not actions:
@@ -168,4 +164,4 @@ def _commit(job: JobRun, merges: Sequence[Executed], outcome: GroupsOutcome) -> 
 def _skips(job: JobRun, merge: Executed) -> Sequence[Action]:
     if merge.failed is None or not merge.failed.lasting:
         return []
-    return skips_of(job.before, merge.operation, merge.failed.message, job.table.log.clock.now_ms())
+    return skips_of(job.before, merge.task, merge.failed.message, job.table.log.clock.now_ms())

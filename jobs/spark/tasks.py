@@ -19,7 +19,7 @@ from storage_core.compaction.skips import LASTING
 from storage_core.compaction.work import CompactionTask
 from storage_core.distribution import execute as distribution
 from storage_core.distribution.work import DivideWork, FillWork
-from storage_core.errors import TidemarkError, typed
+from storage_core.errors import TidemarkError, as_tidemark_error
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
 from storage_core.ingest import batch
@@ -39,18 +39,18 @@ Answer = dict[str, Any]
 
 
 def compact(item: Item) -> Answer:
-    """Execute one merge operation. One that fails is an answer, whatever it was: it concerns its own window only.
+    """Execute one compaction task. One that fails is an answer, whatever it was: it concerns its own window only.
 
     `lasting` says whether the same inputs would fail again.
     """
     store = MeteredStore(open_store(item["table_uri"]))
-    operation = CompactionTask.from_json(item["operation"])
+    task = CompactionTask.from_json(item["task"])
     try:
-        result = compaction.execute(store, operation, ids=SystemIds(), now_ms=SystemClock().now_ms())
+        result = compaction.execute(store, task, ids=SystemIds(), now_ms=SystemClock().now_ms())
     except Exception as error:  # also a defect: raised, it would end the tasks of all other windows
         if not isinstance(error, TidemarkError):
-            LOG.exception("compaction of window %s", operation.window)
-        failed = Failed.of(typed(error), lasting=isinstance(error, LASTING))
+            LOG.exception("compaction of window %s", task.window)
+        failed = Failed.of(as_tidemark_error(error), lasting=isinstance(error, LASTING))
     else:
         return {"result": result.to_json(), "requests": store.requests}
     return {"failed": failed.to_object(), "requests": store.requests}
@@ -64,7 +64,7 @@ def audit(item: Item) -> Answer:
 
 def compact_several(item: Item) -> Answer:
     """Execute several small merges one after the other; the answers are in their order, each as `compact` gives it."""
-    answers = [compact({"table_uri": item["table_uri"], "operation": each}) for each in item["operations"]]
+    answers = [compact({"table_uri": item["table_uri"], "task": each}) for each in item["tasks"]]
     return {"answers": answers, "requests": add_requests(*(answer["requests"] for answer in answers))}
 
 

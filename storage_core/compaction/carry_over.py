@@ -53,7 +53,7 @@ class CarryOver:
 
     def __init__(self, store: ObjectStore, merges: Sequence[tuple[CompactionTask, Rewrite]], *, ids: Ids) -> None:
         self._store = store
-        self._merges = [_Carried(store, ids, operation, result.adds) for operation, result in merges]
+        self._merges = [_Carried(store, ids, task, result.adds) for task, result in merges]
         self._last: tuple[int, Sequence[Action]] | None = None
 
     def __call__(self, actions: Sequence[Action], head: Snapshot) -> Sequence[Action]:
@@ -83,7 +83,7 @@ class CarryOver:
         None of them when a version since the plan is no longer there: then nobody can tell.
         """
         ended: set[str] = set()
-        planned = min(merge.operation.context.planned_version for merge in self._merges)
+        planned = min(merge.task.context.planned_version for merge in self._merges)
         for version in range(planned + 1, head.version + 1):
             commit = read_version(self._store, version)
             if commit is None:
@@ -110,7 +110,7 @@ class _Carried:
 
     store: ObjectStore
     ids: Ids
-    operation: CompactionTask
+    task: CompactionTask
     outputs: Sequence[Add]
     _route: _Route | None = None
     _checked: dict[int, BitMap] = field(default_factory=dict)
@@ -125,15 +125,15 @@ class _Carried:
         if not newly:
             return {}
         if self._route is None:
-            self._route = _Route.of(self.store, self.operation, self.outputs)
+            self._route = _Route.of(self.store, self.task, self.outputs)
         self._check({number: rows - self._checked.get(number, BitMap()) for number, rows in newly.items()}, self._route)
         self._checked |= newly
         hidden = self._route.outputs_of(newly)
         _logger.info(
             "window %s: %d rows that were deleted since version %d are hidden in %d of %d outputs",
-            self.operation.window,
+            self.task.window,
             sum(map(len, newly.values())),
-            self.operation.context.planned_version,
+            self.task.context.planned_version,
             len(hidden),
             len(self.outputs),
         )
@@ -141,10 +141,10 @@ class _Carried:
 
     def _newly(self, head: Snapshot) -> Places:
         """The rows of the inputs that are deleted on `head` and were not in the plan."""
-        live = [head.splits.get(add.path) for add in self.operation.inputs]
+        live = [head.splits.get(add.path) for add in self.task.inputs]
         changed = {
             number: (planned, now)
-            for number, (planned, now) in enumerate(zip(self.operation.inputs, live, strict=True))
+            for number, (planned, now) in enumerate(zip(self.task.inputs, live, strict=True))
             if now is None or now.deleted_rows != planned.deleted_rows
         }
         marked = {number: now for number, (_, now) in changed.items() if now is not None}
@@ -156,7 +156,7 @@ class _Carried:
             if not before <= after:
                 raise CommitConflict(
                     f"{planned.path}: {len(before - after)} deleted rows of it were restored between version "
-                    f"{self.operation.context.planned_version} and {head.version}; plan again",
+                    f"{self.task.context.planned_version} and {head.version}; plan again",
                     path=planned.path,
                 )
             newly[number] = after - before
@@ -171,10 +171,10 @@ class _Carried:
         return self._hidden[number][1]
 
     def _check(self, newly: Places, route: _Route) -> None:
-        expected = _rows_at(self.store, self.operation.inputs, newly)
+        expected = _rows_at(self.store, self.task.inputs, newly)
         found = _rows_at(self.store, self.outputs, route.outputs_of(newly))
         if expected != found:
-            inputs = ", ".join(self.operation.inputs[number].path for number in newly)
+            inputs = ", ".join(self.task.inputs[number].path for number in newly)
             raise Corrupt(
                 f"MC-2: of {inputs} {expected.rows} rows were deleted, with the fingerprint {expected.digest:x}; at "
                 f"their places in the outputs are {found.rows} rows with {found.digest:x}; nothing was committed"
@@ -191,17 +191,17 @@ class _Route:
     output_ends: Positions
 
     @staticmethod
-    def of(store: ObjectStore, operation: CompactionTask, outputs: Sequence[Add]) -> _Route:
+    def of(store: ObjectStore, task: CompactionTask, outputs: Sequence[Add]) -> _Route:
         """Compute the order of the merge again, from the inputs as they were planned."""
-        order = operation.context.order
+        order = task.context.order
         names = {each.name for each in order.columns}
-        splits = [open_split(store, add, whole=False, as_dictionary=True) for add in operation.inputs]
+        splits = [open_split(store, add, whole=False, as_dictionary=True) for add in task.inputs]
         runs = merge_order([_sort_columns(split, names) for split in splits], order).runs
         written = [add.numRecords or 0 for add in outputs]
         ends = np.cumsum(written, dtype=np.int64)
         if runs.rows != sum(written):
             raise Corrupt(
-                f"MC-1: the {len(splits)} inputs of window {operation.window} have {runs.rows} rows, the outputs "
+                f"MC-1: the {len(splits)} inputs of window {task.window} have {runs.rows} rows, the outputs "
                 f"{sum(written)}; nothing was committed"
             )
         firsts = np.cumsum(runs.count) - runs.count

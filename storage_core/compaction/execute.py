@@ -1,6 +1,6 @@
-"""One merge operation, from the splits of the inputs to the actions of a commit (docs/architecture/compaction.md).
+"""One compaction task, from the splits of the inputs to the actions of a commit (docs/architecture/compaction.md).
 
-Runs in a Spark task or in this process alike; needs a store and the operation, not the table. Whether the result still
+Runs in a Spark task or in this process alike; needs a store and the task, not the table. Whether the result still
 fits the table is decided by the commit: an input that another commit removed aborts it.
 """
 
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 _IN_MEMORY_BYTES = 64 * 2**20
 
 
-def execute(store: ObjectStore, operation: CompactionTask, *, ids: Ids, now_ms: int) -> Rewrite:
+def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) -> Rewrite:
     """Merge the inputs into as few sorted splits as the target size allows and return the actions that swap them.
 
     The rows stay the same multiset (MC-1), every value stays the same (MC-2), the output is sorted as the inputs were
@@ -48,16 +48,16 @@ def execute(store: ObjectStore, operation: CompactionTask, *, ids: Ids, now_ms: 
     `InvalidInput` for inputs that do not belong together, `Corrupt` for an input whose bytes changed or that is not
     sorted as it says, and for an output that breaks an invariant.
     """
-    context, adds = operation.context, operation.inputs
+    context, adds = task.context, task.inputs
     start = TableConfig.from_configuration(context.configuration).compaction.start
-    invariants.require_one_scope(context.table_id, operation.window, adds, start=start)
+    invariants.require_one_scope(context.table_id, task.window, adds, start=start)
     with _opened(store, adds) as splits:
         schema = invariants.union_schema([(split.add.path, split.schema) for split in splits])
         head = SplitHead(
             context=context,
-            window=operation.window,
+            window=task.window,
             now_ms=now_ms,
-            num_merge_ops=operation.merge_ops,
+            num_merge_ops=task.merge_ops,
             lineage=Lineage(
                 operation="compact",
                 operation_id=ids.uuid(),
@@ -68,10 +68,10 @@ def execute(store: ObjectStore, operation: CompactionTask, *, ids: Ids, now_ms: 
         rolling = RollingWriter(store, head, _expected(splits, merged), ids)
         last: pa.Table | None = None
         for piece in merged.pieces:
-            require_merged(piece, schema, operation, after=last)
+            require_merged(piece, schema, task, after=last)
             rolling.add(piece)
             last = piece.take(pa.array([piece.num_rows - 1]))  # a slice would keep all of it
-        return _result(operation, rolling.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
+        return _result(task, rolling.finish(), rows_in=sum(split.rows for split in splits), now_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _column_of_each(splits: Sequence[OpenSplit], name: str) -> list[pa.ChunkedAr
 def require_merged(
     merged: pa.Table,
     schema: pa.Schema,
-    operation: CompactionTask,
+    task: CompactionTask,
     *,
     after: pa.Table | None = None,
 ) -> None:
@@ -113,10 +113,10 @@ def require_merged(
     They must not come before the rows of `after`, of which the last is the last of what was merged before. MC-1 and
     MC-2 are checked where the rows are moved (`streaming.pieces`).
     """
-    inputs = operation.inputs
+    inputs = task.inputs
     invariants.require_columns(plain_schema(merged.schema), schema, inputs)
     whole = merged if after is None else pa.concat_tables([after, merged])
-    invariants.require_sorted(whole, operation.context.order, inputs)
+    invariants.require_sorted(whole, task.context.order, inputs)
 
 
 def _expected(splits: Sequence[OpenSplit], merged: MergedRows) -> Expected:
@@ -139,7 +139,7 @@ def _opened(store: ObjectStore, adds: Sequence[Add]) -> Iterator[list[OpenSplit]
         yield [open_split(store, add, as_dictionary=True, spool=folder) for add in adds]
 
 
-def _result(operation: CompactionTask, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:
+def _result(task: CompactionTask, outputs: Sequence[Add], *, rows_in: int, now_ms: int) -> Rewrite:
     removes = (
         Remove(
             path=add.path,
@@ -148,7 +148,7 @@ def _result(operation: CompactionTask, outputs: Sequence[Add], *, rows_in: int, 
             partitionValues=add.partitionValues,
             size=add.size,
         )
-        for add in operation.inputs
+        for add in task.inputs
     )
     adds = (replace(add, dataChange=False) for add in outputs)
     result = Rewrite(adds=tuple(adds), removes=tuple(removes), rows_in=rows_in)

@@ -49,7 +49,7 @@ class Chosen:
         return replace(self, merges=bounded(self.merges, most_inputs))
 
     def parts(self) -> Iterator[list[CompactionTask]]:
-        """Yield the operations in parts that read at most `PART_INPUTS` splits, if not one merge does.
+        """Yield the tasks in parts that read at most `PART_INPUTS` splits, if not one merge does.
 
         Records are made of one part at a time. A window is in one part, unless it has more than that by itself.
         """
@@ -61,11 +61,11 @@ class Chosen:
             if last < len(self):
                 begun = int(np.searchsorted(window, window[last]))
                 last = begun if begun > first else last
-            yield replace(self, merges=self.merges.take(np.arange(first, last))).operations()
+            yield replace(self, merges=self.merges.take(np.arange(first, last))).tasks()
             first = last
 
-    def operations(self) -> list[CompactionTask]:
-        """Return the merges as operations; only their splits become records."""
+    def tasks(self) -> list[CompactionTask]:
+        """Return the merges as tasks; only their splits become records."""
         inputs = iter(adds_of(rows_at(self.files, self.found.place[self.merges.rows])))
         return [
             CompactionTask(

@@ -21,12 +21,12 @@ SKIP_MS = 24 * 3_600_000
 _MOST_REASON = 500
 
 
-def skips_of(snapshot: Snapshot, operation: CompactionTask, reason: str, now_ms: int) -> list[MergeSkip]:
+def skips_of(snapshot: Snapshot, task: CompactionTask, reason: str, now_ms: int) -> list[MergeSkip]:
     """Return the actions that leave out the inputs that the reason names, or all inputs where it names none.
 
     Each counts how often its split was skipped before. A split that leaves the table takes its skip along.
     """
-    inputs = [add.path for add in operation.inputs]
+    inputs = [add.path for add in task.inputs]
     named = [path for path in inputs if path in reason]
     return [
         MergeSkip(

@@ -32,7 +32,7 @@ class CompactionTask:
     merge_ops: int = 1
 
     def to_json(self) -> str:
-        """Return the text from which `from_json` makes an equal operation."""
+        """Return the text from which `from_json` makes an equal task."""
         body = {
             "window": self.window,
             "inputs": write_actions(self.inputs),
@@ -43,7 +43,7 @@ class CompactionTask:
 
     @staticmethod
     def from_json(text: str) -> CompactionTask:
-        """Return the operation that `to_json` wrote."""
+        """Return the task that `to_json` wrote."""
         body = json.loads(text)
-        inputs = read_actions(body["inputs"], Add, "merge operation")
+        inputs = read_actions(body["inputs"], Add, "compaction task")
         return CompactionTask(body["window"], inputs, SplitContext.from_json(body["context"]), body["mergeOps"])

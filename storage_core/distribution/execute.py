@@ -29,7 +29,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.read import RejectedRecord, TypedRecords
-from storage_core.region import distributed
+from storage_core.region import distributor
 from storage_core.rows.late import LateMetrics, LateRule
 from storage_core.rows.schema import conform
 from storage_core.settings.region_fields import Region
@@ -73,11 +73,11 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
 def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
     """Write the records of one region, in the order of its parts, as the generation of the distributor's turn.
 
-    A GET per part and the PUTs of `distributed.write`. Memory: all of these records. Raises what `read_part` and
-    `distributed.write` raise.
+    A GET per part and the PUTs of `distributor.write`. Memory: all of these records. Raises what `read_part` and
+    `distributor.write` raise.
     """
     records = pa.concat_tables([read_part(store, each) for each in work.parts])
-    written = distributed.write(store, records, work.key, turn=work.turn, clock=clock, ids=ids, indexes=work.indexes)
+    written = distributor.write(store, records, work.key, turn=work.turn, clock=clock, ids=ids, indexes=work.indexes)
     return FillResult(path=written.path, rows=written.records)
 
 

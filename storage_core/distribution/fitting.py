@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from storage_core.distribution.work import Target
 from storage_core.raw_log.chunks import RawChunkRef
-from storage_core.raw_log.read import TypedRecords, typed
+from storage_core.raw_log.read import TypedRecords, typed_records
 from storage_core.region.spec import Routed, route
 from storage_core.settings.region_fields import Region, RegionSpec
 
@@ -17,7 +17,7 @@ from storage_core.settings.region_fields import Region, RegionSpec
 def fit(records: pa.Table, target: Target) -> TypedRecords:
     """Return the records as those of the table, and those that do not fit. No request."""
     config = target.config
-    return typed(records, target.context.schema, key=config.primary_key, merged_maps=config.merged_maps)
+    return typed_records(records, target.context.schema, key=config.primary_key, merged_maps=config.merged_maps)
 
 
 def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:

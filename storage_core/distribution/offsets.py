@@ -26,7 +26,7 @@ from storage_core.log.conflicts.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
-from storage_core.region.distributed import Stretch, offsets
+from storage_core.region.distributor import Stretch, offsets
 from storage_core.region.registry import PARALLEL_REGIONS, read_registry
 from storage_core.region.spec import whole_table
 from storage_core.settings.region_fields import WHOLE_TABLE, Region

@@ -55,7 +55,7 @@ class Tally:
 
 
 @dataclass(slots=True, kw_only=True)
-class Distributed:
+class DistributionOutcome:
     """What a run of distribution did. `records` counts what was read, `unknown` records of no table, by table name.
 
     `held` is what is missing at the end, `given_up` what nobody waits for any more. `failures` are the tables that did

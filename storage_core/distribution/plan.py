@@ -17,7 +17,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.raw_log.chunks import RawChunkRef
 from storage_core.raw_log.history import History, MissingChunks, RawSegment
-from storage_core.region.distributed import Stretch
+from storage_core.region.distributor import Stretch
 from storage_core.split.context import context_of
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from storage_core.clock import Clock
 from storage_core.distribution.offsets import starts, txns
-from storage_core.distribution.outcome import Distributed, Share, Tally, share_of
+from storage_core.distribution.outcome import DistributionOutcome, Share, Tally, share_of
 from storage_core.distribution.plan import RoundPlan, TargetTable, plan_round
 from storage_core.distribution.remaining import Terms
 from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Target
@@ -27,8 +27,8 @@ from storage_core.log.conflicts.requirements import TokenUnused
 from storage_core.log.log import TransactionLog
 from storage_core.raw_log.chunks import Damage
 from storage_core.raw_log.history import History
-from storage_core.region import distributed
-from storage_core.region.distributed import Stretch
+from storage_core.region import distributor
+from storage_core.region.distributor import Stretch
 
 _logger = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class Distributor:
     guards: Mapping[str, TokenUnused] = field(default_factory=dict)
     _lost: Counter[str] = field(default_factory=Counter)
 
-    def distribute(self, terms: Terms) -> Distributed:
+    def distribute(self, terms: Terms) -> DistributionOutcome:
         """Distribute round by round until nothing is left that can be distributed, and return what was done.
 
         Raises only what concerns the raw log itself, such as `Unavailable`; what concerns a table is in `failures`.
         """
-        done = Distributed()
+        done = DistributionOutcome()
         while True:
             tables = self.look(done)
             plan = plan_round(self.source, self.history, list(tables.values()), terms, now_ms=self.clock.now_ms())
@@ -83,7 +83,7 @@ class Distributor:
             terms = replace(terms, damaged=terms.damaged | damaged.keys())
             done.damaged |= damaged
 
-    def look(self, done: Distributed) -> dict[str, TargetTable]:
+    def look(self, done: DistributionOutcome) -> dict[str, TargetTable]:
         """Return the tables as they are now, without those that failed."""
         found: dict[str, TargetTable] = {}
         for name, log in self.logs.items():
@@ -94,7 +94,7 @@ class Distributor:
         return found
 
     def _round(
-        self, plan: RoundPlan, tables: Mapping[str, TargetTable], done: Distributed
+        self, plan: RoundPlan, tables: Mapping[str, TargetTable], done: DistributionOutcome
     ) -> dict[tuple[str, int], Damage]:
         results = self.tasks.divide(plan.works)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
@@ -145,13 +145,15 @@ class Distributor:
         found = []
         for region, parts in share.parts.items():
             recorded = table.offsets.regions.get(region.id, {})
-            turn = distributed.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+            turn = distributor.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
             config = target.config
             work = FillWork(uri=target.uri, key=config.primary_key, parts=parts, turn=turn, indexes=config.indexes)
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
         return found
 
-    def _fill(self, fillings: Mapping[str, _Fillings], tables: Mapping[str, TargetTable], done: Distributed) -> None:
+    def _fill(
+        self, fillings: Mapping[str, _Fillings], tables: Mapping[str, TargetTable], done: DistributionOutcome
+    ) -> None:
         every = [each for several in fillings.values() for each in several.regions]
         written = iter(self.tasks.fill([each.work for each in every]))
         for name, several in fillings.items():
@@ -180,7 +182,7 @@ class Distributor:
         return sum(each.rows for each in results)
 
     def _finish(self, table: TargetTable, filling: _Filling, result: FillResult) -> None:
-        distributed.finish(
+        distributor.finish(
             table.log.store,
             filling.work.turn,
             result.path,
@@ -190,7 +192,7 @@ class Distributor:
         )
 
     @contextmanager
-    def _settling(self, table: str, done: Distributed) -> Iterator[None]:
+    def _settling(self, table: str, done: DistributionOutcome) -> Iterator[None]:
         """A block about one table: a lost race is left to the next round, other errors end this table and no other."""
         try:
             yield

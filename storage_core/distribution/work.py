@@ -15,7 +15,7 @@ from storage_core.distribution.parts import Part
 from storage_core.log.actions import Add
 from storage_core.log.encoding.action_json import read_actions, write_actions
 from storage_core.raw_log.chunks import Damage, RawChunkRef
-from storage_core.region.distributed import Stretch, Turn
+from storage_core.region.distributor import Stretch, Turn
 from storage_core.rows.late import LateMetrics
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region

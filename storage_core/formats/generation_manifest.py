@@ -66,7 +66,7 @@ class Generation:
     """One immutable generation: the WAL entries it consists of, in order, and what is known about its keys.
 
     `records` counts records, not keys. `min_key` and `max_key` are sound bounds per key column in the text form of
-    `rows.statistics`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
+    `rows.bound_text`; a missing column is not bounded. `bloom` is the xxh3-64 of the filter's file: a sound filter of
     another generation would deny rows. None where the release that wrote it did not say. `key_index` is that of the key
     index, `data` of `records.arrow` where the records are in that file instead of WAL entries; None where none is.
     `size_bytes` is what the records take in memory; None where an earlier release wrote it.

@@ -139,7 +139,11 @@ def decode(data: bytes, where: str) -> RawChunk:
     Raises `Corrupt` when anything is not what was written or beyond bounds: 64 MiB, 128 MiB expanded, a million
     records; `Unsupported` for the format of a newer release. Nothing is expanded in memory before the bounds hold.
     """
-    head = read_head(data, where)
+    return decode_behind(read_head(data, where), data, where)
+
+
+def decode_behind(head: ChunkHead, data: bytes, where: str) -> RawChunk:
+    """Return what `decode` does where the head is read already."""
     records = read_records(data, where, head.container)
     for sequence, record in enumerate(records, head.first):
         if record["id"] != record_id(head.key.writer, sequence):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_container import read_columns
-from storage_core.formats.raw_chunk import ChunkHead, RawChunk, decode, read_head
+from storage_core.formats.raw_chunk import ChunkHead, RawChunk, decode_behind, read_head
 from storage_core.formats.raw_keys import MAX_NUMBER, ChunkKey
 
 RECORD_COLUMNS = pa.schema(
@@ -27,7 +27,7 @@ RECORD_COLUMNS = pa.schema(
         pa.field("fields", pa.string(), nullable=False),
     ]
 )
-"""The columns of records as text; `raw_log.read.typed` makes rows of `fields`, which `formats.raw_fields` reads."""
+"""The columns of records as text. `raw_log.read` makes rows of `fields`, which `formats.raw_fields` reads."""
 
 FEW = 5_000
 """Of fewer records, setting up the column reader takes longer than reading them one by one."""
@@ -35,17 +35,25 @@ FEW = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawColumns:
-    """The records of one group commit in order, with the columns `RECORD_COLUMNS`."""
+    """The records of one group commit in order, with the columns `RECORD_COLUMNS`; `first` is the first's number."""
 
     key: ChunkKey
+    first: int
     records: pa.Table
+
+    @property
+    def last(self) -> int:
+        """The sequence number of the last record."""
+        return self.first + int(self.records.num_rows) - 1
 
 
 def decode_columns(data: bytes, where: str) -> RawColumns:
     """Return the chunk in `data` as columns; `where` is its key, for the error. Raises what `raw_chunk.decode` does."""
     head = read_head(data, where)
     found = _columns(data, head, where) if head.container.records >= FEW and head.last <= MAX_NUMBER else None
-    return columns_of(decode(data, where)) if found is None else RawColumns(key=head.key, records=found)
+    if found is None:
+        return columns_of(decode_behind(head, data, where))
+    return RawColumns(key=head.key, first=head.first, records=found)
 
 
 def columns_of(chunk: RawChunk) -> RawColumns:
@@ -59,7 +67,7 @@ def columns_of(chunk: RawChunk) -> RawColumns:
         [each.fields for each in chunk.records],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, RECORD_COLUMNS, strict=True)]
-    return RawColumns(key=chunk.key, records=pa.Table.from_arrays(arrays, schema=RECORD_COLUMNS))
+    return RawColumns(key=chunk.key, first=chunk.first, records=pa.Table.from_arrays(arrays, schema=RECORD_COLUMNS))
 
 
 def _columns(data: bytes, head: ChunkHead, where: str) -> pa.Table | None:

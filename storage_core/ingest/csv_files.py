@@ -21,7 +21,7 @@ from storage_core.errors import Corrupt
 from storage_core.foreign_text import shortened
 from storage_core.ingest.convert import RowFormat
 from storage_core.ingest.lines import MOST_CELLS, valid_text
-from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, rejected, typed
+from storage_core.ingest.rejection import Parsed, Records, RejectedLine, convert_or_reject, not_text, rejected
 from storage_core.scratch import scratch
 
 _LONGEST_HEADER = 2**20
@@ -254,7 +254,7 @@ def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], targ
     kept = batch.filter(pa.array(valid))
     fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
     records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index).decode())
-    return typed(records, target).and_rejected(not_text(file, bad))
+    return convert_or_reject(records, target).and_rejected(not_text(file, bad))
 
 
 def _line(columns: Sequence[pa.Array], index: int, mark: str | None = None) -> bytes:

@@ -16,7 +16,7 @@ from storage_core.ingest.json_digits import as_written, without_exponent
 from storage_core.ingest.json_maps import is_json_map, map_column
 from storage_core.ingest.json_parts import MOST_PARTS, TOO_MANY, has_too_many, parts_of
 from storage_core.ingest.lines import LineBlock, read_lines
-from storage_core.ingest.rejection import Parsed, Records, RejectedLine, not_text, typed
+from storage_core.ingest.rejection import Parsed, Records, RejectedLine, convert_or_reject, not_text
 
 NO_MATCH = "the line does not match the pattern"
 
@@ -84,7 +84,7 @@ def _parsed(
     ]
     lines = block.text if not broken else block.text.filter(whole)
     records = Records(file, fields, block.numbers[is_whole], lambda index: str(lines[index]))
-    return typed(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
+    return convert_or_reject(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
 
 
 def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:

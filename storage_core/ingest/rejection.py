@@ -55,7 +55,7 @@ class Records:
     text_of: Callable[[int], str]
 
 
-def typed(records: Records, target: RowFormat) -> Parsed:
+def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
     """Convert the records to rows; those that do not convert are rejected. Raises what `convert` raises."""
     converted = convert(records.fields, target)
     fits = converted.reasons.is_null()

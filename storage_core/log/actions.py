@@ -78,7 +78,7 @@ class Metadata:
 class Add:
     """A split joins the table. Fields of the source first, then Tidemark's own (Avro field ids from 160).
 
-    `minValues` / `maxValues` hold sound bounds in the text form of `rows.statistics`; a missing column never prunes.
+    `minValues` / `maxValues` hold sound bounds in the text form of `rows.bound_text`; a missing column never prunes.
     `windowStart` is the window in seconds since the epoch, None for the bucket of null timestamps or a table without
     windows. `minRowKey` / `maxRowKey` are the first and last sort key as JSON arrays. `columnRegexes` match every value
     of the string columns that the sort schema names. `xxh3` is the xxh3-64 of the

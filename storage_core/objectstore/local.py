@@ -1,12 +1,11 @@
 """The object store contract on a directory of a local file system (docs/architecture/object-store.md).
 
-More than 300 lines: each call of the contract is here, what it does to files is in `local_files`.
+Each call of the contract is here; what it does to files is in `local_files`, what lists them in `local_listing`.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,24 +27,16 @@ from storage_core.objectstore.contract import (
     PutResult,
     Unnamed,
 )
-from storage_core.objectstore.key_safety import (
-    TEMPORARY_FOLDER,
-    check_key,
-    check_prefix,
-    check_range,
-    is_safe_key,
-    why_unsafe,
-)
+from storage_core.objectstore.key_safety import check_key, check_prefix, check_range
 from storage_core.objectstore.local_files import (
     exclusive,
-    list_folder,
     open_folder,
     open_object,
     remove_abandoned,
     stat_object,
     temporary_file,
-    what_lies,
 )
+from storage_core.objectstore.local_listing import etag_of, object_info, walk
 from storage_core.system_errors import REFUSED, not_written, typed, unavailable
 
 
@@ -94,7 +85,7 @@ class LocalStore:
     def get(self, key: str) -> Blob:
         """Return the whole object and the ETag of exactly these bytes. Raises `NotFound`, `Corrupt` when cut short."""
         with self._opened(key) as (descriptor, status):
-            return Blob(_read(descriptor, 0, status.st_size, key), _etag(status))
+            return Blob(_read(descriptor, 0, status.st_size, key), etag_of(status))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return bytes `start` to `end` (exclusive). Raises `NotFound`; `Corrupt` when the object is shorter."""
@@ -106,7 +97,7 @@ class LocalStore:
         """Return the metadata of the object. Raises `NotFound`."""
         folder_segments, name = _split(key)
         with open_folder(self._root, folder_segments, key=key, create=False) as folder:
-            return _info(key, stat_object(folder, name, key))
+            return object_info(key, stat_object(folder, name, key))
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Write one object; `Committed` means that file and folders are fsynced, `Conflict` that the folders are.
@@ -155,12 +146,12 @@ class LocalStore:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects whose key starts with `prefix`; temporary files, locks and symlinks are not objects."""
-        found = self._walk("", check_prefix(prefix), start_after or "")
+        found = walk(self._root, "", check_prefix(prefix), start_after or "")
         return (each for each in found if isinstance(each, ObjectInfo))
 
     def browse(self) -> Iterator[ObjectInfo | Unnamed]:
         """Yield every object, and all that is none: odd names, symlinks, pipes, sockets, devices. None is opened."""
-        return self._walk("", "", "")
+        return walk(self._root, "", "", "")
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
         """Delete objects, durably, with one fsync per folder; an illegal key raises `InvalidInput` before all that."""
@@ -193,7 +184,7 @@ class LocalStore:
             stat_object(folder, name, key)
             return attempt.conflict(folder)
         with temporary_file(self._root, data) as (source, temporary):
-            etag = _etag(os.stat(temporary, dir_fd=source))
+            etag = etag_of(os.stat(temporary, dir_fd=source))
             try:
                 with attempt.deciding():
                     os.link(temporary, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
@@ -212,10 +203,10 @@ class LocalStore:
             if expected is not None:
                 return Conflict()
             status = None
-        if status is not None and expected is not None and _etag(status) != expected:
+        if status is not None and expected is not None and etag_of(status) != expected:
             return attempt.conflict(folder)
         with temporary_file(self._root, data, status.st_mtime_ns if status else None) as (source, temporary):
-            etag = _etag(os.stat(temporary, dir_fd=source))
+            etag = etag_of(os.stat(temporary, dir_fd=source))
             with attempt.deciding():
                 os.rename(temporary, name, src_dir_fd=source, dst_dir_fd=folder)
             os.fsync(folder)
@@ -244,34 +235,6 @@ class LocalStore:
             return str(error)
         return None
 
-    def _walk(self, folder_key: str, prefix: str, start_after: str) -> Iterator[ObjectInfo | Unnamed]:
-        folders: list[str] = []
-        segments = folder_key.split("/")[:-1]
-        with suppress(NotFound), open_folder(self._root, segments, key=folder_key, create=False) as folder:
-            for name in sorted(list_folder(folder, folder_key)):
-                key, inside = folder_key + name, folder_key + name + "/"
-                is_requested = key.startswith(prefix) and key > start_after
-                # Every key of a folder starts with `inside`: smaller than `start_after` unless that is in it or before.
-                may_hold = (inside.startswith(prefix) or prefix.startswith(inside)) and (
-                    inside > start_after or start_after.startswith(inside)
-                )
-                if key == TEMPORARY_FOLDER or not (is_requested or may_hold):
-                    continue
-                status = what_lies(folder, name, key)
-                if status is None:
-                    continue
-                reason = _no_object(status) if is_safe_key(key) else why_unsafe(key)
-                if reason is not None:
-                    yield Unnamed(key, reason, may_hold_more=not stat.S_ISREG(status.st_mode))
-                elif not stat.S_ISDIR(status.st_mode):
-                    if is_requested:
-                        yield _info(key, status)
-                elif may_hold:
-                    folders.append(inside)
-        for inside in folders:
-            with suppress(InvalidInput):
-                yield from self._walk(inside, prefix, start_after)
-
     def _tidy(self) -> None:
         if not self._tidied:
             self._tidied = True
@@ -281,22 +244,6 @@ class LocalStore:
 def _split(key: str) -> tuple[list[str], str]:
     *folders, name = check_key(key).split("/")
     return folders, name
-
-
-def _etag(status: os.stat_result) -> str:
-    return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
-
-
-def _no_object(status: os.stat_result) -> str | None:
-    """What a name stands for that is neither a regular file nor a folder."""
-    kind = stat.S_IFMT(status.st_mode)
-    if kind in (stat.S_IFREG, stat.S_IFDIR):
-        return None
-    return "it is a symlink, and none is followed" if kind == stat.S_IFLNK else "it is no regular file"
-
-
-def _info(key: str, status: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(key, status.st_size, _etag(status), status.st_mtime_ns // 1_000_000)
 
 
 def _read(descriptor: int, start: int, length: int, key: str) -> bytes:

@@ -8,6 +8,7 @@ but names of errors, regions and hosts.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -25,10 +26,6 @@ _WRONG_REGION_CODES = frozenset({"400", "AuthorizationHeaderMalformed", "Illegal
 _REGION = re.compile(r"[a-z]{2,5}(?:-[a-z]{2,16}){1,3}-[0-9]{1,2}", re.ASCII)
 _HOST = r"[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){1,8}(?::[0-9]{1,5})?"
 _PLACE = re.compile(rf"(?:https?://)?({_HOST})(?:[/?].*)?", re.ASCII | re.DOTALL)
-_ADVICE_ACCESS = (
-    "check the credentials in the environment and what they may do; without s3:ListBucket S3 answers so for objects "
-    "that do not exist, too"
-)
 
 
 class Trouble(StrEnum):
@@ -49,6 +46,28 @@ class Trouble(StrEnum):
     BUSY = "the server gave no usable answer"
 
 
+_ADVICE_ACCESS = (
+    "; check the credentials in the environment and what they may do; without s3:ListBucket S3 answers so for objects "
+    "that do not exist, too"
+)
+_ADVICE_ELSEWHERE = (
+    "; redirects are not followed: put the bucket's own region and endpoint into the URI, "
+    "s3://bucket/prefix?region=…&endpoint=…"
+)
+_ADVICE_NOT_SENT = "; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the region, or try again later"
+_MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
+    Trouble.ABSENT: (NotFound, ""),
+    Trouble.NO_UPLOAD: (NotFound, ""),
+    Trouble.NO_BUCKET: (InvalidInput, "; make it, or name another in the URI"),
+    Trouble.RANGE: (Corrupt, ""),
+    Trouble.ACCESS: (Unavailable, _ADVICE_ACCESS),
+    Trouble.NOT_IMPLEMENTED: (Unsupported, "; use a server that does: see `tidemark probe`"),
+    Trouble.ELSEWHERE: (Unsupported, _ADVICE_ELSEWHERE),
+    Trouble.REFUSED: (InvalidInput, "; check bucket, region and endpoint"),
+    Trouble.NOT_SENT: (Unavailable, _ADVICE_NOT_SENT),
+}
+"""The error of a failure, and what to do about it; of any other, that it passes."""
+
 RETRIED = frozenset({Trouble.NOT_SENT, Trouble.BUSY, Trouble.CONTENTION})
 
 
@@ -64,33 +83,8 @@ class Failure:
 
     def error(self, subject: str) -> TidemarkError:
         """Return the error that says so of a key or a store, and what to do."""
-        match self.trouble:
-            case Trouble.ABSENT | Trouble.NO_UPLOAD:
-                return NotFound(f"{subject}: {self}", key=subject)
-            case Trouble.NO_BUCKET:
-                return InvalidInput(f"{subject}: {self}; make it, or name another in the URI", key=subject)
-            case Trouble.RANGE:
-                return Corrupt(f"{subject}: {self}", key=subject)
-            case Trouble.ACCESS:
-                return Unavailable(f"{subject}: {self}; {_ADVICE_ACCESS}", key=subject)
-            case Trouble.NOT_IMPLEMENTED:
-                return Unsupported(f"{subject}: {self}; use a server that does: see `tidemark probe`", key=subject)
-            case Trouble.ELSEWHERE:
-                return Unsupported(
-                    f"{subject}: {self}; redirects are not followed: put the bucket's own region and endpoint into the "
-                    "URI, s3://bucket/prefix?region=…&endpoint=…",
-                    key=subject,
-                )
-            case Trouble.REFUSED:
-                return InvalidInput(f"{subject}: {self}; check bucket, region and endpoint", key=subject)
-            case Trouble.NOT_SENT:
-                return Unavailable(
-                    f"{subject}: {self}; check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the URI) and the "
-                    "region, or try again later",
-                    key=subject,
-                )
-            case _:
-                return Unavailable(f"{subject}: {self}; try again later", key=subject)
+        kind, advice = _MEANINGS.get(self.trouble, (Unavailable, "; try again later"))
+        return kind(f"{subject}: {self}{advice}", key=subject)
 
 
 def printable_code(code: object) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from storage_core.errors import Corrupt, NotFound, Unavailable
-from storage_core.formats.raw_chunk import RawChunk, decode
 from storage_core.formats.raw_columns import RawColumns, decode_columns
-from storage_core.formats.raw_keys import ChunkKey
 from storage_core.objectstore.contract import ObjectStore
 
 
@@ -40,37 +38,18 @@ class Damage:
     reasons: tuple[str, ...]
 
 
-def read_copies(stores: Sequence[ObjectStore], ref: RawChunkRef) -> RawChunk | Damage:
+def read_columns(stores: Sequence[ObjectStore], ref: RawChunkRef) -> RawColumns | Damage:
     """Return the chunk from the first sound copy: of this writer and number, and every byte as it was written.
 
     One GET where the first copy is sound. Raises `Unavailable` when a store does not answer and no other has a sound
     copy, for then nothing is known; `Unsupported` for a chunk of a newer release.
     """
-    return _first_sound(stores, ref, decode)
-
-
-def read_columns(stores: Sequence[ObjectStore], ref: RawChunkRef) -> RawColumns | Damage:
-    """Return the chunk as columns. Costs and raises what `read_copies` does."""
-    return _first_sound(stores, ref, decode_columns)
-
-
-class _Chunk(Protocol):
-    """A chunk in one of its forms in memory."""
-
-    @property
-    def key(self) -> ChunkKey: ...
-
-
-_C = TypeVar("_C", bound=_Chunk)
-
-
-def _first_sound(stores: Sequence[ObjectStore], ref: RawChunkRef, decoded: Callable[[bytes, str], _C]) -> _C | Damage:
     reasons: list[str] = []
     silent: list[str] = []
     for store in stores:
         for key in ref.keys:
             try:
-                return _read(store, key, ref, decoded)
+                return _read(store, key, ref)
             except (Corrupt, NotFound) as error:
                 reasons.append(f"{store.uri}: {error.found}")
             except Unavailable as error:
@@ -85,8 +64,8 @@ def _first_sound(stores: Sequence[ObjectStore], ref: RawChunkRef, decoded: Calla
     return Damage(chunk=ref, reasons=tuple(reasons))
 
 
-def _read(store: ObjectStore, key: str, ref: RawChunkRef, decoded: Callable[[bytes, str], _C]) -> _C:
-    found = decoded(store.get(key).data, key)
+def _read(store: ObjectStore, key: str, ref: RawChunkRef) -> RawColumns:
+    found = decode_columns(store.get(key).data, key)
     if (found.key.writer, found.key.number) != (ref.writer, ref.number):
         raise Corrupt(
             f"{key}: expected chunk {ref.number} of writer {ref.writer}, found chunk {found.key.number} of writer "

@@ -18,11 +18,11 @@ from itertools import accumulate
 from typing import assert_never
 
 from storage_core.errors import Unavailable
-from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_keys import LIVE_PREFIX, ChunkKey, chunk_key, parse
 from storage_core.objectstore.contract import ObjectInfo, ObjectStore
 from storage_core.objectstore.reading import LIST_FROM, exists
-from storage_core.raw_log.chunks import Damage, RawChunkRef, read_copies
+from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.stores import Place, RawStore, opened
 
 CLOSED_AFTER_MS = 10 * 60_000
@@ -134,7 +134,7 @@ class History:
             if each.segment_ms < newest[each.writer] or now_ms - each.segment_ms >= closed_after_ms
         ]
 
-    def read(self) -> Iterator[RawChunk | Gap | Damage]:
+    def read(self) -> Iterator[RawColumns | Gap | Damage]:
         """Yield every record once, chunk by chunk in the order of the history, and what is missing where it is missed.
 
         One GET per chunk; one more per copy that is not sound. Memory: one chunk. Raises `Unavailable` when a store
@@ -143,7 +143,7 @@ class History:
         last: Counter[str] = Counter()
         torn: set[str] = set()
         for ref in self.chunks:
-            chunk = read_copies(self.stores, ref)
+            chunk = read_columns(self.stores, ref)
             if isinstance(chunk, Damage):
                 torn.add(ref.writer)
                 yield chunk
@@ -163,9 +163,9 @@ class History:
         damaged: list[Damage] = []
         for each in self.read():
             match each:
-                case RawChunk():
+                case RawColumns():
                     chunks += 1
-                    records += len(each.records)
+                    records += each.records.num_rows
                 case Gap():
                     gaps.append(each)
                 case Damage():
@@ -256,9 +256,9 @@ def _holes(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         before = number
 
 
-def _after(chunk: RawChunk, last: int) -> RawChunk | None:
+def _after(chunk: RawColumns, last: int) -> RawColumns | None:
     """Return the chunk without the records up to `last`, which were there before; None when nothing is left."""
     if chunk.first > last:
         return chunk
-    left = chunk.records[last + 1 - chunk.first :]
-    return replace(chunk, first=last + 1, records=left) if left else None
+    rest = chunk.records.slice(last + 1 - chunk.first)
+    return replace(chunk, first=last + 1, records=rest) if rest.num_rows else None

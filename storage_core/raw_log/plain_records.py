@@ -32,7 +32,7 @@ class PlainRecords:
 
 
 def plain_records(records: pa.Table, schema: pa.Schema, key: Sequence[str]) -> PlainRecords:
-    """Return those of the records that are plain and have what the schema requires; `raw_log.read.typed` for the rest.
+    """Return the records that are plain and have what the schema requires; `raw_log.read.one_by_one` takes the rest.
 
     `records` has the columns `RECORD_COLUMNS`. Time: two looks at every byte. Memory: the text and the columns.
     """

@@ -66,7 +66,7 @@ class TypedRecords:
     rejected: tuple[RejectedRecord, ...]
 
 
-def typed(
+def typed_records(
     records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
 ) -> TypedRecords:
     """Return records (`RECORD_COLUMNS`) of one table under its schema, every value kept exactly or rejected.
@@ -104,7 +104,7 @@ class OneByOne:
 def one_by_one(
     records: pa.Table, schema: pa.Schema, *, key: Sequence[str] = (), merged_maps: Sequence[str] = ()
 ) -> OneByOne:
-    """Return what `typed` does: this says what it means, for every record there may be."""
+    """Return what `typed_records` does: this says what it means, for every record there may be."""
     given = records.to_pylist()
     rows: list[dict[str, Any] | str] = [_row(each, schema, key) for each in given]
     for field in schema:

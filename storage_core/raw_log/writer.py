@@ -3,8 +3,6 @@
 Why a writer that met an unknown outcome is done. Its chunk may be in one store and not in another, or appear later. If
 it went on, the sequence numbers behind would make that chunk's absence a gap that nobody can explain. So it stops, and
 the next one has a new id: a chunk that then turns up is read as written, and its caller was told that it may.
-
-More than 300 lines: all that happens to the state of one writer, under one lock, is in one class.
 """
 
 from __future__ import annotations
@@ -13,24 +11,21 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import NoReturn
 
 from storage_core.clock import Clock
-from storage_core.errors import CommitUnknown, Fenced, InvalidInput, NotWritten, TidemarkError, Unavailable
+from storage_core.errors import CommitUnknown, InvalidInput, NotWritten, TidemarkError, Unavailable
 from storage_core.formats.raw_chunk import MAX_RECORDS, LogRecord, RawChunk, encode, record_id
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.create import create_numbered
 from storage_core.process import HomeProcess
 from storage_core.raw_log.limits import RawLimits
+from storage_core.raw_log.mandatory_stores import OPEN_ANOTHER, MandatoryStores
 from storage_core.raw_log.optional_store import OptionalStore
 from storage_core.raw_log.records import size_of
 
 _logger = logging.getLogger(__name__)
-
-_OPEN_ANOTHER = "open another RawLog, which writes under a new id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +89,7 @@ class RawWriter:
     ) -> None:
         """Write under `writer_id`, which nobody has ever used. No request. At least one store is mandatory."""
         self.id = writer_id
-        self._mandatory = mandatory
+        self._mandatory = MandatoryStores(mandatory, clock=clock)
         self._optional = optional
         self._clock = clock
         self._limits = limits
@@ -105,8 +100,6 @@ class RawWriter:
         self._stopped: str | None = None
         self._segment: _Segment | None = None
         self._number = self._sequence = 0
-        others = len(mandatory) - 1
-        self._pool = ThreadPoolExecutor(others, thread_name_prefix="raw log") if others else None
 
     @property
     def chunks(self) -> int:
@@ -115,7 +108,7 @@ class RawWriter:
 
     def require_home(self) -> None:
         """Return in the process that opened the writer. Raises `CopiedProcess` elsewhere, and takes no lock before."""
-        self._home.require(f"writer {self.id} of the raw log", _OPEN_ANOTHER)
+        self._home.require(f"writer {self.id} of the raw log", OPEN_ANOTHER)
 
     def append(self, records: Sequence[LogRecord]) -> Appended:
         """Append the records in order; they are in every mandatory store when this returns. One PUT per store.
@@ -149,8 +142,7 @@ class RawWriter:
             self._turn.wait_for(lambda: (not self._leading and not self._queue) or self._stopped)
             self._stopped = self._stopped or "it is closed"
             self._turn.notify_all()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        self._mandatory.close()
 
     def _next_batch(self, mine: Sequence[_Ticket]) -> list[_Ticket]:
         """Return the tickets of the next chunk, which the caller must send; none when its own are durable."""
@@ -231,7 +223,7 @@ class RawWriter:
         segment, key, data = self._placed(records)
         for each in self._optional:
             each.offer(key, data)
-        self._put_everywhere(key, data)
+        self._mandatory.put(key, data, alone=not self._optional)  # the optional ones may have it already
         segment.size += len(data)
         _logger.debug("raw log: %s, %d records, %d bytes", key, len(records), len(data))
 
@@ -259,50 +251,6 @@ class RawWriter:
         key = ChunkKey(segment_ms=segment.began_ms, writer=self.id, number=self._number + 1)
         return RawChunk(key=key, first=self._sequence + 1, records=tuple(records))
 
-    def _put_everywhere(self, key: str, data: bytes) -> None:
-        others = (
-            [] if self._pool is None else [self._pool.submit(self._failure, each, key, data) for each in self._rest]
-        )
-        try:
-            first = self._failure(self._mandatory[0], key, data)
-        finally:
-            wait(others)
-        failures = [first, *(each.result() for each in others)]
-        failed = [each for each in failures if each is not None]
-        if not failed:
-            return
-        unknown = next((each for each in failed if not isinstance(each, NotWritten)), None)
-        if unknown is not None:
-            raise unknown
-        if len(failed) == len(failures) and not self._optional:  # those may have it already
-            raise failed[0]
-        # Refused here, but perhaps kept by another store: for the caller that is no certain failure.
-        raise CommitUnknown(f"{failed[0].found}; another store may have it; {_OPEN_ANOTHER}", key=key) from failed[0]
-
-    def _failure(self, store: ObjectStore, key: str, data: bytes) -> TidemarkError | None:
-        try:
-            self._put(store, key, data)
-        except TidemarkError as error:
-            return error
-        return None
-
-    @property
-    def _rest(self) -> Sequence[ObjectStore]:
-        return self._mandatory[1:]
-
-    def _put(self, store: ObjectStore, key: str, data: bytes) -> None:
-        try:
-            if create_numbered(store, key, data, clock=self._clock):
-                return
-        except CommitUnknown as error:
-            raise CommitUnknown(f"{store.uri}: {error}; {_OPEN_ANOTHER}", key=key, uri=store.uri) from error
-        except NotWritten as error:
-            raise error.reworded(f"{store.uri} did not take {key}: {error.found}") from error
-        except TidemarkError as error:
-            # Refused here, but perhaps kept by another store: for the caller that is no certain failure.
-            raise CommitUnknown(f"{store.uri} did not take {key}: {error.found}; {_OPEN_ANOTHER}", key=key) from error
-        raise Fenced(f"{store.uri}: {key} holds another chunk: the writer id is in use; {_OPEN_ANOTHER}", key=key)
-
     def _require_usable(self, mine: Sequence[_Ticket]) -> None:
         refused = _refusal(mine)
         if refused is not None:
@@ -315,10 +263,10 @@ class RawWriter:
 
     def _refuse(self, why: str, *, sent: bool) -> NoReturn:
         if sent:
-            raise CommitUnknown(f"writer {self.id}: {why}; some of these records may be kept; {_OPEN_ANOTHER}")
+            raise CommitUnknown(f"writer {self.id}: {why}; some of these records may be kept; {OPEN_ANOTHER}")
         if why == "it is closed":
-            raise InvalidInput(f"writer {self.id}: {why}; {_OPEN_ANOTHER}")
-        raise Unavailable(f"writer {self.id}: {why}; none of these records was written; {_OPEN_ANOTHER}")
+            raise InvalidInput(f"writer {self.id}: {why}; {OPEN_ANOTHER}")
+        raise Unavailable(f"writer {self.id}: {why}; none of these records was written; {OPEN_ANOTHER}")
 
 
 def _refusal(mine: Sequence[_Ticket]) -> NotWritten | None:

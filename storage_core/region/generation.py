@@ -3,7 +3,7 @@ generations").
 
 `<8 hex>_gen_<i>/_manifest.json` references WAL entries instead of copying them; `bloom_filter.bin` says which keys are
 certainly not in it, `key_index.arrow` in which entry and row those are that may be. A directory counts only when the
-region's manifest names it; every flush attempt makes a new one. A distributed generation (`region.distributed`) was
+region's manifest names it; every flush attempt makes a new one. A distributed generation (`region.distributor`) was
 never in the WAL: it has its records in a file of its own, `records.arrow`, and no key index. So has a sorted one
 (`region.sorting`), which stands for several and has its records in key order.
 """

@@ -15,12 +15,13 @@ import pyarrow as pa
 from storage_core.clock import Clock
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.ids import Ids
+from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.process import HomeProcess
 from storage_core.region.options import WriterOptions
 from storage_core.region.records import Keys, RecordBuilder
-from storage_core.region.spec import Routed, route
+from storage_core.region.spec import Routed, region_of_values, route
 from storage_core.region.writer import RegionWriter, close_after
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.rows.incoming import InMemory, Rows, read_whole
@@ -207,6 +208,27 @@ class RoutingWriter:
 
 TableWriter: TypeAlias = RegionWriter | RoutingWriter
 """What `Table.writer` returns: both have `put`, `patch`, `reset`, `delete`, `sync`, `flush`, `close` and `metrics`."""
+
+
+def open_writer(
+    log: TransactionLog,
+    snapshot: Snapshot,
+    *,
+    region: Mapping[str, object] | None = None,
+    options: WriterOptions | None = None,
+) -> TableWriter:
+    """Return a writer of a keyed table by the region spec that is newest; see `Table.writer`.
+
+    Raises `InvalidInput` on an append table, and for a `region` that the spec does not have.
+    """
+    if snapshot.config.kind != "keyed":
+        raise InvalidInput(f"{log.store.uri}: a writer needs a keyed table; use append", uri=log.store.uri)
+    head = log.refresh(snapshot)
+    spec = head.config.region_spec
+    only = None if region is None else region_of_values(head.table_id, spec, region)
+    if spec.fields:
+        return RoutingWriter(log.store, head, clock=log.clock, ids=log.ids, only=only, options=options)
+    return RegionWriter.open(log.store, head, clock=log.clock, ids=log.ids, options=options)
 
 
 def _groups(routed: Routed) -> Iterator[tuple[Region, pa.Array]]:

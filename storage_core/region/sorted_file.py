@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage_core.formats import data_file
 from storage_core.formats.generation_manifest import Chunk
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows import statistics
+from storage_core.rows import bound_text, statistics
 
 CHUNK_RECORDS = 8192
 """Records of a chunk: some hundred KB, which a store sends about as fast as a few bytes."""
@@ -100,10 +100,10 @@ def _holding(chunks: Sequence[Chunk], wanted: pa.Table) -> list[Chunk]:
     return [chunks[number] for number in sorted(found)]
 
 
-def _bounds(bounds: Sequence[Mapping[str, str]], name: str, kind: pa.DataType) -> list[statistics.Value] | None:
+def _bounds(bounds: Sequence[Mapping[str, str]], name: str, kind: pa.DataType) -> list[bound_text.Value] | None:
     """The bounds of every chunk, ascending; None where one is not bounded, or by NaN, which orders nothing."""
     texts = [each.get(name) for each in bounds]
     if any(text is None for text in texts):
         return None
-    values = [statistics.decode(text, kind) for text in texts if text is not None]
+    values = [bound_text.decode(text, kind) for text in texts if text is not None]
     return None if any(value != value for value in values) else values  # noqa: PLR0124

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage_core.rows.bound_text import decode_column
 from storage_core.rows.codes import Mask
-from storage_core.rows.statistics import decode_column
 
 # Above the key of infinity; whatever bits a NaN has, it is one value.
 NAN_KEY = 2**63 - 1

@@ -7,9 +7,9 @@ a sort schema parses is decided where they are bound (`rows.sort_order`, `rows.w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
@@ -26,7 +26,6 @@ from storage_core.settings.region_fields import (
     specs_to_text,
 )
 
-PREFIX = "tidemark."
 LONGEST_RETENTION_MS = LONGEST_ACCEPTANCE_MS
 
 TableKind = Literal["append", "keyed"]
@@ -34,31 +33,34 @@ MapMode = Literal["replace", "merge"]
 CheckpointFormat = Literal["avro", "json", "json-multipart"]
 CheckpointCompression = Literal["zstd", "snappy", "none"]
 
-_TEXT_KEYS = {
-    "time_column": "timeColumn",
-    "sort_schema": "sortSchema",
-    "checkpoint_format": "checkpointFormat",
-    "checkpoint_compression": "checkpointCompression",
-}
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "checkpoint_format": get_args(CheckpointFormat),
-    "checkpoint_compression": get_args(CheckpointCompression),
-}
-_NUMBER_KEYS = {
-    "window_seconds": "windowSeconds",
-    "target_split_bytes": "targetSplitBytes",
-    "checkpoint_interval": "checkpointInterval",
-    "gc_horizon_ms": "gcHorizonMs",
-    "version_retention_ms": "versionRetentionMs",
-    "retention_ms": "retentionMs",
-}
-_PRIMARY_KEY = PREFIX + "primaryKey"
-_COARSE_WINDOW = PREFIX + "coarseWindow"
-_MAP_COLUMNS = PREFIX + "mapColumns"
-_BLOOM_FILTERS = PREFIX + "bloomFilters"
-_OWN_KEYS = {PREFIX + key for key in (_TEXT_KEYS | _NUMBER_KEYS).values()}
-_OWN_KEYS |= {_PRIMARY_KEY, _COARSE_WINDOW, LATE_DATA_KEY, _MAP_COLUMNS, _BLOOM_FILTERS}
-_OWN_KEYS |= {REGIONS_KEY, COMPACTION_KEY}
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How values of a setting become text and come back; `read` gets the key, too, for its error."""
+
+    write: Callable[[Any], str]
+    read: Callable[[str, str], Any]
+
+
+_TEXT = _Form(str, lambda _, text: text)
+_NUMBER = _Form(str, whole_number)
+_FLAG = _Form(lambda _: "true", lambda _, text: text == "true")
+_NAMES = _Form(lambda names: json_text(list(names)), lambda key, text: column_names(key, json_value(key, text)))
+_MODES = _Form(lambda modes: json_text(dict(sorted(modes.items()))), json_object)
+_LATE = _Form(LateData.to_text, lambda _, text: LateData.from_text(text))
+_COMPACTION = _Form(CompactionSettings.to_text, lambda _, text: CompactionSettings.from_text(text))
+_REGIONS = _Form(specs_to_text, lambda _, text: specs_from_text(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where and in which form a setting is stored, its bounds, and whether a commit may change it."""
+
+    key: str
+    form: _Form = _TEXT
+    least: int | None = None
+    choices: tuple[str, ...] = ()
+    changeable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,38 +77,47 @@ class TableConfig:
     there ever were, the current one last.
     """
 
-    time_column: str | None = None
-    sort_schema: str | None = None
-    window_seconds: int | None = None
-    coarse_window: bool = False
-    primary_key: tuple[str, ...] = ()
+    time_column: Annotated[str | None, _Stored("tidemark.timeColumn")] = None
+    sort_schema: Annotated[str | None, _Stored("tidemark.sortSchema", changeable=True)] = None
+    checkpoint_format: Annotated[
+        CheckpointFormat, _Stored("tidemark.checkpointFormat", choices=get_args(CheckpointFormat))
+    ] = "avro"
+    checkpoint_compression: Annotated[
+        CheckpointCompression, _Stored("tidemark.checkpointCompression", choices=get_args(CheckpointCompression))
+    ] = "zstd"
+    window_seconds: Annotated[int | None, _Stored("tidemark.windowSeconds", _NUMBER, least=1)] = None
+    target_split_bytes: Annotated[int, _Stored("tidemark.targetSplitBytes", _NUMBER, least=1, changeable=True)] = (
+        256 * 2**20
+    )
+    checkpoint_interval: Annotated[int, _Stored("tidemark.checkpointInterval", _NUMBER, least=0, changeable=True)] = 10
+    gc_horizon_ms: Annotated[int, _Stored("tidemark.gcHorizonMs", _NUMBER, least=0, changeable=True)] = 24 * HOUR_MS
+    version_retention_ms: Annotated[int, _Stored("tidemark.versionRetentionMs", _NUMBER, least=0, changeable=True)] = (
+        30 * 24 * HOUR_MS
+    )
+    # With a retention of 0, rows would be gone as soon as their window ends.
+    retention_ms: Annotated[int | None, _Stored("tidemark.retentionMs", _NUMBER, least=1, changeable=True)] = None
+    coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG)] = False
+    primary_key: Annotated[tuple[str, ...], _Stored("tidemark.primaryKey", _NAMES)] = ()
+    bloom_filters: Annotated[tuple[str, ...], _Stored("tidemark.bloomFilters", _NAMES, changeable=True)] = ()
+    late_data: Annotated[LateData | None, _Stored(LATE_DATA_KEY, _LATE, changeable=True)] = None
+    compaction: Annotated[CompactionSettings, _Stored(COMPACTION_KEY, _COMPACTION, changeable=True)] = field(
+        default_factory=CompactionSettings
+    )
+    region_specs: Annotated[tuple[RegionSpec, ...], _Stored(REGIONS_KEY, _REGIONS)] = (WHOLE_TABLE,)
+    map_columns: Annotated[Mapping[str, MapMode], _Stored("tidemark.mapColumns", _MODES)] = field(default_factory=dict)
     indexes: tuple[IndexDefinition, ...] = ()
-    region_specs: tuple[RegionSpec, ...] = (WHOLE_TABLE,)
-    map_columns: Mapping[str, MapMode] = field(default_factory=dict)
-    bloom_filters: tuple[str, ...] = ()
-    target_split_bytes: int = 256 * 2**20
-    checkpoint_interval: int = 10
-    checkpoint_format: CheckpointFormat = "avro"
-    checkpoint_compression: CheckpointCompression = "zstd"
-    gc_horizon_ms: int = 24 * HOUR_MS
-    version_retention_ms: int = 30 * 24 * HOUR_MS
-    retention_ms: int | None = None
-    late_data: LateData | None = None
-    compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be meant, doubled key columns, and two indexes of one name."""
-        for name, least in (("target_split_bytes", 1), ("checkpoint_interval", 0), ("gc_horizon_ms", 0)):
-            _at_least(name, getattr(self, name), least)
-        _at_least("version_retention_ms", self.version_retention_ms, 0)
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        for name, stored in _STORED.items():
+            value = getattr(self, name)
+            if stored.least is not None and value is not None and value < stored.least:
+                raise InvalidInput(f"{name} is {value}; it must be at least {stored.least}")
+            if stored.choices and value not in stored.choices:
+                raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(stored.choices)}")
         for name, mode in self.map_columns.items():
             if mode not in get_args(MapMode):
                 raise InvalidInput(f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}")
-        if self.window_seconds is not None:
-            _at_least("window_seconds", self.window_seconds, 1)
         if self.retention_ms is not None:
             _check_retention(self.retention_ms, self.window_seconds)
         check_specs(self.region_specs)
@@ -135,33 +146,17 @@ class TableConfig:
 
     def to_configuration(self) -> dict[str, str]:
         """Return the settings that differ from their defaults as `tidemark.*` text values, in a fixed order."""
-        defaults = {each.name: each.default for each in fields(TableConfig)}
         found = {
-            PREFIX + key: str(getattr(self, name))
-            for name, key in (_TEXT_KEYS | _NUMBER_KEYS).items()
-            if getattr(self, name) != defaults[name]
+            stored.key: stored.form.write(getattr(self, name))
+            for name, stored in _STORED.items()
+            if getattr(self, name) != getattr(_DEFAULT, name)
         }
-        if self.coarse_window:
-            found[_COARSE_WINDOW] = "true"
-        if self.primary_key:
-            found[_PRIMARY_KEY] = json_text(list(self.primary_key))
-        if self.bloom_filters:
-            found[_BLOOM_FILTERS] = json_text(list(self.bloom_filters))
-        if self.late_data is not None:
-            found[LATE_DATA_KEY] = self.late_data.to_text()
-        if self.compaction != CompactionSettings():
-            found[COMPACTION_KEY] = self.compaction.to_text()
-        if self.region_specs != (WHOLE_TABLE,):
-            found[REGIONS_KEY] = specs_to_text(self.region_specs)
-        if self.map_columns:
-            found[_MAP_COLUMNS] = json_text(dict(sorted(self.map_columns.items())))
-        found |= {index.key: index.to_text() for index in self.indexes}
-        return found
+        return found | {index.key: index.to_text() for index in self.indexes}
 
     @staticmethod
     def owns(key: str) -> bool:
         """Return whether a configuration key is one of those that `to_configuration` writes."""
-        return key in _OWN_KEYS or key.startswith(INDEX_PREFIX)
+        return key.startswith(INDEX_PREFIX) or any(key == stored.key for stored in _STORED.values())
 
     @staticmethod
     def from_configuration(configuration: Mapping[str, str]) -> TableConfig:
@@ -169,54 +164,20 @@ class TableConfig:
 
         Raises `InvalidInput` naming the key whose value cannot be read.
         """
-        text: dict[str, Any] = {
-            name: configuration[PREFIX + key] for name, key in _TEXT_KEYS.items() if PREFIX + key in configuration
-        }
-        numbers: dict[str, Any] = {
-            name: whole_number(PREFIX + key, configuration[PREFIX + key])
-            for name, key in _NUMBER_KEYS.items()
-            if PREFIX + key in configuration
+        found = {
+            name: stored.form.read(stored.key, configuration[stored.key])
+            for name, stored in _STORED.items()
+            if stored.key in configuration
         }
         indexes = tuple(
             IndexDefinition.from_text(key, value)
             for key, value in configuration.items()
             if key.startswith(INDEX_PREFIX)
         )
-        late = configuration.get(LATE_DATA_KEY)
-        return TableConfig(
-            coarse_window=configuration.get(_COARSE_WINDOW) == "true",
-            primary_key=_names(configuration, _PRIMARY_KEY),
-            bloom_filters=_names(configuration, _BLOOM_FILTERS),
-            indexes=indexes,
-            late_data=None if late is None else LateData.from_text(late),
-            compaction=CompactionSettings.from_text(configuration.get(COMPACTION_KEY, "{}")),
-            region_specs=_region_specs(configuration),
-            map_columns=_map_modes(configuration.get(_MAP_COLUMNS, "{}")),
-            **text,
-            **numbers,
-        )
-
-
-def _names(configuration: Mapping[str, str], key: str) -> tuple[str, ...]:
-    return column_names(key, json_value(key, configuration.get(key, "[]")))
-
-
-def _region_specs(configuration: Mapping[str, str]) -> tuple[RegionSpec, ...]:
-    text = configuration.get(REGIONS_KEY)
-    return (WHOLE_TABLE,) if text is None else specs_from_text(text)
-
-
-def _map_modes(text: str) -> Mapping[str, MapMode]:
-    return cast("Mapping[str, MapMode]", json_object(_MAP_COLUMNS, text))
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InvalidInput(f"{name} is {value}; it must be at least {least}")
+        return TableConfig(**found, indexes=indexes)
 
 
 def _check_retention(retention_ms: int, window_seconds: int | None) -> None:
-    _at_least("retention_ms", retention_ms, 1)  # with none, rows would be gone as soon as their window ends
     if retention_ms > LONGEST_RETENTION_MS:
         raise InvalidInput(f"retention_ms is {retention_ms}; it must be at most {LONGEST_RETENTION_MS} (999999999h)")
     if window_seconds is None:
@@ -230,3 +191,13 @@ def _distinct(what: str, names: tuple[str, ...]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise InvalidInput(f"{what} named twice: {', '.join(doubled)}")
+
+
+_STORED: Mapping[str, _Stored] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(TableConfig, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+_DEFAULT = TableConfig()
+CHANGEABLE = frozenset({"indexes", *(name for name, stored in _STORED.items() if stored.changeable)})
+"""Settings that a commit may change; the next run of each job follows them, and so do new splits."""

@@ -163,7 +163,7 @@ class SplitWriter:
 
 
 def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = LONGEST_KEY_TEXT) -> str | None:
-    """Return the sort key of the first or last row as a JSON array of text forms of `rows.statistics`, null for none.
+    """Return the sort key of the first or last row as a JSON array of text forms of `rows.bound_text`, null for none.
 
     A text above `longest` code points is cut so that in the order the key stays at or before the first row, or at or
     after the last. None where no such text is known.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from storage_core.distribution import execute
-from storage_core.distribution.outcome import Distributed
+from storage_core.distribution.outcome import DistributionOutcome
 from storage_core.distribution.remaining import Terms
 from storage_core.distribution.rounds import Distributor, Tasks
 from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source
@@ -128,7 +128,7 @@ class Board:
             ids=ids,
         )
 
-    def distribute(self, terms: Terms | None = None) -> Distributed:
+    def distribute(self, terms: Terms | None = None) -> DistributionOutcome:
         """Distribute everything that can be distributed."""
         return self.distributor().distribute(terms or Terms())
 

@@ -13,7 +13,8 @@ import pytest
 
 import jobs.audit
 import jobs.compact
-from jobs.requests.audit import AuditRequest, parse, parser, to_argv
+from jobs.requests.audit import AuditRequest, parse, parser
+from jobs.requests.request import to_argv
 from jobs.requests.window_range import WindowRange
 from jobs.spark.spark import Spark
 from pipelines.cli import main

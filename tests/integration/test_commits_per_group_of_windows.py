@@ -93,11 +93,8 @@ def splits_by_window(uri: str) -> list[int]:
     ]
 
 
-def executed(table: Table, operations: Sequence[CompactionTask]) -> list[Executed]:
-    return [
-        Executed(operation, tasks.compact({"table_uri": table.uri, "operation": operation.to_json()}))
-        for operation in operations
-    ]
+def executed(table: Table, planned: Sequence[CompactionTask]) -> list[Executed]:
+    return [Executed(task, tasks.compact({"table_uri": table.uri, "task": task.to_json()})) for task in planned]
 
 
 def everything(snapshot: Snapshot) -> list[CompactionTask]:
@@ -106,9 +103,9 @@ def everything(snapshot: Snapshot) -> list[CompactionTask]:
 
 def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group_are_committed(table: Table) -> None:
     job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
-    with job.leased(everything, ["compact.all"]) as operations:
-        merges = executed(table, operations)
-        deleted = merges[1].operation.inputs[0].path
+    with job.leased(everything, ["compact.all"]) as planned:
+        merges = executed(table, planned)
+        deleted = merges[1].task.inputs[0].path
         table.log.commit(table.snapshot, [Remove(path=deleted, deletionTimestamp=1)], operation="DELETE")
         settle(job, merges, outcome)
     assert {window: each.kind for window, each in outcome.failed.items()} == {WINDOWS[1]: "conflict"}
@@ -120,8 +117,8 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
 
 def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_ends_it(table: Table) -> None:
     job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
-    with job.leased(everything, ["compact.all"]) as operations:
-        first, second, third = grouped(operations, IN_PAIRS)
+    with job.leased(everything, ["compact.all"]) as planned:
+        first, second, third = grouped(planned, IN_PAIRS)
         tokens = []
         for group in (first, second):
             settle(job, executed(table, group), outcome)
@@ -139,8 +136,8 @@ def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_end
 def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table: Table, spark: Spark) -> None:
     expected, file = rows_of(table), halve_split(table, WINDOWS[1])
     job = JobRun("compact", JobRequest(table_uri=table.uri), spark)
-    with job.leased(everything, ["compact.all"]) as operations:
-        outcome = compact_groups(job, operations, IN_PAIRS)
+    with job.leased(everything, ["compact.all"]) as planned:
+        outcome = compact_groups(job, planned, IN_PAIRS)
     assert outcome.failed.keys() == {WINDOWS[1]}
     assert outcome.failed[WINDOWS[1]].kind == "corrupt"
     assert file.name in outcome.failed[WINDOWS[1]].message

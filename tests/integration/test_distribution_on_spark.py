@@ -16,7 +16,8 @@ import pytest
 
 from jobs import distribute
 from jobs.reports.report import report_of
-from jobs.requests.distribute import DistributeRequest, to_argv
+from jobs.requests.distribute import DistributeRequest
+from jobs.requests.request import to_argv
 from jobs.spark.code_archive import ROOT
 from jobs.spark.spark import Spark
 from pipelines.cli import main

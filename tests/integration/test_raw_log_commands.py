@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli import main
-from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_log.history import union
@@ -41,8 +41,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def fields(*places: str) -> list[dict[str, Any]]:
-    chunks = [each for each in union(places).read() if isinstance(each, RawChunk)]
-    return [decode_fields(record.fields) for each in chunks for record in each.records]
+    chunks = [each for each in union(places).read() if isinstance(each, RawColumns)]
+    return [decode_fields(text) for each in chunks for text in each.records.column("fields").to_pylist()]
 
 
 def test_lines_of_standard_input_become_records_in_every_store(run: Run) -> None:
@@ -63,8 +63,9 @@ def test_operation_and_key_are_those_of_the_options(run: Run, tmp_path: Path) ->
     (tmp_path / "gone.ndjson").write_text('{"id": 7}\n')
     assert run("append", "./a", "gone.ndjson", "--table", "t", "--operation", "delete", "--key", "id")[0] == 0
     (chunk,) = union(["a"]).read()
-    assert isinstance(chunk, RawChunk)
-    assert [(each.table, each.operation, each.key) for each in chunk.records] == [("t", "delete", "7")]
+    assert isinstance(chunk, RawColumns)
+    (record,) = chunk.records.to_pylist()
+    assert (record["table"], record["operation"], record["key"]) == ("t", "delete", "7")
 
 
 def test_bad_lines_are_named_and_the_others_are_acknowledged(run: Run) -> None:
@@ -87,8 +88,8 @@ def test_the_raw_log_has_the_digits_that_were_written_and_no_number_or_name_that
     assert "beyond every float" in said["rejected"][0]["reason"]
     assert "'k' is given twice" in said["rejected"][1]["reason"]
     (chunk,) = union(["a"]).read()
-    assert isinstance(chunk, RawChunk)
-    assert [record.fields for record in chunk.records] == [kept.decode()]
+    assert isinstance(chunk, RawColumns)
+    assert chunk.records.column("fields").to_pylist() == [kept.decode()]
 
 
 def test_no_lines_are_nothing_to_do(run: Run) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.requests.distribute import DistributeRequest, parse, parser, to_argv
+from jobs.requests.distribute import DistributeRequest, parse, parser
+from jobs.requests.request import to_argv
 from pipelines.raw_logs import read_raw_logs
 from storage_core.errors import InvalidInput
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from storage_core.errors import CommitUnknown, Unavailable
-from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.objectstore.resolve import open_store
 from storage_core.raw_log.history import History, union
@@ -74,8 +74,8 @@ def values(history: History) -> list[str]:
     """Every value in the order of the history; a gap or damage is a failure."""
     found = []
     for each in history.read():
-        assert isinstance(each, RawChunk)
-        found += [decode_fields(record.fields)["value"] for record in each.records]
+        assert isinstance(each, RawColumns)
+        found += [decode_fields(text)["value"] for text in each.records.column("fields").to_pylist()]
     return found
 
 

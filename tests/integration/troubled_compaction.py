@@ -53,8 +53,8 @@ def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[
 
 
 def _is_of(large: int, item: Mapping[str, Any]) -> bool:
-    (operation,) = item["operations"]
-    return CompactionTask.from_json(operation).window == large
+    (task,) = item["tasks"]
+    return CompactionTask.from_json(task).window == large
 
 
 def _attempt(folder: str) -> int:

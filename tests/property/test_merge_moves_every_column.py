@@ -21,7 +21,7 @@ from storage_core.compaction.execute import execute
 from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows import statistics
+from storage_core.rows import bound_text
 from storage_core.rows.column_regex import mismatches
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
@@ -116,8 +116,8 @@ def _require_true(add: Add, rows: Sequence[Row], schema: pa.Schema) -> None:
         assert (add.nullCounts or {})[field.name] == values.count(None)
         places = [_place(value) for value in values if value is not None]
         low, high = ((bounds or {}).get(field.name) for bounds in (add.minValues, add.maxValues))
-        assert low is None or _place(statistics.decode(low, field.type)) <= min(places)
-        assert high is None or max(places) <= _place(statistics.decode(high, field.type))
+        assert low is None or _place(bound_text.decode(low, field.type)) <= min(places)
+        assert high is None or max(places) <= _place(bound_text.decode(high, field.type))
 
 
 @settings(max_examples=EXAMPLES)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from storage_core.formats.raw_columns import RECORD_COLUMNS
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.plain_records import plain_records
-from storage_core.raw_log.read import FEW, one_by_one, typed
+from storage_core.raw_log.read import FEW, one_by_one, typed_records
 from tests.scale import scaled
 
 EXAMPLES = scaled(60)
@@ -226,7 +226,7 @@ def test_plain_and_other_records_come_back_in_the_order_they_were_given(
     few: list[tuple[str, str]], random: Any
 ) -> None:
     records = _records([random.choice(few) for _ in range(FEW)])
-    found = typed(records, SCHEMA, key=("id",), merged_maps=("tags",))
+    found = typed_records(records, SCHEMA, key=("id",), merged_maps=("tags",))
     expected = one_by_one(records, SCHEMA, key=("id",), merged_maps=("tags",)).all
     assert _seen(found.records) == _seen(expected.records)
     assert (found.ids, found.written_ms, found.rejected) == (expected.ids, expected.written_ms, expected.rejected)

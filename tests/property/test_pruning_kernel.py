@@ -20,8 +20,9 @@ from storage_core.log.actions import Add
 from storage_core.log.files.columns import table_of
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
 from storage_core.read.pruning import prune_table
+from storage_core.rows.bound_text import decode
 from storage_core.rows.column_regex import column_regex
-from storage_core.rows.statistics import compute, decode
+from storage_core.rows.statistics import compute
 from tests.scale import scaled
 
 SCHEMA = pa.schema(

@@ -15,7 +15,7 @@ from storage_core.formats.raw_columns import columns_of
 from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.key_safety import is_safe_key
-from storage_core.raw_log.read import typed
+from storage_core.raw_log.read import typed_records
 from tests.scale import scaled
 
 WRITER = "00000000-0000-4000-8000-000000000000"
@@ -131,7 +131,7 @@ typed_rows = st.fixed_dictionaries(
 def _typed(rows: list[dict[str, Any]]) -> Any:
     key = ChunkKey(segment_ms=0, writer=WRITER, number=1)
     records = tuple(LogRecord(timestamp_ms=0, table="t", operation="put", fields=encode_fields(row)) for row in rows)
-    return typed(columns_of(RawChunk(key=key, first=1, records=records)).records, SCHEMA)
+    return typed_records(columns_of(RawChunk(key=key, first=1, records=records)).records, SCHEMA)
 
 
 @given(st.lists(typed_rows, min_size=1, max_size=5))

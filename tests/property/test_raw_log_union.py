@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_core.distribution.remaining import Terms, left
-from storage_core.formats.raw_chunk import RawChunk
 from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.formats.raw_keys import ChunkKey, parse
@@ -122,6 +121,10 @@ def _key(text: str) -> ChunkKey | None:
     return found if isinstance(found, ChunkKey) else None
 
 
+def values_of(chunk: RawColumns) -> list[int]:
+    return [decode_fields(text)["value"] for text in chunk.records.column("fields").to_pylist()]
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=scaled(150))
 @example(0)
@@ -136,8 +139,8 @@ def test_the_union_is_what_was_acknowledged_and_what_no_store_has_is_a_gap(seed:
     found: dict[str, list[int]] = {writer: [] for writer in written.chunks}
     gaps = set()
     for each in union(stores).read():
-        if isinstance(each, RawChunk):
-            found[each.key.writer] += [decode_fields(record.fields)["value"] for record in each.records]
+        if isinstance(each, RawColumns):
+            found[each.key.writer] += values_of(each)
         elif isinstance(each, Gap):
             gaps.add(each)
     assert found == written.whole(left)
@@ -163,9 +166,7 @@ def test_distribution_in_any_rounds_gives_each_record_once_and_each_writer_in_or
         for ref in plan.chunks:
             chunk = read_columns(visible, ref)
             assert isinstance(chunk, RawColumns)
-            distributed[ref.writer] += [
-                decode_fields(row)["value"] for row in chunk.records.column("fields").to_pylist()
-            ]
+            distributed[ref.writer] += values_of(chunk)
         positions = dict(plan.offsets)
         assert not plan.given_up
     assert distributed == {

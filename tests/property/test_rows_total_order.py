@@ -12,10 +12,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage_core.rows.bound_text import decode
 from storage_core.rows.keys import key_codes
 from storage_core.rows.order import is_sorted, ranks, sort_indices
 from storage_core.rows.sort_order import OrderColumn, SortOrder
-from storage_core.rows.statistics import compute, decode
+from storage_core.rows.statistics import compute
 
 ODD_TEXT = st.sampled_from(["", "a", "ab", "\0", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff" * 33])
 TEXT = ODD_TEXT | st.text(max_size=40)

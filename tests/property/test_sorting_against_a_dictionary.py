@@ -18,7 +18,7 @@ from storage_core.errors import CommitConflict
 from storage_core.history.restore import restore
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import distributed, merge, sorting, unmerged
+from storage_core.region import distributor, merge, sorting, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.records import RecordBuilder
 from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
@@ -137,16 +137,16 @@ class Model:
         table = self.table
         records = RecordBuilder(SCHEMA, CONFIG.primary_key).puts({"b": key[0], "a": key[1], **fields})
         region = whole_table(table.snapshot.table_id)
-        turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-        written = distributed.write(
+        turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = distributor.write(
             table.store, records, CONFIG.primary_key, turn=turn, clock=table.clock, ids=table.ids
         )
-        last = distributed.offsets(table.store, turn.region).get(RAW_WRITER, 0)
-        stretch = distributed.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
-        distributed.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
+        last = distributor.offsets(table.store, turn.region).get(RAW_WRITER, 0)
+        stretch = distributor.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+        distributor.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
         self.flush_model()
         self.flushed.append([("put", key, fields)])
-        assert distributed.offsets(table.store, turn.region) == {RAW_WRITER: last + 1}
+        assert distributor.offsets(table.store, turn.region) == {RAW_WRITER: last + 1}
         self.writer = table.writer()
 
     def plan_sort(self, records: int) -> None:

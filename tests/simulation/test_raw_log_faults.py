@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from storage_core.errors import CommitUnknown, Unavailable
-from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.history import History, union
@@ -79,13 +79,13 @@ def values(history: History) -> list[int]:
     """All values in the order of the history; a gap or damage is a failure."""
     found: list[int] = []
     for each in history.read():
-        assert isinstance(each, RawChunk)
+        assert isinstance(each, RawColumns)
         found += _values_of(each)
     return found
 
 
-def _values_of(chunk: RawChunk) -> list[int]:
-    return [decode_fields(record.fields)["value"] for record in chunk.records]
+def _values_of(chunk: RawColumns) -> list[int]:
+    return [decode_fields(text)["value"] for text in chunk.records.column("fields").to_pylist()]
 
 
 def opened(stores: list[FaultStore], clock: ManualClock, seed: int) -> RawLog:
@@ -216,7 +216,7 @@ def _read_through_faults(inner: list[MemoryStore], seed: int, told: Told) -> Non
             read = [*union(stores).read()]
         except Unavailable:
             continue
-        found = [value for each in read if isinstance(each, RawChunk) for value in _values_of(each)]
+        found = [value for each in read if isinstance(each, RawColumns) for value in _values_of(each)]
         assert found == [value for value in right if value in set(found)]
-        if all(isinstance(each, RawChunk) for each in read):
+        if all(isinstance(each, RawColumns) for each in read):
             assert [value for value in found if value not in told.unknown] == told.acknowledged

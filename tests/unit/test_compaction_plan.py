@@ -184,7 +184,7 @@ def test_a_plan_comes_in_parts_of_whole_windows_unless_one_is_larger(monkeypatch
     adds = [_add(f"{number:02}", window) for window, count in counts.items() for number in range(count)]
     chosen = choose(snapshot(adds, config=config), now_ms=0, mode=Mode.POLICY)
     parts = list(chosen.parts())
-    assert [operation for part in parts for operation in part] == chosen.operations()
+    assert [task for part in parts for task in part] == chosen.tasks()
     assert [[operation.window for operation in part] for part in parts] == [
         [0, 3600, 3600],
         [7200, 7200, 7200],

@@ -15,8 +15,8 @@ from storage_core.fsck.check import fsck as check
 from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import distributed, generation
-from storage_core.region.distributed import Stretch, Turn
+from storage_core.region import distributor, generation
+from storage_core.region.distributor import Stretch, Turn
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import whole_table
@@ -34,13 +34,13 @@ def puts(**seats: int) -> pa.Table:
 
 def take_turn(table: KeyedTable) -> Turn:
     region = whole_table(table.snapshot.table_id)
-    return distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    return distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
 
 
 def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> None:
     turn = take_turn(table)
-    written = distributed.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    distributed.finish(
+    written = distributor.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    distributor.finish(
         table.store,
         turn,
         written.path,
@@ -51,7 +51,7 @@ def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> N
 
 
 def marks(table: KeyedTable) -> Mapping[str, int]:
-    return distributed.offsets(table.store, region_of(table.snapshot.table_id))
+    return distributor.offsets(table.store, region_of(table.snapshot.table_id))
 
 
 def test_distributed_rows_are_read_before_and_after_the_merge_and_the_mark_moves_with_them() -> None:
@@ -91,7 +91,7 @@ def test_of_two_distributors_with_one_plan_the_later_one_conflicts_and_the_fence
         distribute(table, puts(a=1), 0, 3)
     stretch = [Stretch(writer=WRITER, after=0, last=2)]
     with pytest.raises(WriterFenced):
-        distributed.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
+        distributor.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
     assert (seats(table), marks(table)) == ({"a": 1}, {WRITER: 2})
 
 

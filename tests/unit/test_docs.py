@@ -28,7 +28,7 @@ from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.late_data import LateData
 from storage_core.settings.region_fields import RegionSpec
-from storage_core.settings.table import PREFIX, TableConfig
+from storage_core.settings.table import TableConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
@@ -273,7 +273,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         late_data=LateData(),
     )
     assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []
-    assert {key for key in written if key.startswith(PREFIX)} == {
+    assert {key for key in written if key.startswith("tidemark.")} == {
         *changed.to_configuration(),
         LANDING,
         RENUMBERED_UP_TO,

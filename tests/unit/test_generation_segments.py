@@ -25,7 +25,7 @@ from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from storage_core.region import distributed, generation, sorting, unmerged
+from storage_core.region import distributor, generation, sorting, unmerged
 from storage_core.region.manifest import read_latest
 from storage_core.region.options import SEGMENT_ROWS, WriterOptions
 from storage_core.region.progress import list_regions
@@ -265,11 +265,11 @@ def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_p
             pa.table([pa.array(range(size)), pa.nulls(size, pa.string()), pa.array(["x"] * size)], schema=SCHEMA)
         )
         region = whole_table(table.snapshot.table_id)
-        turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-        written = distributed.write(
+        turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = distributor.write(
             table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, indexes=(TAGS,)
         )
-        distributed.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
+        distributor.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
     assert [[each.index for each in one.segments] for one in generations(table)] == [[], ["tags"]]
     before = found(table, "x", "tags", tmp_path)
     (planned,) = sorting.plan(table.store, table.snapshot, terms=SortingTerms(generations=1))

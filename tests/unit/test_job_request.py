@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from jobs.requests.request import JobRequest, parse, parser, to_argv
 from jobs.requests.window_range import WindowRange, window_range
 from jobs.running.shared_place import require_shared
 from pipelines.commands.arguments import duration_ms
+from storage_core.compaction.policy import Mode
 from storage_core.errors import InvalidInput
 
 HOUR = 3600
@@ -43,6 +45,31 @@ def test_nothing_is_a_duration_without_a_unit_and_every_other_needs_one() -> Non
     for text in ("5", "00", "-0", ""):
         with pytest.raises(InvalidInput, match="--horizon"):
             duration_ms("--horizon", text)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        JobRequest(table_uri="t"),
+        JobRequest(
+            table_uri="t",
+            windows=WindowRange(TEN, TEN + HOUR),
+            index="words",
+            declaration="tables/a b.yaml",
+            dry_run=True,
+            horizon_ms=0,
+            run_id="run",
+            master="local[1]",
+            wait_ms=1,
+            mode=Mode.POLICY,
+            quarantine=True,
+        ),
+        JobRequest(table_uri="-t", index="finalize", windows=WindowRange(null_only=True)),
+    ],
+    ids=["defaults", "all", "odd"],
+)
+def test_a_request_travels_as_arguments(request_: JobRequest) -> None:
+    assert parse(parser("merge", "").parse_args(to_argv(request_))) == request_
 
 
 def test_a_place_in_the_memory_of_one_process_is_refused_for_jobs() -> None:

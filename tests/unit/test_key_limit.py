@@ -16,7 +16,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import read_entries
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import typed
+from storage_core.raw_log.read import typed_records
 from storage_core.region import generation, merge, records, repartition, wal
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.refused import naming_works, refused
@@ -92,7 +92,7 @@ def test_distribution_rejects_a_row_with_a_key_beyond_the_limit_and_takes_its_de
             "fields": fields * count,
         }
     )
-    found = typed(given, PLANES, key=("tailnum",))
+    found = typed_records(given, PLANES, key=("tailnum",))
     assert {each.reason for each in found.rejected} == {REFUSED}
     assert (len(found.rejected), found.records.num_rows) == (count, 2 * count)
 

@@ -12,7 +12,7 @@ import pytest
 from storage_core.errors import Corrupt
 from storage_core.formats import raw_columns
 from storage_core.formats.avro_container import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
-from storage_core.formats.raw_chunk import OPERATIONS, LogRecord, RawChunk, decode, encode
+from storage_core.formats.raw_chunk import OPERATIONS, ChunkHead, LogRecord, RawChunk, decode, encode
 from storage_core.formats.raw_columns import FEW, RECORD_COLUMNS, columns_of, decode_columns
 from storage_core.formats.raw_keys import ChunkKey
 
@@ -53,10 +53,10 @@ def test_the_columns_are_those_of_the_records(records: int) -> None:
 
 
 def test_a_chunk_of_many_records_is_decoded_without_an_object_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(data: bytes, where: str) -> RawChunk:
-        raise AssertionError(f"{where}: {len(data)} bytes decoded record by record")
+    def refused(head: ChunkHead, data: bytes, where: str) -> RawChunk:
+        raise AssertionError(f"{where}: {head.key}, {len(data)} bytes decoded record by record")
 
-    monkeypatch.setattr(raw_columns, "decode", refused)
+    monkeypatch.setattr(raw_columns, "decode_behind", refused)
     assert decode_columns(encode(CHUNK), "here").records.num_rows == FEW
 
 

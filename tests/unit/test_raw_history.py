@@ -12,8 +12,8 @@ import pytest
 
 from storage_core.distribution.remaining import Terms, left
 from storage_core.errors import InvalidInput, Unavailable
-from storage_core.formats.raw_chunk import RawChunk, encode
-from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns, columns_of
+from storage_core.formats.raw_chunk import RawChunk, decode, encode
+from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns
 from storage_core.formats.raw_fields import decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
@@ -22,7 +22,7 @@ from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, MissingChunks, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import typed
+from storage_core.raw_log.read import typed_records
 from storage_core.raw_log.records import RawRecord
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.testkit.clock import START_MS, ManualClock
@@ -55,8 +55,8 @@ def keys(store: ObjectStore) -> list[str]:
 
 
 def numbers(*stores: ObjectStore) -> list[int]:
-    chunks = (each for each in union(stores).read() if isinstance(each, RawChunk))
-    return [decode_fields(record.fields)["n"] for chunk in chunks for record in chunk.records]
+    chunks = (each for each in union(stores).read() if isinstance(each, RawColumns))
+    return [decode_fields(text)["n"] for chunk in chunks for text in chunk.records.column("fields").to_pylist()]
 
 
 def gaps(*stores: ObjectStore) -> list[tuple[int, int | None]]:
@@ -149,7 +149,7 @@ def test_the_order_is_by_segment_start_then_writer_then_number() -> None:
 
 def test_records_that_two_chunks_of_a_writer_both_hold_come_once() -> None:
     store, writer_id = filled(2)
-    (first, second) = (each for each in union([store]).read() if isinstance(each, RawChunk))
+    (first, second) = (decode(store.get(key).data, key) for key in keys(store))
     overlapping = RawChunk(
         key=ChunkKey(segment_ms=START_MS, writer=writer_id, number=3),
         first=3,
@@ -157,7 +157,8 @@ def test_records_that_two_chunks_of_a_writer_both_hold_come_once() -> None:
     )
     store.put(chunk_key(overlapping.key), encode(overlapping), IfAbsent())
     assert numbers(store) == [1, 2, 3, 4, 1, 2]
-    ids = [each for chunk in union([store]).read() if isinstance(chunk, RawChunk) for each in chunk.ids]
+    chunks = (each for each in union([store]).read() if isinstance(each, RawColumns))
+    ids = [each for chunk in chunks for each in chunk.records.column("record_id").to_pylist()]
     assert len(set(ids)) == len(ids) == 6
 
 
@@ -348,8 +349,8 @@ def _typed(*given: RawRecord, key: tuple[str, ...] = ("id",), merged_maps: tuple
     store = MemoryStore("typed")
     RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many(given)
     (chunk,) = union([store]).read()
-    assert isinstance(chunk, RawChunk)
-    return typed(columns_of(chunk).records, SCHEMA, key=key, merged_maps=merged_maps)
+    assert isinstance(chunk, RawColumns)
+    return typed_records(chunk.records, SCHEMA, key=key, merged_maps=merged_maps)
 
 
 def test_records_become_records_of_the_table() -> None:
@@ -452,8 +453,8 @@ def test_the_digits_of_a_json_number_are_the_value_of_a_decimal_and_the_nearest_
     fields = decode_fields(text)
     RawLog([store], clock=ManualClock(), ids=SeededIds(1)).append_many([RawRecord(table="t", fields=fields)])
     (chunk,) = union([store]).read()
-    assert isinstance(chunk, RawChunk)
-    found = typed(columns_of(chunk).records, schema)
+    assert isinstance(chunk, RawColumns)
+    found = typed_records(chunk.records, schema)
     assert found.rejected == ()
     (row,) = found.records.select(schema.names).to_pylist()
     exact, near = Decimal(digits), float(digits)
@@ -472,13 +473,13 @@ def test_fields_that_are_none_of_the_raw_log_are_rejected() -> None:
         [{"record_id": "w:1", "timestamp_ms": 1, "table": "t", "key": None, "operation": "put", "fields": '{"id":{'}],
         schema=RECORD_COLUMNS,
     )
-    (rejected,) = typed(record, SCHEMA).rejected
+    (rejected,) = typed_records(record, SCHEMA).rejected
     assert "not what a raw log holds" in rejected.reason
 
 
 def test_a_schema_that_no_table_could_have_is_the_callers_fault() -> None:
     with pytest.raises(InvalidInput):
-        typed(RECORD_COLUMNS.empty_table(), pa.schema([pa.field(OPERATION, pa.int8())]))
+        typed_records(RECORD_COLUMNS.empty_table(), pa.schema([pa.field(OPERATION, pa.int8())]))
 
 
 def test_a_patch_lays_the_entries_of_a_merged_map_over_those_that_are_there() -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import CommitUnknown, Fenced, InvalidInput, NotWritten, Unavailable
-from storage_core.formats.raw_chunk import RawChunk
+from storage_core.formats.raw_columns import RawColumns
 from storage_core.formats.raw_fields import decode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.contract import IfAbsent, ObjectStore
@@ -52,10 +52,10 @@ def keys(of: ObjectStore) -> list[str]:
 def rows(*stores: ObjectStore) -> list[tuple[str, str, dict[str, Any]]]:
     """Every record of the union: table, operation, fields."""
     return [
-        (record.table, record.operation, decode_fields(record.fields))
+        (record["table"], record["operation"], decode_fields(record["fields"]))
         for chunk in union(stores).read()
-        if isinstance(chunk, RawChunk)
-        for record in chunk.records
+        if isinstance(chunk, RawColumns)
+        for record in chunk.records.to_pylist()
     ]
 
 
@@ -95,8 +95,8 @@ def test_the_key_of_a_record_comes_from_the_field_that_is_named() -> None:
     a = store()
     raw_log(a).append("t", [{"id": 7}, {"id": "x"}], key="id")
     (chunk,) = union([a]).read()
-    assert isinstance(chunk, RawChunk)
-    assert [each.key for each in chunk.records] == ["7", "x"]
+    assert isinstance(chunk, RawColumns)
+    assert chunk.records.column("key").to_pylist() == ["7", "x"]
 
 
 def test_appending_nothing_writes_nothing() -> None:

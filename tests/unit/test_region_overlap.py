@@ -19,7 +19,8 @@ from storage_core.log.files.columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import unmerged
 from storage_core.region.overlap import admitted, may_hold, may_overlap
-from storage_core.rows.statistics import compute, decode
+from storage_core.rows.bound_text import decode
+from storage_core.rows.statistics import compute
 from storage_core.testkit.keyed_table import KeyedTable
 from tests.scale import scaled
 

@@ -1,4 +1,4 @@
-"""Statistics in text form: the table in `storage_core.rows.statistics`, lessons 62, 64 and 66."""
+"""Statistics in text form: the table in `storage_core.rows.bound_text`, lessons 62, 64 and 66."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import Corrupt
-from storage_core.rows.statistics import compute, decode, decode_column
+from storage_core.rows.bound_text import decode, decode_column
+from storage_core.rows.statistics import compute
 
 LAST_BEFORE_EPOCH = datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC).replace(tzinfo=None)
 INSTANT = pa.timestamp("us", tz="UTC")

@@ -20,7 +20,7 @@ from storage_core.history.restore import restore
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import distributed, generation, merge, sorting, unmerged
+from storage_core.region import distributor, generation, merge, sorting, unmerged
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.repartition import close_regions
@@ -175,11 +175,11 @@ def distribute(table: KeyedTable, name: str, *, delete: bool = False) -> None:
     builder = RecordBuilder(PLANES, ("tailnum",))
     records = builder.deletes([name]) if delete else builder.puts({"tailnum": name, "seats": 7})
     region = whole_table(table.snapshot.table_id)
-    turn = distributed.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-    written = distributed.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    last = distributed.offsets(table.store, turn.region).get(RAW_WRITER, 0)
-    stretch = distributed.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
-    distributed.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
+    turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    written = distributor.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    last = distributor.offsets(table.store, turn.region).get(RAW_WRITER, 0)
+    stretch = distributor.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+    distributor.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
 
 
 def test_a_live_writer_flushes_over_a_sort_and_is_not_fenced() -> None:

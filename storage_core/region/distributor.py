@@ -1,4 +1,4 @@
-"""Distributed generations: rows of the raw log in a region, exactly once (lesson 03).
+"""What a distributor does in a region: rows of the raw log become a generation of it, exactly once (lesson 03).
 
 The offset of the raw log is in the region's manifest: one put makes a generation and the chunks that it is made of
 known together. So a distributor that ends anywhere before it left nothing behind that counts, and one that comes after
@@ -94,7 +94,7 @@ def write(
 
 
 def finish(
-    store: ObjectStore, turn: Turn, path: str, distributed: Sequence[Stretch], *, clock: Clock, writer_id: str
+    store: ObjectStore, turn: Turn, path: str, stretches: Sequence[Stretch], *, clock: Clock, writer_id: str
 ) -> None:
     """Make the generation in directory `path` part of the region, and move its offset, in one put.
 
@@ -104,19 +104,19 @@ def finish(
     """
     flushed = FlushedGeneration(generation=turn.generation, path=path)
 
-    def with_distributed() -> RegionManifest:
+    def with_generation() -> RegionManifest:
         latest = check_epoch(store, turn.region, turn.epoch)
-        for each in distributed:
+        for each in stretches:
             _require_start(turn.region, each, latest.distributed.get(each.writer, 0))
         return replace(
             latest,
             current_generation=turn.generation + 1,
             flushed_generations=(*latest.flushed_generations, flushed),
-            distributed={**latest.distributed, **{each.writer: each.last for each in distributed}},
+            distributed={**latest.distributed, **{each.writer: each.last for each in stretches}},
         )
 
-    advance(store, with_distributed, clock=clock, writer_id=writer_id)
-    _logger.info("region %s: distributed generation %d from %d writers", turn.region, turn.generation, len(distributed))
+    advance(store, with_generation, clock=clock, writer_id=writer_id)
+    _logger.info("region %s: distributed generation %d from %d writers", turn.region, turn.generation, len(stretches))
 
 
 def _require_start(region: str, stretch: Stretch, recorded: int) -> None:
