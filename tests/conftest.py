@@ -20,7 +20,7 @@ from tests.tiers import is_extended
 
 if TYPE_CHECKING:
     from jobs.spark import Spark
-    from storage_core.testkit.s3_server import S3Server
+    from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
@@ -67,7 +67,7 @@ def spark() -> Iterator[Spark]:
 
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[S3Server]:
-    from storage_core.testkit.s3_server import S3Server  # a second that tests without S3 do not pay
+    from tests.support.s3_server import S3Server  # a second that tests without S3 do not pay
 
     with S3Server() as server:
         yield server

@@ -25,9 +25,9 @@ from jobs.request import JobRequest, to_argv
 from jobs.spark import Spark
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.copies import copy_into
-from storage_core.testkit.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
-from tests.scale import scaled
+from tests.support.copies import copy_into
+from tests.support.scale import scaled
+from tests.support.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
 from tidemark import Table
 
 pytestmark = pytest.mark.spark

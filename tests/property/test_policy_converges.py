@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from storage_core.compaction.simulate import Ingestion, simulate
 from storage_core.settings.compaction import CompactionSettings
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 TARGET = 1_000
 ROWS = 100

@@ -22,7 +22,7 @@ from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque
 from storage_core.read.pruning import prune_table
 from storage_core.rows.column_regex import column_regex
 from storage_core.rows.statistics import compute, decode
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
     {

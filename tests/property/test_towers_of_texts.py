@@ -19,7 +19,7 @@ from storage_core.engine.functions import SCALARS
 from storage_core.engine.layers import MOST_MADE, ROW
 from storage_core.engine.statement import check, parse
 from storage_core.errors import InvalidInput
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 MEMORY = 64 * 2**20
 WHOLE = MOST_MADE * ROW

@@ -26,13 +26,13 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
-from storage_core.testkit.meanwhile import Meanwhile
 from tests.simulation.seeds import naming, seed_blocks
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row
+from tests.support.meanwhile import Meanwhile
 
 HORIZON_MS = 60_000
 TAG = "kept"
@@ -54,8 +54,7 @@ def _collect(store: ObjectStore, seed: int, clock: ManualClock | None = None) ->
 
 
 def _merge(table: KeyedTable) -> None:
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     table.log.checkpoint(table.snapshot)
 
 

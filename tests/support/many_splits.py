@@ -14,7 +14,7 @@ from storage_core.log.files import LiveFiles
 from storage_core.log.listed_files import ListedFiles, Part
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.state import manifest_info
-from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
+from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
 
 SPLIT_BYTES = 10_000_000
 
