@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import quick_java
 from tests.tiers import is_extended
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ def _no_personal_settings() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_java() -> Iterator[None]:
+    """Spark starts dozens of times, in this process and in those that tests start, and never works for long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in quick_java.ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield
 
 
