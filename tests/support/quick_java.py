@@ -1,4 +1,4 @@
-"""Java that lives for seconds: no second compiler, one thread to collect garbage. It takes half the processor time."""
+"""Java that lives for seconds: no second compiler, no threads that collect garbage; up to half the processor time."""
 
 from __future__ import annotations
 
