@@ -26,7 +26,7 @@ from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.local import LocalStore
-from storage_core.testkit.many_splits import snapshot_of_many
+from tests.support.many_splits import snapshot_of_many
 
 CASES = ((921_600, 1), (1_000_000, 10_000))
 MOST_SECONDS, MOST_MIB = 2.0, 1024.0

@@ -26,7 +26,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.meter import RequestKind
 from storage_core.region.options import MB, WriterOptions
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.fault_store import FaultStore
+from tests.support.fault_store import FaultStore
 from tidemark import Table
 
 _THREADS = 16

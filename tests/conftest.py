@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import quick_java
 from tests.tiers import is_extended
 
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark
-    from storage_core.testkit.s3_server import S3Server
+    from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
@@ -55,6 +56,15 @@ def _no_personal_settings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_java() -> Iterator[None]:
+    """Spark starts dozens of times, in this process and in those that tests start, and never works for long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in quick_java.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
     """The one Spark session of this process: jobs that a test runs here join it, whatever master they name."""
@@ -67,7 +77,7 @@ def spark() -> Iterator[Spark]:
 
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[S3Server]:
-    from storage_core.testkit.s3_server import S3Server  # a second that tests without S3 do not pay
+    from tests.support.s3_server import S3Server  # a second that tests without S3 do not pay
 
     with S3Server() as server:
         yield server

@@ -13,7 +13,7 @@ from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, PutM
 from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_calls import Retries
 from storage_core.objectstore.s3_location import S3Location
-from storage_core.testkit.ids import SeededIds
+from tests.support.ids import SeededIds
 
 BODY = b"the whole object"
 WHOLE = {

@@ -26,7 +26,6 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit.s3_server import S3Server
 from tests.chaos import upkeep
 from tests.chaos.board import Board, now_ms
 from tests.chaos.crew import Crew
@@ -34,7 +33,8 @@ from tests.chaos.history import History
 from tests.chaos.journal import Journal
 from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Requested, Task, ids_of_events, rows_of_items
 from tests.chaos.proxy import Proxy
-from tests.scale import scaled
+from tests.support.s3_server import S3Server
+from tests.support.scale import scaled
 
 ROLES = ["writer"] * 2 + ["appender"] * 2 + ["maintainer"] * 2 + ["collector"] * 2 + ["reader"] * 2
 PLACES = len(ROLES) + 2

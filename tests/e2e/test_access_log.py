@@ -12,9 +12,9 @@ import pytest
 from jobs import catch_up, checkpoint, collect, compact, ingest, merge
 from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.testkit.rejected_lines import rejected_lines
 from tests.e2e.conftest import LATE_FILE, Story
 from tests.e2e.raw_access_log import Line, counted, lines_of
+from tests.support.rejected_lines import rejected_lines
 from tidemark import Table
 
 pytestmark = pytest.mark.spark

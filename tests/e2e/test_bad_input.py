@@ -17,7 +17,7 @@ import pytest
 from jobs import ingest
 from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.rejected_lines import rejected_lines
 from tidemark import Table
 
 pytestmark = pytest.mark.spark

@@ -103,6 +103,14 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return installed(tmp_path_factory.mktemp("core"), ["build", "core"], wheel)
 
 
+def test_the_wheel_holds_the_product_and_nothing_for_tests(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        files = {Path(name): archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
+    assert {path.parts[0] for path in files} == {*SOURCES}
+    testing = re.compile(r"^\s*(?:import|from) (?:tests|pytest|hypothesis|moto)\b", re.MULTILINE)
+    assert sorted(path.as_posix() for path, text in files.items() if testing.search(text)) == []
+
+
 def test_the_core_lock_has_what_the_wheel_asks_for_and_nothing_of_the_pipeline(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]

@@ -11,7 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from storage_core.testkit.every_kind import answers, every_kind
+from tests.support.every_kind import answers, every_kind
 
 FOLDER = Path(__file__).parent
 LONG_AGO = (1980, 1, 1, 0, 0, 0)

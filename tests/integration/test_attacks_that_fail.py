@@ -29,7 +29,7 @@ from storage_core.gc.collect import collect
 from storage_core.ingest.batch import execute, plan
 from storage_core.ingest.landing import LandingSpec, discover
 from storage_core.split.context import context_of
-from storage_core.testkit.ids import SeededIds
+from tests.support.ids import SeededIds
 from tidemark import RawLog, Table
 
 ROOT = Path(__file__).parents[2]

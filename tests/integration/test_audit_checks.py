@@ -18,7 +18,7 @@ from storage_core.compaction.execute import execute
 from storage_core.declaration import load
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Remove
-from storage_core.testkit.merge_plan import plan
+from tests.support.merge_plan import plan
 from tidemark import Table
 
 pytestmark = pytest.mark.dagster

@@ -25,8 +25,8 @@ from storage_core.split.context import context_of
 from storage_core.split.lineage import Lineage
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import SCHEMA
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import SCHEMA
+from tests.support.merge_plan import plan
 from tidemark import Table
 
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)

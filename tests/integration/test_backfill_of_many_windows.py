@@ -21,7 +21,7 @@ from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
-from tests.scale import scaled
+from tests.support.scale import scaled
 from tidemark import Table
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1800)]

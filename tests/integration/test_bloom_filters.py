@@ -13,7 +13,7 @@ import pytest
 
 from storage_core.compaction.execute import execute
 from storage_core.errors import InvalidInput
-from storage_core.testkit.merge_plan import plan
+from tests.support.merge_plan import plan
 from tidemark import Table
 
 SCHEMA = pa.schema(

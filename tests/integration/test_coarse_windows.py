@@ -13,7 +13,7 @@ from storage_core.declaration import TableDeclaration, load
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.read.predicate import col
-from storage_core.testkit import merge_plan
+from tests.support import merge_plan
 from tidemark import Table
 
 if TYPE_CHECKING:

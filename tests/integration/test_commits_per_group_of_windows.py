@@ -30,8 +30,8 @@ from storage_core.errors import Corrupt, Fenced
 from storage_core.leases.lease import break_lease
 from storage_core.log.actions import Remove
 from storage_core.log.snapshot import Snapshot
-from storage_core.testkit.merge_plan import plan
 from tests.integration.halved_split import halve_split, repair
+from tests.support.merge_plan import plan
 from tidemark import Table
 
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)

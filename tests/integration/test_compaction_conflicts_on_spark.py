@@ -23,7 +23,7 @@ from storage_core.declaration import load
 from storage_core.errors import CommitConflict
 from storage_core.log.actions import Remove
 from storage_core.table import Table
-from storage_core.testkit.deleted_rows import delete_where
+from tests.support.deleted_rows import delete_where
 
 pytestmark = pytest.mark.spark
 

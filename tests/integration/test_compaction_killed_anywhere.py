@@ -7,7 +7,6 @@ behind is collected once the horizon has passed. `TIDEMARK_SCALE` kills more oft
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -25,16 +24,15 @@ from jobs.spark.code_archive import ROOT
 from jobs.spark.spark import Spark
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.copies import copy_into
-from storage_core.testkit.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
-from tests.scale import scaled
+from tests.support.copies import copy_into
+from tests.support.scale import scaled
+from tests.support.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
 
 KILLS = scaled(2)
 LONGEST_S = 0.2
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 AN_HOUR_MS = 3_600_000
 
 
@@ -43,8 +41,7 @@ def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The job as a process, which is gone after the block."""
     command = [sys.executable, "-m", "jobs.compact", *to_argv(JobRequest(table_uri=uri, master="local[2]"))]
     with log.open("wb") as output:
-        environment = {**os.environ, "JAVA_TOOL_OPTIONS": QUICK_START}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=output)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=output)
         try:
             yield process
         finally:

@@ -29,12 +29,12 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.split.metadata import PREFIX
-from storage_core.testkit.copies import copy_into
-from storage_core.testkit.s3_server import S3Server
-from storage_core.testkit.standalone_cluster import StandaloneCluster
-from storage_core.testkit.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
 from tests.integration.job_command import run_command
 from tests.integration.troubled_compaction import lose_the_executor, side_by_side, straggle
+from tests.support.copies import copy_into
+from tests.support.s3_server import S3Server
+from tests.support.standalone_cluster import StandaloneCluster
+from tests.support.uneven_windows import LARGE, WINDOWS, create, live_splits, rows_of, stored_splits
 from tidemark import Table
 
 pytestmark = pytest.mark.spark

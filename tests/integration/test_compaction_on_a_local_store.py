@@ -24,9 +24,9 @@ from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
+from tests.support.ids import SeededIds
+from tests.support.merge_plan import plan
 
 BATCHES = 5
 

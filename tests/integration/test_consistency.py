@@ -16,12 +16,12 @@ from storage_core.errors import CommitConflict
 from storage_core.ids import SystemIds
 from storage_core.objectstore.local import LocalStore
 from storage_core.region.options import WriterOptions
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.consistency import History, Level, check
-from storage_core.testkit.keyed_table import KeyedTable
 from tests.integration.threaded_writer import collected
-from tests.scale import scaled
 from tests.simulation.recorded_calls import WAYS, Ledger, RecordedReader, RecordedWriter, by_letter, letter, opened
+from tests.support.clock import START_MS, ManualClock
+from tests.support.consistency import History, Level, check
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 READS = scaled(100)
 LETTERS = "abc"

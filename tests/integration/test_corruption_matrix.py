@@ -22,11 +22,11 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.repair.repair import repair
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.damage import Damage, damage
-from storage_core.testkit.every_kind import INDEX, EveryKind, answers, every_kind
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.damage import Damage, damage
+from tests.support.every_kind import INDEX, EveryKind, answers, every_kind
+from tests.support.ids import SeededIds
 
 RESERVED = "nothing reads it in this release"
 DELETED_WITHOUT_TRACE = "nothing that is left tells that it was ever there"

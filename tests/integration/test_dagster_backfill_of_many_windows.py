@@ -24,7 +24,7 @@ from assets.factory import asset_key
 from assets.partitions import partition_key, partitions_of, span_of
 from storage_core.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
-from tests.scale import scaled
+from tests.support.scale import scaled
 from tidemark import Table
 
 PER_RUN = 96

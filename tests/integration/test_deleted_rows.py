@@ -21,8 +21,8 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit import merge_plan
-from storage_core.testkit.deleted_rows import delete_places, delete_where
+from tests.support import merge_plan
+from tests.support.deleted_rows import delete_places, delete_where
 
 SCHEMA = pa.schema(
     [

@@ -20,8 +20,8 @@ from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 

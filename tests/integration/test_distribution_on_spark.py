@@ -30,9 +30,9 @@ from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
+from tests.support.rejected_lines import rejected_lines
 
 pytestmark = pytest.mark.spark
 

@@ -13,8 +13,8 @@ from storage_core.region import wal
 from storage_core.region.repartition import change_regions
 from storage_core.region.spec import first_specs
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import PLANES, KeyedTable
 
 HOUR_MS = 3_600_000
 LETTERS = [{"transform": "identity", "source": "tailnum"}]

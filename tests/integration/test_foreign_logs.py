@@ -16,8 +16,8 @@ from storage_core.formats.keys import json_checkpoint_key, last_checkpoint_key, 
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.local import LocalStore
-from storage_core.testkit.foreign_logs import put_hint, put_state
-from storage_core.testkit.log_tables import split
+from tests.support.foreign_logs import put_hint, put_state
+from tests.support.log_tables import split
 
 SCHEMA = json.dumps(
     {"type": "struct", "fields": [{"name": "title", "type": "string", "nullable": True, "metadata": {}}]}

@@ -20,8 +20,8 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.raw_log.history import union
 from storage_core.region.spec import first_specs
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
-from storage_core.testkit.s3_server import S3Server
+from tests.support.keyed_table import PLANES, KeyedTable, seats
+from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).parents[2]
 COPY = "copied_process"

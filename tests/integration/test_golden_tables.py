@@ -15,8 +15,8 @@ from storage_core.formats.keys import KeyKind, parse
 from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.every_kind import answers
+from tests.support.clock import ManualClock
+from tests.support.every_kind import answers
 
 FOLDER = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.zip"))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from storage_core.testkit.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 PAGES = ("1-first-table", "2-own-data", "3-keyed-tables")

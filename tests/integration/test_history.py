@@ -13,7 +13,7 @@ from storage_core.history.restore import restore
 from storage_core.index import catch_up
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
-from storage_core.testkit.keyed_table import KeyedTable, seats
+from tests.support.keyed_table import KeyedTable, seats
 from tidemark import IndexDefinition, Table
 
 PEOPLE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])

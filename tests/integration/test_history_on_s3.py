@@ -13,9 +13,9 @@ from storage_core.compaction import execute as compaction
 from storage_core.ids import SystemIds
 from storage_core.region import merge
 from storage_core.rows import fold
-from storage_core.testkit.keyed_table import PLANES
-from storage_core.testkit.merge_plan import plan as plan_compaction
-from storage_core.testkit.s3_server import S3Server
+from tests.support.keyed_table import PLANES
+from tests.support.merge_plan import plan as plan_compaction
+from tests.support.s3_server import S3Server
 from tidemark import Table
 
 

@@ -35,9 +35,9 @@ from storage_core.region import generation
 from storage_core.split.lineage import read_origin
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import context, events
-from storage_core.testkit.ids import SeededIds
-from tests.memory import grown_bytes
+from tests.support.events import context, events
+from tests.support.ids import SeededIds
+from tests.support.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 TEN_GB = 10 * 2**30

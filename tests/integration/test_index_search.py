@@ -36,8 +36,8 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
-from storage_core.testkit import merge_plan
-from storage_core.testkit.ids import SeededIds
+from tests.support import merge_plan
+from tests.support.ids import SeededIds
 
 ACCESS_LOG = Path(__file__).parents[2] / "examples" / "data" / "apache_access.log.gz"
 LINE = re.compile(r'^(\S+) \S+ \S+ \[([^\]]+)\] "([^"]*)" (\d+) (\S+) "[^"]*" "([^"]*)')

@@ -24,10 +24,10 @@ from typing import Self
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.s3_server import S3Server
 from tests.integration.threaded_writer import THREADS, journal_of
-from tests.scale import scaled
+from tests.support.keyed_table import KeyedTable
+from tests.support.s3_server import S3Server
+from tests.support.scale import scaled
 from tidemark import Table
 
 KILLS = scaled(12)
@@ -93,8 +93,7 @@ def check_base(table: KeyedTable, expected: Seats) -> None:
     """Merged, the base holds just that, each key once."""
     with table.writer() as last:
         last.flush()
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     base = [(str(row["tailnum"]), row["seats"]) for row in table.base_rows()]
     assert len(base) == len(dict(base))
     assert dict(base) == expected

@@ -26,8 +26,8 @@ from storage_core.errors import TidemarkError
 from storage_core.ingest import expansion, parquet_pages
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from storage_core.ingest.parse import parse_blocks
-from tests.limits import confine
-from tests.memory import grown_bytes
+from tests.support.limits import confine
+from tests.support.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_SPACE = 6 * 2**30  # most of which is mapped and never touched

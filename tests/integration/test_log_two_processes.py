@@ -19,10 +19,10 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.fault_store import FaultStore, GetFault, HeadFault, ListFault, PutFault, Rates
-from storage_core.testkit.log_oracle import LogOracle
-from storage_core.testkit.log_tables import metadata, split
-from storage_core.testkit.s3_server import S3Server
+from tests.support.fault_store import FaultStore, GetFault, HeadFault, ListFault, PutFault, Rates
+from tests.support.log_oracle import LogOracle
+from tests.support.log_tables import metadata, split
+from tests.support.s3_server import S3Server
 
 COMMITS = 200
 PAUSE_MS = 30

@@ -17,8 +17,8 @@ from storage_core.read.predicate import Predicate, col
 from storage_core.read.pruning import explain, prune
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
 
 SCHEMA = pa.schema({"time": pa.timestamp("us", "UTC"), "n": pa.int64()})
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)

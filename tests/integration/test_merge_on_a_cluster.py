@@ -12,10 +12,10 @@ import pytest
 from jobs.requests.request import JobRequest
 from storage_core.ids import SystemIds
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.s3_server import S3Server
-from storage_core.testkit.standalone_cluster import StandaloneCluster
 from tests.integration.job_command import run_command
+from tests.support.keyed_table import KeyedTable
+from tests.support.s3_server import S3Server
+from tests.support.standalone_cluster import StandaloneCluster
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -39,8 +39,7 @@ def filled(uri: str) -> dict[int, str]:
 
 def merge_here(uri: str) -> None:
     merger = KeyedTable(open_store(uri), ids=SystemIds())
-    while merger.merge() is not None:
-        pass
+    merger.merge_all()
 
 
 def rows(uri: str) -> dict[int, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.testkit.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 PROC = Path("/proc")
 ROOT = Path(__file__).parents[2]

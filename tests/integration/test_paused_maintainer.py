@@ -20,10 +20,10 @@ from storage_core.log.actions import Action, Add
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.log_oracle import LogOracle
-from storage_core.testkit.log_tables import log_on, metadata, removal, split
-from storage_core.testkit.s3_server import S3Server
+from tests.support.clock import ManualClock
+from tests.support.log_oracle import LogOracle
+from tests.support.log_tables import log_on, metadata, removal, split
+from tests.support.s3_server import S3Server
 
 # One leased run per table, each stopped before one request more than the one before; a line for what became of it.
 MAINTAINER = """
@@ -37,8 +37,8 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.resolve import open_store
 from storage_core.table import Table
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.log_tables import removal, split
+from tests.support.fault_store import FaultStore
+from tests.support.log_tables import removal, split
 
 for number, uri in enumerate(sys.argv[1:]):
     store = FaultStore(open_store(uri))

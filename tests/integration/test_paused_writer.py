@@ -18,9 +18,9 @@ from storage_core.clock import SystemClock
 from storage_core.ids import SystemIds
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.s3_server import S3Server
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import KeyedTable
+from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.objectstore.resolve import open_store
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.fault_store import FaultStore
+from tests.support.fault_store import FaultStore
 
 def told(act):
     try:

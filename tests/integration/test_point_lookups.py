@@ -12,7 +12,7 @@ import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import Overwrite
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.keyed_table import KeyedTable
 from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])

@@ -24,7 +24,7 @@ from storage_core.raw_log.history import History, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.stores import RawStore
-from storage_core.testkit.s3_server import HttpFault, S3Server
+from tests.support.s3_server import HttpFault, S3Server
 
 BEFORE = 30
 AFTER = 60

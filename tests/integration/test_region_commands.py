@@ -24,7 +24,7 @@ from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.read.tail import CollectedEntries
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from tests.support.keyed_table import PLANES, KeyedTable
 from tests.unit.lenient_writer import lenient
 from tidemark import Table
 
@@ -43,8 +43,7 @@ def answers(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 
 def merge(table: Table) -> None:
     merger = KeyedTable(table.store, ids=SystemIds())
-    while merger.merge() is not None:
-        pass
+    merger.merge_all()
 
 
 def test_a_region_says_what_waits_in_generations_and_behind_them(

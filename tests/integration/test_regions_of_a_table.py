@@ -14,7 +14,7 @@ from storage_core.ids import SystemIds
 from storage_core.region.progress import list_regions
 from storage_core.region.router import RoutingWriter, TableWriter
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.keyed_table import KeyedTable
 from tidemark import Table, col
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
@@ -40,8 +40,7 @@ def rows(name: str, ids: range = IDS) -> list[dict[str, object]]:
 
 def merge(table: Table) -> None:
     merger = KeyedTable(table.store, ids=SystemIds())
-    while merger.merge() is not None:
-        pass
+    merger.merge_all()
     table.refresh()
 
 

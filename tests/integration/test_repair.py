@@ -33,15 +33,15 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.blind_listing import BlindListing
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import contents, copy_of
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.every_kind import EveryKind, answers, every_kind
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.merge_plan import plan as plan_compaction
+from tests.support.blind_listing import BlindListing
+from tests.support.clock import ManualClock
+from tests.support.copies import contents, copy_of
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
+from tests.support.every_kind import EveryKind, answers, every_kind
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.merge_plan import plan as plan_compaction
 
 
 @cache
@@ -218,8 +218,7 @@ def test_after_a_repair_the_next_writer_and_the_next_merge_go_on(whole: EveryKin
     with table.writer() as writer:
         writer.put({"id": "after", "status": 1, "text": "repaired"})
         writer.flush()
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     assert table.rows() == {**before, "after": {"id": "after", "status": 1, "text": "repaired"}}
     assert len(table.base_rows()) == len(table.rows())
 

@@ -15,9 +15,9 @@ from storage_core.region.spec import declared_fields
 from storage_core.repair.outcome import Outcome
 from storage_core.repair.repair import repair
 from storage_core.split.vectors import INLINE_BYTES
-from storage_core.testkit.deleted_rows import delete_places
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row, base_seats
+from tests.support.deleted_rows import delete_places
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable, Row, base_seats
 
 LOG = frozenset({KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT, KeyKind.LAST_CHECKPOINT})
 RECORDS = frozenset({KeyKind.WAL_ENTRY, KeyKind.GENERATION_FILE, KeyKind.REGION_MANIFEST, KeyKind.REGION_HINT})

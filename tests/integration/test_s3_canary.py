@@ -24,8 +24,8 @@ from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_calls import Retries
 from storage_core.objectstore.s3_location import parse_s3_uri
 from storage_core.table import Table
-from storage_core.testkit import merge_plan
-from storage_core.testkit.s3_server import Answer, HttpFault, S3Server, Step
+from tests.support import merge_plan
+from tests.support.s3_server import Answer, HttpFault, S3Server, Step
 
 KEY_CANARY = "canary0key"
 SESSION_CANARY = "canary0session"

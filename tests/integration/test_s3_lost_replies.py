@@ -23,9 +23,9 @@ from storage_core.objectstore.contract import (
 from storage_core.objectstore.s3 import S3Store
 from storage_core.objectstore.s3_calls import Retries
 from storage_core.objectstore.s3_location import parse_s3_uri
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.s3_server import Answer, Front, HttpFault, S3Server, Step
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
+from tests.support.s3_server import Answer, Front, HttpFault, S3Server, Step
 
 SLOW_DOWN = Answer(503, "SlowDown")
 INTERNAL_ERROR = Answer(500, "InternalError")

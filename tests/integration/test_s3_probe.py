@@ -16,7 +16,7 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.probe import Capability, probe
 from storage_core.objectstore.resolve import open_store
 from storage_core.table import Table
-from storage_core.testkit.s3_server import CONDITIONS, Answer, HttpFault, S3Server
+from tests.support.s3_server import CONDITIONS, Answer, HttpFault, S3Server
 
 SCHEMA = pa.schema([("a", pa.int64())])
 ROWS = [{"a": 1}]

@@ -10,8 +10,8 @@ import pytest
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, IfMatch, ObjectStore, Overwrite
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.s3_server import REGION, S3Server
-from storage_core.testkit.store_conformance import StoreConformance
+from tests.support.s3_server import REGION, S3Server
+from tests.support.store_conformance import StoreConformance
 
 
 @pytest.fixture

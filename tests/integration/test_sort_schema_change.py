@@ -13,7 +13,7 @@ from storage_core.declaration import load
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.table import Table
-from storage_core.testkit.merge_plan import plan
+from tests.support.merge_plan import plan
 
 START = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
 DECLARATION = """

@@ -22,7 +22,7 @@ from pipelines.cli import main
 from storage_core.formats.keys import KeyKind, parse
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import open_store
-from storage_core.testkit.s3_server import SECRET_KEY, S3Server
+from tests.support.s3_server import SECRET_KEY, S3Server
 from tidemark import Table, col
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from storage_core.objectstore.local import LocalStore
 from storage_core.region.manifest import region_of
-from storage_core.testkit.keyed_table import KeyedTable, seats
+from tests.support.keyed_table import KeyedTable, seats
 
 REPOSITORY = Path(__file__).parents[2]
 LOST = "3 rows given with durable=False are not known to be durable"

@@ -18,7 +18,7 @@ from storage_core.objectstore.meter import RequestKind
 from storage_core.region.options import MB, WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.table import Table
-from storage_core.testkit.fault_store import FaultStore
+from tests.support.fault_store import FaultStore
 
 THREADS = 16
 CALLS = 12

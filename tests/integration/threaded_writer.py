@@ -32,8 +32,8 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import KeyedTable, Row
 
 THREADS = 3
 KEYS = 6

@@ -19,11 +19,11 @@ from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import snapshot_at
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, Interruption
-from storage_core.testkit.log_tables import INDEX
-from storage_core.testkit.sample_table import SampleTable
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, Interruption
+from tests.support.log_tables import INDEX
+from tests.support.sample_table import SampleTable
+from tests.support.scale import scaled
 
 RETENTION_MS = 5 * HOUR_MS
 HORIZON_MS = HOUR_MS

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.rows.column_regex import MOST_TRANSITIONS, column_regex, mismatches
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 ODD = st.sampled_from(["", "\n", "a\n", "\0", "^$", "(|)", "[\\s\\S]+", "é", "\ue000", "\U0010ffff", "x" * 300])
 TEXT = st.text("ab|", max_size=6) | st.text(max_size=8) | ODD

@@ -21,10 +21,10 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import HOUR_SECONDS, SCHEMA, context, events, instant, snapshot
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.merge_plan import plan
-from tests.scale import scaled
+from tests.support.events import HOUR_SECONDS, SCHEMA, context, events, instant, snapshot
+from tests.support.ids import SeededIds
+from tests.support.merge_plan import plan
+from tests.support.scale import scaled
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from storage_core.index import fulltext
 from storage_core.settings.index import IndexDefinition
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("a", "b"))
 WORDS = st.sampled_from(["x", "y", "zebra", "Ünïcode", "日本"])

@@ -23,9 +23,9 @@ from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.repair.repair import repair
 from storage_core.rows.fold import record_schema
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, seats
-from tests.scale import scaled
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, seats
+from tests.support.scale import scaled
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=12)
 

@@ -20,10 +20,10 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("at", pa.timestamp("us", tz="UTC"))])
 SECOND = 1_000_000

@@ -22,10 +22,10 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.ids import SeededIds
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
+from tests.support.ids import SeededIds
+from tests.support.scale import scaled
 
 COLUMNS = pa.schema(
     [*SCHEMA, pa.field("tags", pa.list_(pa.string())), pa.field("note", pa.struct([("n", pa.int64())]))]

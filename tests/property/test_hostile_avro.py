@@ -31,8 +31,8 @@ from storage_core.formats.avro_state import (
 )
 from storage_core.formats.raw_chunk import LogRecord, RawChunk
 from storage_core.formats.raw_keys import ChunkKey
-from tests.hostile_worker import survives, work
-from tests.scale import scaled
+from tests.support.hostile_worker import survives, work
+from tests.support.scale import scaled
 
 SYNC = b"s" * 16
 ODD = (0, -1, 1, 2**31, 2**40, 2**62, -(2**63), 5000)

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from storage_core.ingest.parse import parse_blocks
 from storage_core.ingest.rejection import Parsed, RejectedLine
-from tests.hostile_worker import survives, work
-from tests.scale import scaled
+from tests.support.hostile_worker import survives, work
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
 PATTERN = r"^(?P<a>\d+) (?P<s>.*)$"

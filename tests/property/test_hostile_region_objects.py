@@ -31,8 +31,8 @@ from storage_core.formats.region_manifest import FlushedGeneration, RegionManife
 from storage_core.formats.region_registry import Registry
 from storage_core.formats.wal_entry import WalEntry
 from storage_core.settings.region_fields import Region
-from tests.hostile_worker import survives, work
-from tests.scale import scaled
+from tests.support.hostile_worker import survives, work
+from tests.support.scale import scaled
 
 REGION = "00112233-4455-6677-8899-aabbccddeeff"
 

@@ -27,8 +27,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.search import search
-from tests.hostile_worker import survives, work
-from tests.scale import scaled
+from tests.support.hostile_worker import survives, work
+from tests.support.scale import scaled
 from tests.unit.poor_machine import half_indexed
 
 QUERIES = {"words": ("ebb tide", '"ebb tide"', "NOT flood", "text:[a TO f]"), "tags": ("x", "y,x")}

@@ -13,8 +13,8 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.index import fulltext
 from storage_core.settings.index import IndexDefinition
-from tests.hostile_worker import survives, work
-from tests.scale import scaled
+from tests.support.hostile_worker import survives, work
+from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("body", "head"))
 ROWS = pa.table({"body": ["ebb tide", "flood tide", "ebb flood", None], "head": ["a", "neap", None, "spring tide"]})

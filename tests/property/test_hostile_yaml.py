@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storage_core import declaration
 from storage_core.errors import InvalidInput
 from storage_core.formats import located_yaml
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 GOOD = "name: t\nuri: t\ncolumns: {a: int}\n"
 PIECES = st.sampled_from(

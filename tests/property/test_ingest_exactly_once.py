@@ -21,8 +21,8 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.testkit.ids import SeededIds
-from tests.scale import scaled
+from tests.support.ids import SeededIds
+from tests.support.scale import scaled
 
 MINUTE = 60
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("id", pa.int64())])

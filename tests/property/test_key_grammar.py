@@ -8,7 +8,7 @@ from storage_core.formats import keys
 from storage_core.formats.key_segments import decode_segment, encode_segment
 from storage_core.formats.keys import KeyKind, ParsedKey
 from storage_core.objectstore.key_safety import is_safe_key
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 versions = st.integers(0, 2**63 - 1)
 numbers = st.integers(1, 2**64 - 1)

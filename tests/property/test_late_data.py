@@ -34,10 +34,10 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 MINUTE_US = 60_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -22,11 +22,11 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.fault_store import FaultStore, GetFault, PutFault
-from storage_core.testkit.log_oracle import LogOracle
-from storage_core.testkit.log_tables import log_on, metadata, split
-from tests.scale import scaled
+from tests.support.clock import START_MS, ManualClock
+from tests.support.fault_store import FaultStore, GetFault, PutFault
+from tests.support.log_oracle import LogOracle
+from tests.support.log_tables import log_on, metadata, split
+from tests.support.scale import scaled
 
 EXAMPLES = scaled(60)
 RESOURCE = "merge"

@@ -18,7 +18,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.resolve import check_location, open_store
 from storage_core.objectstore.s3 import S3Store
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 CANARY = "canary0"
 WORDS = st.sampled_from(

@@ -14,9 +14,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
-from tests.scale import scaled
+from tests.support.clock import START_MS, ManualClock
+from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
+from tests.support.scale import scaled
 
 SMALL = st.integers(0, 3)
 

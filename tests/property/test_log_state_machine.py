@@ -25,13 +25,13 @@ from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.damage import Damage, damage
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_oracle import LogOracle
-from storage_core.testkit.log_tables import SCHEMA, log_on, metadata, removal, split
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.damage import Damage, damage
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.log_oracle import LogOracle
+from tests.support.log_tables import SCHEMA, log_on, metadata, removal, split
+from tests.support.scale import scaled
 
 EXAMPLES = scaled(60)
 REGION = "0b8cf3f4-6c0e-4f5e-9c37-1de3a3c65c4f"

@@ -25,9 +25,9 @@ from storage_core.read.changes import changes
 from storage_core.read.relation import splits_source
 from storage_core.read.verified import Verified
 from storage_core.settings.table import TableConfig
-from storage_core.testkit import merge_plan
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.scale import scaled
+from tests.support import merge_plan
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
     [

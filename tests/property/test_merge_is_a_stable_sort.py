@@ -21,7 +21,7 @@ from storage_core.compaction.columns import route, same_values, take_column
 from storage_core.compaction.kernel import MergeOrder, common_type, concatenated, merge_order
 from storage_core.compaction.strategies import Strategy
 from storage_core.rows.sort_order import OrderColumn, SortOrder
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 EXAMPLES = scaled(25)
 FLOATS = st.sampled_from([0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 1.5, -1.5])

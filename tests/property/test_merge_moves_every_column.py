@@ -26,9 +26,9 @@ from storage_core.rows.column_regex import mismatches
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import context
-from storage_core.testkit.ids import SeededIds
-from tests.scale import scaled
+from tests.support.events import context
+from tests.support.ids import SeededIds
+from tests.support.scale import scaled
 
 EXAMPLES = scaled(25)
 CONFIG = TableConfig(time_column="at", sort_schema="service|timestamp/V2")

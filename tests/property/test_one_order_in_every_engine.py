@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jobs.spark.spark import Spark
 from storage_core.rows.order import sort_indices
 from storage_core.rows.sort_order import OrderColumn, SortOrder
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 FIRST_INSTANT, LAST_INSTANT = -62_135_596_800_000_000, 253_402_300_799_999_999
 MOMENTS = [FIRST_INSTANT, LAST_INSTANT, -1, 0, 1, 1_700_000_000_000_000]

@@ -17,7 +17,7 @@ from storage_core.formats.raw_columns import RECORD_COLUMNS
 from storage_core.formats.raw_fields import encode_fields
 from storage_core.raw_log.plain_records import plain_records
 from storage_core.raw_log.read import FEW, one_by_one, typed_records
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 EXAMPLES = scaled(60)
 

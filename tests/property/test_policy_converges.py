@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipelines.commands.policy_simulation import Ingestion, simulate
 from storage_core.settings.compaction import CompactionSettings
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 TARGET = 1_000
 ROWS = 100

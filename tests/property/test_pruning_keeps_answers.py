@@ -33,8 +33,8 @@ from storage_core.split.context import SplitContext
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
-from storage_core.testkit.ids import SeededIds
-from tests.scale import scaled
+from tests.support.ids import SeededIds
+from tests.support.scale import scaled
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 HOUR = 3600

@@ -23,7 +23,7 @@ from storage_core.read.pruning import prune_table
 from storage_core.rows.bound_text import decode
 from storage_core.rows.column_regex import column_regex
 from storage_core.rows.statistics import compute
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
     {

@@ -18,9 +18,9 @@ from storage_core.formats.raw_fields import encode_fields
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.raw_log.history import union
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
+from tests.support.scale import scaled
 
 UTC = dt.UTC
 TEXTS = ["", "a", "é\U0001f600\u2028", 'say "hi"', "a\\b", "\n\t\x00\x1f\x7f", "{}", "$x"]

@@ -16,7 +16,7 @@ from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
 from storage_core.objectstore.key_safety import is_safe_key
 from storage_core.raw_log.read import typed_records
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 WRITER = "00000000-0000-4000-8000-000000000000"
 

@@ -22,12 +22,12 @@ from storage_core.raw_log.chunks import read_columns
 from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.damage import Damage as Harm
-from storage_core.testkit.damage import damage
-from storage_core.testkit.ids import SeededIds
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.damage import Damage as Harm
+from tests.support.damage import damage
+from tests.support.ids import SeededIds
+from tests.support.scale import scaled
 
 STORES = 3
 

@@ -13,9 +13,9 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.keyed_table import KeyedTable, Row
-from tests.scale import scaled
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.keyed_table import KeyedTable, Row
+from tests.support.scale import scaled
 
 KEYS = st.sampled_from(["a", "b", "c", "é", "zz", ""])
 FIELDS = st.fixed_dictionaries(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from storage_core.region.spec import canonical, declared_fields, field_values, route
 from storage_core.settings.region_fields import RegionField, RegionSpec
-from storage_core.testkit.region_rows import field_value, region_of_row
-from tests.scale import scaled
+from tests.support.region_rows import field_value, region_of_row
+from tests.support.scale import scaled
 
 TABLE = "00000000-0000-4000-8000-000000000001"
 

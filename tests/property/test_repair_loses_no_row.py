@@ -20,12 +20,12 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
-from storage_core.testkit.merge_plan import plan
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable
+from tests.support.merge_plan import plan
+from tests.support.scale import scaled
 
 Step = str
 STEPS = st.lists(
@@ -164,6 +164,5 @@ def test_a_keyed_table_keeps_the_newest_row_of_every_key_whatever_is_lost_of_its
     assert outcome.check.clean, outcome.check.findings
     again = KeyedTable(target, clock=table.clock)
     assert again.rows() == rows
-    while again.merge() is not None:
-        pass
+    again.merge_all()
     assert sorted(map(str, again.base_rows())) == sorted(map(str, rows.values()))

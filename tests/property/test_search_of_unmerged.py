@@ -19,8 +19,8 @@ from storage_core.region.sorting import SortingTerms
 from storage_core.region.unmerged import Unmerged, capture
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.scale import scaled
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 EXAMPLES = scaled(10)
 SCHEMA = pa.schema(

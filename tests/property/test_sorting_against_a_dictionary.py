@@ -26,8 +26,8 @@ from storage_core.region.spec import whole_table
 from storage_core.rows import fold
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.scale import scaled
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 MAP = pa.map_(pa.string(), pa.int64())
 SCHEMA = (

@@ -22,7 +22,7 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.read.relation import splits_source
 from storage_core.read.verified import Verified
 from storage_core.split.writer import with_file_metrics
-from tests.scale import scaled
+from tests.support.scale import scaled
 from tidemark import Table
 
 SCHEMA = pa.schema(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
 from storage_core.errors import InvalidInput, TidemarkError, Unavailable
-from tests.scale import scaled
+from tests.support.scale import scaled
 from tidemark import QueryLimits, Table
 
 CANARY = "canary-7f3a91"

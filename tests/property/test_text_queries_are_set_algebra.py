@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from storage_core.index import fulltext
 from storage_core.settings.index import IndexDefinition
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 WORDS = ("alpha", "beta", "gamma")
 ROWS = [" ".join(chosen) for size in range(len(WORDS) + 1) for chosen in combinations(WORDS, size)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from storage_core.engine.functions import SCALARS
 from storage_core.engine.sandboxed import BESIDE_BYTES
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 MEMORY = 64 * 2**20
 PROGRAM = 256 * 2**20

@@ -1,4 +1,4 @@
-"""Writers, maintainers and readers of one table that record what they did and found, for `testkit.consistency`.
+"""Writers, maintainers and readers of one table that record what they did and found, for `tests.support.consistency`.
 
 A key's first letter names its region. Values only grow: each call takes the next one.
 """
@@ -18,8 +18,8 @@ from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit.consistency import History, Level, Mark, Read, Write
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from tests.support.consistency import History, Level, Mark, Read, Write
+from tests.support.keyed_table import PLANES, KeyedTable
 
 WAYS = ("get", "get_many", "scan", "sql")
 

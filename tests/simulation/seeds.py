@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 BLOCK = 100
 MOST_SEEDS = 1_000

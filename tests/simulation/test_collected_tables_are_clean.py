@@ -17,11 +17,11 @@ from storage_core.history.tagging import set_tag
 from storage_core.log.tags import read_tags, remove_tag
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
 from tests.simulation.seeds import naming, seed_blocks
+from tests.support.clock import ManualClock
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 STEPS = 25
 LAST_REQUEST = 120

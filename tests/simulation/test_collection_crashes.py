@@ -20,11 +20,11 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row
 
 CONFIG = TableConfig(primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=0, gc_horizon_ms=0)
 
@@ -43,8 +43,7 @@ def _collect(table: KeyedTable) -> None:
 
 
 def _merge(table: KeyedTable) -> None:
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     table.log.checkpoint(table.snapshot)
 
 

@@ -25,13 +25,13 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit import merge_plan
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.deleted_rows import delete_where
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.support import merge_plan
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.deleted_rows import delete_where
+from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("host", pa.string()), ("n", pa.int64()), ("text", pa.string())])
 START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)

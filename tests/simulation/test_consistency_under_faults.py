@@ -2,7 +2,7 @@
 
 One thread plays all: two writers of a region each, two maintainers, two readers, with clocks twenty minutes apart.
 Stores lose replies, refuse, and end processes. What everybody did and found is a history that a model judges
-(`testkit.consistency`). A seed replays exactly, see `seeds`.
+(`tests.support.consistency`). A seed replays exactly, see `seeds`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from storage_core.gc.collect import collect
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.options import WriterOptions
 from storage_core.table import Table
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.consistency import Level, check
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault, Rates
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
 from tests.simulation.recorded_calls import Ledger, RecordedReader, RecordedWriter, by_letter, letter, opened
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
+from tests.support.clock import START_MS, ManualClock
+from tests.support.consistency import Level, check
+from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault, Rates
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 LETTERS = "ab"
 KEYS = {name: [f"{name}{number}" for number in range(3)] for name in LETTERS}

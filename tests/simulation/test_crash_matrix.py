@@ -32,12 +32,12 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
 from storage_core.settings.table import CheckpointFormat, TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import contents, copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_oracle import LogOracle, State, state_of
-from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import contents, copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.log_oracle import LogOracle, State, state_of
+from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
 
 COMMIT_ID = SeededIds(1_000).uuid()
 REGION = "0b8cf3f4-6c0e-4f5e-9c37-1de3a3c65c4f"

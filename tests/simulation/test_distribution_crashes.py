@@ -15,13 +15,13 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.distribution import Board
-from storage_core.testkit.fault_store import Crash, CrashFault, Fault, FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.distribution import Board
+from tests.support.fault_store import Crash, CrashFault, Fault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.rejected_lines import rejected_lines
 
 NAMES = ("events", "users", "raw")
 LOST = (PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.DROPPED_THEN_UNKNOWN)

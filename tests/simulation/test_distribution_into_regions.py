@@ -25,14 +25,14 @@ from storage_core.region.registry import read_registry
 from storage_core.region.repartition import change_regions, close_regions
 from storage_core.region.spec import declared_fields, first_specs
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.distribution import EVENTS, Board, Step, TasksMeanwhile
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.region_rows import region_of_row
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.distribution import EVENTS, Board, Step, TasksMeanwhile
+from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.region_rows import region_of_row
+from tests.support.rejected_lines import rejected_lines
 
 THREE = ({"transform": "bucket", "source": "n", "n": 3},)
 CONFIG = TableConfig(primary_key=("n",), region_specs=first_specs(THREE, EVENTS))

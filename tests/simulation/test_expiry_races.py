@@ -34,12 +34,12 @@ from storage_core.region import merge
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
 from storage_core.table import Table
-from storage_core.testkit import merge_plan
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support import merge_plan
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 HOUR = 3600
 NOW = START_MS // 1000 // HOUR * HOUR

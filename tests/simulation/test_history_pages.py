@@ -30,11 +30,11 @@ from storage_core.rows.schema import conform
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
-from storage_core.testkit.merge_plan import plan as plan_compaction
-from storage_core.testkit.paged_history import folded, page_of
-from tests.scale import scaled
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import PLANES, KeyedTable
+from tests.support.merge_plan import plan as plan_compaction
+from tests.support.paged_history import folded, page_of
+from tests.support.scale import scaled
 
 SEEDS = scaled(8)
 STEPS = 80

@@ -20,11 +20,11 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.log_oracle import LogOracle
-from storage_core.testkit.log_tables import log_on, metadata, removal, split
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.log_oracle import LogOracle
+from tests.support.log_tables import log_on, metadata, removal, split
 
 RESOURCE = "merge"
 KEY = lock_key(RESOURCE)

@@ -30,9 +30,10 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import contents
-from storage_core.testkit.fault_store import (
+from tests.simulation.seeds import naming, run_until_met, seed_blocks
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import contents
+from tests.support.fault_store import (
     Crash,
     CrashFault,
     FaultStore,
@@ -42,11 +43,10 @@ from storage_core.testkit.fault_store import (
     PutFault,
     Rates,
 )
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_oracle import LogOracle, State, state_of
-from storage_core.testkit.log_tables import INDEX, metadata
-from storage_core.testkit.log_work import PLANNERS, Planner, Work
-from tests.simulation.seeds import naming, run_until_met, seed_blocks
+from tests.support.ids import SeededIds
+from tests.support.log_oracle import LogOracle, State, state_of
+from tests.support.log_tables import INDEX, metadata
+from tests.support.log_work import PLANNERS, Planner, Work
 
 WRITERS = 3
 MOVES = 16

@@ -16,11 +16,11 @@ from storage_core.formats.keys import version_key
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import merge
-from storage_core.testkit import merge_plan
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.support import merge_plan
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row
 
 Rows = dict[object, Row]
 

@@ -19,8 +19,9 @@ from storage_core.raw_log.history import History, union
 from storage_core.raw_log.limits import RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.stores import RawStore
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import (
+from tests.simulation.seeds import naming, seed_blocks
+from tests.support.clock import ManualClock
+from tests.support.fault_store import (
     Crash,
     CrashFault,
     Fault,
@@ -30,8 +31,7 @@ from storage_core.testkit.fault_store import (
     ListFault,
     PutFault,
 )
-from storage_core.testkit.ids import SeededIds
-from tests.simulation.seeds import naming, seed_blocks
+from tests.support.ids import SeededIds
 
 WAIT_MS = 20_000
 LIMITS = RawLimits(segment_bytes=2_500, segment_ms=60_000, close_wait_ms=WAIT_MS)

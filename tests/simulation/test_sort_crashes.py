@@ -23,10 +23,10 @@ from storage_core.region import sorting
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.sorting import SortingTerms
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row
 
 TERMS = SortingTerms(generations=2)
 CONFIG = TableConfig(primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=0, gc_horizon_ms=0)
@@ -140,8 +140,7 @@ def _judge(table: KeyedTable) -> None:
     with table.writer() as writer:
         writer.put(_plane("a", 9))
         writer.flush()
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     rows = {**EXPECTED, "a": _plane("a", 9)}
     listed = table.base_rows()
     assert {row["tailnum"]: row for row in listed} == rows

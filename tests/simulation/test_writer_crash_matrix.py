@@ -17,10 +17,10 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row
+from tests.support.copies import copy_of
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row
 
 Rows = dict[object, Row]
 Change = Callable[[Rows], Rows]

@@ -23,9 +23,10 @@ from storage_core.errors import CommitConflict, CommitUnknown, Unavailable, Writ
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import contents
-from storage_core.testkit.fault_store import (
+from tests.simulation.seeds import naming, run_until_met, seed_blocks
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import contents
+from tests.support.fault_store import (
     Crash,
     CrashFault,
     FaultStore,
@@ -35,9 +36,8 @@ from storage_core.testkit.fault_store import (
     PutFault,
     Rates,
 )
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.simulation.seeds import naming, run_until_met, seed_blocks
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 PROCESSES = 2
 MOVES = 11

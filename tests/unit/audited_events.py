@@ -26,10 +26,10 @@ from storage_core.split.metadata import describe, with_checksum
 from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write, write_split
 from storage_core.split.writer import with_file_metrics
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.merge_plan import plan
+from tests.support.clock import ManualClock
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
+from tests.support.ids import SeededIds
+from tests.support.merge_plan import plan
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import only_region
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import record_schema
-from storage_core.testkit.keyed_table import PLANES
+from tests.support.keyed_table import PLANES
 
 
 def lenient(store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids) -> RegionWriter:

@@ -31,10 +31,10 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.hostile_worker import say
-from tests.limits import address_space, limited, open_files
+from tests.support.hostile_worker import say
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.limits import address_space, limited, open_files
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), ("text", pa.string()), ("tag", pa.string())])
 INDEXES = (IndexDefinition("words", "fulltext", ("text",)), IndexDefinition("tags", "bitmap", ("tag",)))

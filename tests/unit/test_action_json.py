@@ -7,7 +7,7 @@ import pytest
 from storage_core.errors import Corrupt, Unsupported
 from storage_core.log.actions import Add, Remove, to_json_object
 from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
-from storage_core.testkit.log_tables import removal, split
+from tests.support.log_tables import removal, split
 
 
 def test_actions_travel_in_their_order() -> None:

@@ -15,8 +15,8 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.describe import describe
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.sample_table import SampleTable
+from tests.support.clock import ManualClock
+from tests.support.sample_table import SampleTable
 
 START_MS = 1_700_000_000_001
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -17,7 +17,7 @@ from storage_core.errors import Unsupported
 from storage_core.formats.keys import version_key
 from storage_core.log.actions import Add
 from storage_core.split.read import read_split
-from storage_core.testkit.events import events, snapshot
+from tests.support.events import events, snapshot
 from tests.unit.audited_events import FIRST, LATER, SECOND, Events
 
 

@@ -14,9 +14,9 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.split.read import read_split
-from storage_core.testkit.deleted_rows import delete_where
-from storage_core.testkit.events import CONFIG, SCHEMA, context, events
-from storage_core.testkit.merge_plan import plan
+from tests.support.deleted_rows import delete_where
+from tests.support.events import CONFIG, SCHEMA, context, events
+from tests.support.merge_plan import plan
 from tests.unit.audited_events import FIRST, LATER, SECOND, Events
 
 

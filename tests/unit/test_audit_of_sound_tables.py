@@ -13,10 +13,10 @@ from storage_core.compaction.execute import execute
 from storage_core.log.actions import Add
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.deleted_rows import delete_where
-from storage_core.testkit.events import CONFIG, SCHEMA
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.merge_plan import plan
+from tests.support.deleted_rows import delete_where
+from tests.support.events import CONFIG, SCHEMA
+from tests.support.keyed_table import KeyedTable
+from tests.support.merge_plan import plan
 from tests.unit.audited_events import FIRST, LATER, SECOND, Events
 
 

@@ -14,7 +14,7 @@ from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
 from storage_core.rows.sort_order import bind
-from storage_core.testkit.events import CONFIG, SCHEMA, events, snapshot
+from tests.support.events import CONFIG, SCHEMA, events, snapshot
 from tests.unit.audited_events import FIRST, LATER, OTHER_ORDER, Events, lying, sorted_rows
 from tidemark import Table
 

@@ -17,7 +17,7 @@ import pytest
 from storage_core.errors import Corrupt, TidemarkError, Unsupported
 from storage_core.formats import avro_container
 from storage_core.formats.avro_container import inspect, read_columns, read_records
-from tests.memory import grown_bytes
+from tests.support.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}, {"name": "t", "type": "string"}]}
@@ -122,7 +122,6 @@ def test_a_block_that_expands_a_thousand_times_is_refused_in_bounded_memory(code
 from pathlib import Path
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_container import read_columns
-from tests.memory import grown_bytes
 data = Path({str(path)!r}).read_bytes()
 def read():
     try:

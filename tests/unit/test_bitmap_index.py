@@ -12,7 +12,7 @@ import pytest
 from storage_core.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.index import bitmap
 from storage_core.settings.index import IndexDefinition
-from tests.limits import address_space, limited
+from tests.support.limits import address_space, limited
 
 SCHEMA = pa.schema([
     ("status", pa.int32()),

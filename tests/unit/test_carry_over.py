@@ -26,11 +26,11 @@ from storage_core.read.changes import changes
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
-from storage_core.testkit import merge_plan
-from storage_core.testkit.deleted_rows import delete_places, delete_where
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable, Row, base_seats
+from tests.support import merge_plan
+from tests.support.deleted_rows import delete_places, delete_where
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable, Row, base_seats
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("host", pa.string()), ("n", pa.int64()), ("text", pa.string())])
 START = dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)

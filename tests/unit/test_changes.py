@@ -18,10 +18,10 @@ from storage_core.read.changes import BATCH_ROWS, changes
 from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, events
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.clock import ManualClock
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 Row = Mapping[str, object]
 

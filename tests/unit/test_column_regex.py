@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.rows.column_regex import MOST_DISTINCT, ColumnRegexes, column_regex, mismatches
-from tests.steps import steps_of
+from tests.support.steps import steps_of
 
 GOLDEN = [
     (["a"], "^a$"),

@@ -26,9 +26,9 @@ from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split, read_split
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.write import sort_and_write, write_split
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
+from tests.support.ids import SeededIds
+from tests.support.merge_plan import plan
 
 NAN = float("nan")
 FIRST = [

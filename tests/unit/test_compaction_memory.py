@@ -24,7 +24,7 @@ from storage_core.split.encodings import ROWS_PER_PAGE
 from storage_core.split.read import read_split
 from storage_core.split.sink import Sink
 from storage_core.split.write import sort_and_write, write_split
-from storage_core.testkit.ids import SeededIds
+from tests.support.ids import SeededIds
 
 INPUTS = 6
 ROWS = 24_000

@@ -18,8 +18,8 @@ from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
 from storage_core.settings.compaction import CompactionSettings
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.events import CONFIG, TABLE_ID, context, snapshot
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import CONFIG, TABLE_ID, context, snapshot
+from tests.support.merge_plan import plan
 
 
 def _add(name: str, window: int | None = 0, *, size: int = 1000) -> Add:

@@ -20,9 +20,9 @@ from storage_core.compaction.work import CompactionTask
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
-from storage_core.testkit.many_splits import snapshot_of_many, with_splits
-from storage_core.testkit.merge_plan import plan
-from tests.steps import steps_of
+from tests.support.many_splits import snapshot_of_many, with_splits
+from tests.support.merge_plan import plan
+from tests.support.steps import steps_of
 
 SPLITS = 40_000
 FEW_INPUTS = 200

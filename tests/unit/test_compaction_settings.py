@@ -7,8 +7,8 @@ import pytest
 from storage_core.errors import InvalidInput
 from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.many_splits import snapshot_of_many
-from storage_core.testkit.merge_plan import plan
+from tests.support.many_splits import snapshot_of_many
+from tests.support.merge_plan import plan
 
 
 def test_only_what_differs_from_the_defaults_is_stored() -> None:

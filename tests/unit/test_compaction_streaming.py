@@ -21,9 +21,9 @@ from storage_core.rows import fingerprint
 from storage_core.split import row_groups
 from storage_core.split.read import OpenSplit, open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
-from storage_core.testkit.events import SCHEMA, context, events, snapshot
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import SCHEMA, context, events, snapshot
+from tests.support.ids import SeededIds
+from tests.support.merge_plan import plan
 
 ORDER = context().order
 NAN = float("nan")

@@ -37,7 +37,7 @@ from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
+from tests.support.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
 
 BASE = TableConfig(checkpoint_interval=0, indexes=(INDEX,))
 OLD = segment("old", "f")

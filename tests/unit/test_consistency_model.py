@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.testkit.consistency import History, Level, Mark, Read, Write, check
+from tests.support.consistency import History, Level, Mark, Read, Write, check
 
 
 def write(at: int, *, durable: bool = True, begun: int | None = None, **changes: int | None) -> Write:

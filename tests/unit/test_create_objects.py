@@ -8,8 +8,8 @@ from storage_core.errors import CommitUnknown, Unavailable
 from storage_core.objectstore.contract import Conflict, IfAbsent, OutcomeUnknown, Overwrite
 from storage_core.objectstore.create import create_derived, create_numbered, create_once, put_or_unknown
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, PutFault
 
 APPLIED = [PutFault.APPLIED_THEN_CONFLICT, PutFault.APPLIED_THEN_UNKNOWN]
 UNANSWERED = [PutFault.DROPPED_THEN_UNKNOWN, PutFault.REFUSED]

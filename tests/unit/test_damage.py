@@ -1,4 +1,4 @@
-"""The damage of the test kit really damages, at a place that follows from the seed, and refuses to pretend."""
+"""Damage really damages, at a place that follows from the seed, and refuses to pretend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from storage_core.errors import InvalidInput, NotFound
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.damage import Damage, damage, empty, flip_bit, truncate
+from tests.support.damage import Damage, damage, empty, flip_bit, truncate
 
 DATA = bytes(range(40))
 

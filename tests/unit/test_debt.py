@@ -11,9 +11,9 @@ from storage_core.compaction.merges import MOST_INPUTS
 from storage_core.compaction.policy import Mode
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
-from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
-from storage_core.testkit.many_splits import SPLIT_BYTES, snapshot_of_many
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
+from tests.support.many_splits import SPLIT_BYTES, snapshot_of_many
+from tests.support.merge_plan import plan
 
 RETENTION_MS = 10 * HOUR_MS
 KEEPING = replace(CONFIG, retention_ms=RETENTION_MS)

@@ -21,8 +21,8 @@ from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
 from storage_core.region.spec import whole_table
 from storage_core.repair.repair import repair
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable, seats
 
 WRITER = "5f0c1c7a-5a9e-4a4f-8f8c-0a8f3b1f2c11"
 BUILDER = RecordBuilder(PLANES, ("tailnum",))
@@ -77,8 +77,7 @@ def test_what_a_direct_writer_left_comes_before_the_distributed_rows_and_it_is_f
     assert marks(table) == {WRITER: 1}, "later manifests of direct writers keep the mark"
     writer = table.writer()
     writer.flush()
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     assert {str(row["tailnum"]): row["seats"] for row in table.base_rows()} == {"a": 4, "b": 1}
     assert marks(table) == {WRITER: 1}
 
@@ -138,8 +137,7 @@ def test_a_repair_brings_distributed_rows_over_in_their_order_with_the_offset() 
     after = _as(repaired, 10)
     assert seats(after) == seats(table) == {"a": 2, "b": 4, "c": 3, "d": 5}
     assert marks(after) == {WRITER: 5}
-    while after.merge() is not None:
-        pass
+    after.merge_all()
     distribute(after, puts(d=6), 5, 6)
     assert seats(after) == {"a": 2, "b": 4, "c": 3, "d": 6}
 

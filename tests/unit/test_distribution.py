@@ -24,13 +24,13 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
 from storage_core.region import generation
 from storage_core.region.manifest import read_latest, region_of
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import contents, copy_of
-from storage_core.testkit.distribution import LATER_MS, Board, Step, TasksMeanwhile
-from storage_core.testkit.fault_store import FaultStore, Interruption
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.clock import ManualClock
+from tests.support.copies import contents, copy_of
+from tests.support.distribution import LATER_MS, Board, Step, TasksMeanwhile
+from tests.support.fault_store import FaultStore, Interruption
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.rejected_lines import rejected_lines
 
 SECOND = 1_000
 

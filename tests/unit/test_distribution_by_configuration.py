@@ -17,12 +17,12 @@ from storage_core.region.spec import first_specs
 from storage_core.rows.late import LateMetrics
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.distribution import LATER_MS, Board
-from storage_core.testkit.fault_store import Crash, CrashFault, FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.distribution import LATER_MS, Board
+from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 TAGGED = pa.schema([pa.field("n", pa.int64(), nullable=False), ("tags", pa.map_(pa.string(), pa.int64()))])
 

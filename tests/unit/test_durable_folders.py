@@ -39,8 +39,8 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.region import manifest as region_manifests
 from storage_core.region.wal import WalAppender
 from storage_core.rows.schema import to_schema_string
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
 
 SCHEMA = pa.schema([("a", pa.int64())])
 REGION = "0b6f2f0e-59a3-4f0c-8f3e-6d2b7f1f7e55"

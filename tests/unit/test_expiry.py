@@ -19,9 +19,9 @@ from storage_core.log.deletion_vector import inline
 from storage_core.log.files.listed import Part
 from storage_core.log.files.live import LiveFiles
 from storage_core.settings.table import TableConfig
-from storage_core.testkit import merge_plan
-from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot
-from storage_core.testkit.many_splits import snapshot_of_many
+from tests.support import merge_plan
+from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot
+from tests.support.many_splits import snapshot_of_many
 from tidemark import Table
 
 DAY_MS = 24 * HOUR_MS

@@ -1,4 +1,4 @@
-"""The fault store of the test kit: the wrapped store without faults, else as it is told, or by a seed that replays."""
+"""The fault store: the wrapped store without faults, else as it is told, or by a seed that replays."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from storage_core.errors import InvalidInput, Unavailable
 from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectInfo, ObjectStore, OutcomeUnknown
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import (
+from tests.support.clock import ManualClock
+from tests.support.fault_store import (
     FAULTS,
     Crash,
     CrashFault,
@@ -26,8 +26,8 @@ from storage_core.testkit.fault_store import (
     PutFault,
     Rates,
 )
-from storage_core.testkit.store_conformance import StoreConformance
-from tests.scale import scaled
+from tests.support.scale import scaled
+from tests.support.store_conformance import StoreConformance
 
 RATES: Rates = {fault: 0.1 for kind in FAULTS.values() for fault in kind}
 KEYS = [f"k{number:02}0" for number in range(12)]

@@ -18,8 +18,8 @@ from storage_core.log.encoding.codec import encode_line, encode_version
 from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.testkit.foreign_logs import put_hint, put_state
-from storage_core.testkit.log_tables import log_on, metadata, split
+from tests.support.foreign_logs import put_hint, put_state
+from tests.support.log_tables import log_on, metadata, split
 
 
 def _bare_metadata() -> str:

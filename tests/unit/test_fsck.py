@@ -18,10 +18,10 @@ from storage_core.log.encoding.codec import decode_version, encode_version
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.log_tables import INDEX
-from storage_core.testkit.sample_table import SampleTable
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.log_tables import INDEX
+from tests.support.sample_table import SampleTable
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, Interruption
-from storage_core.testkit.log_tables import INDEX
-from storage_core.testkit.sample_table import SampleTable
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, Interruption
+from tests.support.log_tables import INDEX
+from tests.support.sample_table import SampleTable
 
 DAY_MS = 24 * HOUR_MS
 

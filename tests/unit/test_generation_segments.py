@@ -34,10 +34,10 @@ from storage_core.region.sorting import SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.damage import Damage, damage
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.clock import ManualClock
+from tests.support.damage import Damage, damage
+from tests.support.fault_store import FaultStore
+from tests.support.keyed_table import KeyedTable
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("tag", pa.string())])
 WORDS = IndexDefinition("words", "fulltext", ("text",))

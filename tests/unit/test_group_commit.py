@@ -20,8 +20,8 @@ from storage_core.region.manifest import region_of
 from storage_core.region.options import WriterOptions
 from storage_core.region.progress import list_regions
 from storage_core.region.writer import RegionWriter
-from storage_core.testkit.fault_store import Crash, FaultStore, PutFault
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.fault_store import Crash, FaultStore, PutFault
+from tests.support.keyed_table import KeyedTable
 
 WAL = "/wal/"
 LATER = WriterOptions(durable=False, linger_ms=3_600_000)

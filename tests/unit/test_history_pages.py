@@ -30,13 +30,13 @@ from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
-from storage_core.testkit.meanwhile import Meanwhile
-from storage_core.testkit.merge_plan import plan as plan_compaction
-from storage_core.testkit.paged_history import WHOLE, folded, page_of, pages_of, view_of
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable
+from tests.support.meanwhile import Meanwhile
+from tests.support.merge_plan import plan as plan_compaction
+from tests.support.paged_history import WHOLE, folded, page_of, pages_of, view_of
 from tidemark import Table
 
 CONFIG = TableConfig(
@@ -97,8 +97,7 @@ def merge_and_collect(table: KeyedTable) -> None:
     with table.writer() as writer:
         writer.put(row("Z", 1))
         writer.flush()
-    while table.merge():
-        pass
+    table.merge_all()
     compact(table)
     collect_all(table)
 
@@ -209,8 +208,7 @@ def write_flush_and_merge(table: KeyedTable, writer: RegionWriter) -> None:
     writer.put([row("a", 3)])
     writer.delete("c")
     writer.flush()
-    while table.merge():
-        pass
+    table.merge_all()
 
 
 def test_when_what_comes_next_is_collected_the_history_begins_anew_once() -> None:
@@ -256,8 +254,7 @@ def test_what_a_merge_took_and_the_collector_has_not_yet_is_still_read() -> None
     table = filled()
     whole = page_of(table.log).records
     token = page_of(table.log, page_bytes=1).token
-    while table.merge():
-        pass
+    table.merge_all()
     table.log.checkpoint(table.snapshot)
     collect(table.store, table.log, clock=table.clock, horizon_ms=0)
     page = page_of(table.log, token)

@@ -33,8 +33,8 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_tables import log_on, metadata, split
+from tests.support.ids import SeededIds
+from tests.support.log_tables import log_on, metadata, split
 
 WHERE = "_transaction_log/00000000000000000007.json"
 MIB = 2**20

@@ -28,8 +28,8 @@ from storage_core.ingest.parquet_files import parquet_blocks
 from storage_core.ingest.parse import parse, parse_blocks
 from storage_core.ingest.rejection import Parsed
 from storage_core.settings.query import QueryLimits
-from tests.memory import grown_bytes
-from tests.steps import steps_of
+from tests.support.memory import grown_bytes
+from tests.support.steps import steps_of
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema(

@@ -15,8 +15,8 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import merge
 from storage_core.region.writer import RegionWriter
 from storage_core.table import Table
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 Cost = dict[str, int]
 NEVER_THERE = "N1x"

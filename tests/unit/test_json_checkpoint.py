@@ -26,10 +26,10 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import CheckpointFormat, TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.log_tables import INDEX, log_on, metadata, removal, segment, split
-from storage_core.testkit.meanwhile import Meanwhile
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
+from tests.support.meanwhile import Meanwhile
 
 Form = Literal["json", "json-multipart"]
 FORMS: tuple[Form, ...] = ("json", "json-multipart")

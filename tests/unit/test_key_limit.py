@@ -24,8 +24,8 @@ from storage_core.region.spec import first_specs
 from storage_core.region.writer import RegionWriter
 from storage_core.rows.key_limit import MAX_KEY_BYTES
 from storage_core.table import Table
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable, seats
 from tests.unit import lenient_writer
 
 LONG = "k" * (MAX_KEY_BYTES + 1)

@@ -26,7 +26,7 @@ from storage_core.region.manifest import read_latest
 from storage_core.region.memtable import Memtable
 from storage_core.region.records import RecordBuilder
 from storage_core.rows.fold import record_schema
-from storage_core.testkit.keyed_table import PLANES, KeyedTable
+from tests.support.keyed_table import PLANES, KeyedTable
 
 BUILDER = RecordBuilder(PLANES, ("tailnum",))
 NAMES = st.sampled_from(["a", "b", "é", "", "zz", "\U0001f600"])

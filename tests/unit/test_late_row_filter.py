@@ -29,9 +29,9 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.settings.late_data import LateData, LatePolicy
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.clock import START_MS, ManualClock
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.keyed_table import KeyedTable
 
 METRICS: dict[LatePolicy, LateMetrics] = {
     "accept": LateMetrics(accepted=2),

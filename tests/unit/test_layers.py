@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 PROGRAMS = ("examples", "benchmarks", "scripts")
-TESTKIT = "storage_core.testkit"
+SUPPORT = "tests.support"
 
 # From the highest to the lowest. A module may import its own layer and every layer below; names that share a line are
 # one height and know nothing of each other.
@@ -57,6 +59,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage_core.errors",),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+DEVELOPMENT = frozenset(Requirement(each).name for each in EXTRAS["dev"])
 
 # What a folder never imports, by the first word of the module.
 FORBIDDEN: Mapping[str, frozenset[str]] = {
@@ -112,9 +117,12 @@ def violations(sources: Mapping[str, tuple[str, bool]]) -> list[str]:
 def _objection(module: str, target: str) -> str | None:
     top, target_top = module.partition(".")[0], target.partition(".")[0]
     if target_top == "tests":
-        return "nothing imports the tests"
+        supported = top == "benchmarks" and f"{target}.".startswith(f"{SUPPORT}.")
+        return None if supported else f"only benchmarks import {SUPPORT}, and nothing imports other tests"
     if top in PRODUCT and target_top in PROGRAMS:
         return "the product does not need its programs"
+    if top in PRODUCT and target_top in DEVELOPMENT:
+        return f"{target_top} comes with the extra dev, which no user has"
     if target_top in FORBIDDEN.get(top, ()):
         return f"{top} never imports {target_top}"
     if top in PRODUCT and target_top in PRODUCT:
@@ -124,10 +132,6 @@ def _objection(module: str, target: str) -> str | None:
 
 def _climbs(module: str, target: str) -> str | None:
     """Why an import between two of our own modules is none that goes down, or None where it does."""
-    if _in_testkit(target):
-        return None if _in_testkit(module) else "only tests import the test kit"
-    if _in_testkit(module):
-        return None if target.startswith("storage_core") else "the test kit knows storage_core only"
     ours, theirs = layer_of(module), layer_of(target)
     if ours is None or theirs is None:
         return f"{module if ours is None else target} is in no layer: give it its place in LAYERS"
@@ -137,10 +141,6 @@ def _climbs(module: str, target: str) -> str | None:
         return f"{theirs} is above {ours}"
     same_folder = {ours, theirs} == {"storage_core", "storage_core.table"}
     return None if same_folder else f"{ours} and {theirs} do not know each other"
-
-
-def _in_testkit(module: str) -> bool:
-    return module == TESTKIT or module.startswith(f"{TESTKIT}.")
 
 
 def _sources() -> dict[str, tuple[str, bool]]:
@@ -159,8 +159,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_every_module_of_storage_core_has_a_layer() -> None:
-    homeless = [name for name in _sources() if name.startswith("storage_core.") and layer_of(name) is None]
-    assert [name for name in homeless if not _in_testkit(name)] == []
+    assert [name for name in _sources() if name.startswith("storage_core.") and layer_of(name) is None] == []
 
 
 def _speakers_of(package: str) -> set[str]:
@@ -205,9 +204,11 @@ def test_one_module_of_the_product_opens_duckdb() -> None:
         ("jobs.compact", "import assets.factory", "assets is above jobs"),
         ("assets.factory", "import pyarrow.parquet as pq", "assets never imports pyarrow"),
         ("assets.factory", "from pipelines.definitions import defs", "pipelines is above assets"),
-        ("pipelines.cli", "import tests.unit.test_layers", "nothing imports the tests"),
+        ("pipelines.cli", "import tests.unit.test_layers", "nothing imports other tests"),
         ("pipelines.cli", "import examples.demo", "the product does not need its programs"),
-        ("storage_core.table", "from storage_core.testkit import fault_store", "only tests import the test kit"),
+        ("storage_core.table", "from tests.support import clock", "only benchmarks import tests.support"),
+        ("benchmarks.merging", "from tests.simulation import seeds", "nothing imports other tests"),
+        ("storage_core.table", "import pytest", "comes with the extra dev"),
         ("storage_core.attic.old", "from storage_core import errors", "storage_core.attic.old is in no layer"),
     ],
 )
@@ -224,11 +225,11 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
         ("storage_core.log.commit", "from storage_core import errors"),
         ("storage_core.log.commit", "from storage_core.log import actions\nfrom . import snapshot"),
         ("storage_core.region.merge", "from storage_core.split.write import write_split"),
-        ("storage_core.testkit.store_conformance", "from storage_core.table import Table"),
         ("storage_core.clock", "from storage_core.errors import InvalidInput"),
         ("jobs.reports.pipes", "from dagster_pipes import open_dagster_pipes"),
         ("jobs.compact", "from storage_core import Table\nfrom pyspark.sql import SparkSession"),
         ("benchmarks.compaction", "import pyspark\nfrom storage_core import Table"),
+        ("benchmarks.merging", "import polars\nfrom tests.support.clock import ManualClock"),
     ],
 )
 def test_an_import_that_goes_down_is_welcome(module: str, source: str) -> None:

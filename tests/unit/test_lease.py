@@ -20,10 +20,10 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.fault_store import FaultStore, GetFault, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_tables import log_on, metadata, removal, split
+from tests.support.clock import START_MS, ManualClock
+from tests.support.fault_store import FaultStore, GetFault, PutFault
+from tests.support.ids import SeededIds
+from tests.support.log_tables import log_on, metadata, removal, split
 
 RESOURCE = "merge"
 KEY = lock_key(RESOURCE)

@@ -32,9 +32,9 @@ from storage_core.objectstore.contract import IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.objectstore.reading import exists
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.log_tables import log_on, metadata, split
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.log_tables import log_on, metadata, split
 from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])

@@ -19,8 +19,8 @@ from storage_core.objectstore.contract import (
 )
 from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.local_files import exclusive
-from storage_core.testkit.store_conformance import StoreConformance, WriteNumberConformance
-from tests.limits import limited, open_files
+from tests.support.limits import limited, open_files
+from tests.support.store_conformance import StoreConformance, WriteNumberConformance
 
 REPOSITORY = Path(__file__).parents[2]
 

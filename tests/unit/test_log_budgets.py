@@ -15,8 +15,8 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.log_tables import log_on, metadata, removal, split
+from tests.support.copies import copy_of
+from tests.support.log_tables import log_on, metadata, removal, split
 
 AGES = (13, 1_003, 10_003)
 """Each three versions after a state, so that all that differs is what lies before."""

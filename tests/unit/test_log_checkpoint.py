@@ -19,8 +19,8 @@ from storage_core.log.schema_registry import PREFIX, canonical
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.foreign_logs import OWN_FIELD_IDS
-from storage_core.testkit.log_tables import full_split, log_on, metadata, removal, segment, split
+from tests.support.foreign_logs import OWN_FIELD_IDS
+from tests.support.log_tables import full_split, log_on, metadata, removal, segment, split
 
 FULL_ADD = full_split()
 

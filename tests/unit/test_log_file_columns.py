@@ -13,7 +13,7 @@ from storage_core.formats.avro_state import encode_entries
 from storage_core.formats.avro_state_schema import ENTRY_SCHEMA
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import FILES_SCHEMA, adds_of, table_of
-from storage_core.testkit.log_tables import full_split
+from tests.support.log_tables import full_split
 
 BARE = Add(path="a.parquet", size=1, modificationTime=2)
 FULL = full_split()

@@ -16,7 +16,7 @@ from storage_core.log.listing import has_log, list_head, list_log, list_near
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 AVRO, JSON = CheckpointKind.AVRO_STATE, CheckpointKind.JSON
 

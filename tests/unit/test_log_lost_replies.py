@@ -13,10 +13,10 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Conflict, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_tables import log_on, metadata, removal, split
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.ids import SeededIds
+from tests.support.log_tables import log_on, metadata, removal, split
 
 APPLIED = [PutFault.APPLIED_THEN_CONFLICT, PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_UNAVAILABLE]
 NOT_APPLIED = [PutFault.DROPPED_THEN_UNKNOWN, PutFault.CONFLICT_WITH_NOTHING]

@@ -21,9 +21,9 @@ from storage_core.objectstore.contract import IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.log_tables import (
+from tests.support.clock import START_MS, ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.log_tables import (
     INDEX,
     log_on,
     metadata,

@@ -19,7 +19,7 @@ from storage_core.region.repartition import change_regions
 from storage_core.region.spec import declared_fields, first_specs
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.log_tables import log_on, metadata, split
+from tests.support.log_tables import log_on, metadata, split
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from storage_core.log.actions import (
 from storage_core.log.deletion_vector import inline
 from storage_core.log.files.live import FilesBuilder
 from storage_core.log.snapshot import Snapshot
-from storage_core.testkit.log_tables import INDEX, SCHEMA, metadata, removal, segment, split
-from storage_core.testkit.many_splits import snapshot_of_many
+from tests.support.log_tables import INDEX, SCHEMA, metadata, removal, segment, split
+from tests.support.many_splits import snapshot_of_many
 
 
 def _info(timestamp: int) -> CommitInfo:

@@ -4,8 +4,8 @@ import pytest
 
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.store_conformance import StoreConformance, WriteNumberConformance
+from tests.support.clock import ManualClock
+from tests.support.store_conformance import StoreConformance, WriteNumberConformance
 
 
 class TestMemoryStore(StoreConformance, WriteNumberConformance):

@@ -15,7 +15,7 @@ from storage_core.region.writer import RegionWriter
 from storage_core.rows.map_union import union
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.keyed_table import KeyedTable
 
 MAP = pa.map_(pa.string(), pa.int64())
 SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("attrs", MAP), ("labels", MAP), ("n", pa.int64())])

@@ -10,7 +10,7 @@ import pytest
 
 from storage_core.errors import InvalidInput
 from storage_core.rows.murmur3 import murmur3
-from tests.steps import steps_of
+from tests.support.steps import steps_of
 
 NTZ = pa.timestamp("us")
 TIMES = [*map(dt.datetime.fromisoformat, ("1970-01-01T00:00:01", "2024-02-29", "1969-12-31"))]

@@ -19,11 +19,11 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import RequestKind
 from storage_core.objectstore.prefetch import all_of, prefetch
 from storage_core.settings.table import TableConfig
-from storage_core.testkit import merge_plan
-from storage_core.testkit.deleted_rows import delete_where
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support import merge_plan
+from tests.support.deleted_rows import delete_where
+from tests.support.fault_store import FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 SPLITS = 3
 MEETING_SECONDS = 120

@@ -17,7 +17,7 @@ from storage_core.ingest.rejection import RejectedLine
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.quarantine import Kept, keep
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.rejected_lines import rejected_lines
 
 LINES = [
     RejectedLine("a/b c.log", 3, "the line does not match the pattern", 'caf\xe9 "q"'),

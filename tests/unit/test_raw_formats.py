@@ -19,7 +19,7 @@ from storage_core.formats.avro_container import CHECKSUM_KEY, OPEN_CHECKSUM, wit
 from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
 from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
 from storage_core.formats.raw_keys import ChunkKey, chunk_key
-from storage_core.testkit.damage import flip_bit, truncate
+from tests.support.damage import flip_bit, truncate
 
 WRITER = "3b9f1c1e-0d6a-4f6e-9a53-0f4f6c1d2e3a"
 KEY = ChunkKey(segment_ms=1_700_000_000_000, writer=WRITER, number=7)

@@ -25,12 +25,12 @@ from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.read import typed_records
 from storage_core.raw_log.records import RawRecord
 from storage_core.rows.fold import FIELDS, OPERATION, record_schema
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.damage import Damage as Harm
-from storage_core.testkit.damage import damage
-from storage_core.testkit.fault_store import FaultStore, GetFault, ListFault
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import START_MS, ManualClock
+from tests.support.copies import copy_of
+from tests.support.damage import Damage as Harm
+from tests.support.damage import damage
+from tests.support.fault_store import FaultStore, GetFault, ListFault
+from tests.support.ids import SeededIds
 
 SECOND = 1_000
 

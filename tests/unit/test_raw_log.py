@@ -24,9 +24,9 @@ from storage_core.raw_log.limits import MAX_RECORD_BYTES, RawLimits
 from storage_core.raw_log.raw_log import RawLog
 from storage_core.raw_log.records import RawRecord
 from storage_core.raw_log.stores import RawStore
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import START_MS, ManualClock
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.ids import SeededIds
 
 WAIT_MS = 120_000
 SETTLED = (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.rows.record_bytes import row_bytes
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
     [

@@ -23,7 +23,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, OutcomeUnknown, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
+from tests.support.clock import ManualClock
 
 REPOSITORY = Path(__file__).parents[2]
 CALLS = (
@@ -185,7 +185,7 @@ from storage_core.errors import NotWritten, TidemarkError, Unavailable
 from storage_core.objectstore.contract import Committed, IfAbsent
 from storage_core.objectstore.local import LocalStore
 from storage_core.table import Table
-from tests import limits
+from tests.support import limits
 
 root = sys.argv[1]
 table = Table.create(root + "/t", pa.schema([("a", pa.int64()), ("b", pa.string())]))

@@ -13,9 +13,9 @@ from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region.manifest import region_of
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, Interruption
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, Interruption
+from tests.support.keyed_table import KeyedTable
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import manifest
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, PutFault
 
 REGION = "00112233-4455-6677-8899-aabbccddeeff"
 

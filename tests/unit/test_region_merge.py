@@ -22,8 +22,8 @@ from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.progress import list_regions
 from storage_core.settings.table import TableConfig
 from storage_core.split.rewrite import Rewrite
-from storage_core.testkit import merge_plan
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
+from tests.support import merge_plan
+from tests.support.keyed_table import PLANES, KeyedTable, Row
 
 
 def waiting(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> pa.Table:

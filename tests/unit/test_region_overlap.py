@@ -21,8 +21,8 @@ from storage_core.region import unmerged
 from storage_core.region.overlap import admitted, may_hold, may_overlap
 from storage_core.rows.bound_text import decode
 from storage_core.rows.statistics import compute
-from storage_core.testkit.keyed_table import KeyedTable
-from tests.scale import scaled
+from tests.support.keyed_table import KeyedTable
+from tests.support.scale import scaled
 
 SCHEMA = pa.schema({"n": pa.int64(), "s": pa.string(), "f": pa.float64(), "d": pa.decimal128(9, 2)})
 VALUES: dict[str, st.SearchStrategy[Any]] = {

@@ -25,8 +25,8 @@ from storage_core.region.manifest import commit, read_latest, region_of
 from storage_core.region.sorting import SortingWork
 from storage_core.repair.repair import repair
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import ALWAYS, KeyedTable
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import ALWAYS, KeyedTable
 
 
 def _table(*, retention_ms: int = 0, store: MeteredStore | None = None) -> KeyedTable:
@@ -45,8 +45,7 @@ def _flush(table: KeyedTable, *names: str) -> None:
 
 
 def _merge(table: KeyedTable) -> None:
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     table.log.checkpoint(table.snapshot)
 
 

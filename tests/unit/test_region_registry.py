@@ -18,9 +18,9 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.region.manifest import commit
 from storage_core.region.registry import close_spec, read_registry, rebuilt, register
 from storage_core.settings.region_fields import Region
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.ids import SeededIds
 
 KEY = keys.region_registry_key()
 CLOCK = ManualClock()

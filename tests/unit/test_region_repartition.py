@@ -19,10 +19,10 @@ from storage_core.region.router import RoutingWriter
 from storage_core.region.spec import DeclaredField, declared_fields, first_specs
 from storage_core.settings.region_fields import RegionField
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row, seats
-from storage_core.testkit.meanwhile import Meanwhile
+from tests.support.fault_store import FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable, Row, seats
+from tests.support.meanwhile import Meanwhile
 
 NAMES = [f"N{number}" for number in range(12)]
 
@@ -74,8 +74,7 @@ def test_rows_of_the_old_regions_stay_and_newer_ones_win(
         writer.flush()
     expected |= dict.fromkeys(NAMES[4:8], 3)
     assert seats(table) == expected
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     assert seats(table) == expected
     assert max(Counter(str(row["tailnum"]) for row in table.base_rows()).values()) == 1
 
@@ -206,8 +205,7 @@ def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(instant: int
     with table.routing_writer() as writer:
         writer.put(rows(4, NAMES[:3]))
         writer.flush()
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     assert seats(table) == expected | dict.fromkeys(NAMES[:3], 4)
 
 

@@ -27,12 +27,12 @@ from storage_core.region.writer import RegionWriter
 from storage_core.repair.repair import repair
 from storage_core.rows import fold
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, Row
-from storage_core.testkit.meanwhile import Meanwhile
-from storage_core.testkit.region_rows import region_of_row
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable, Row
+from tests.support.meanwhile import Meanwhile
+from tests.support.region_rows import region_of_row
 
 NAMES = [f"N{number}" for number in range(40)]
 
@@ -239,8 +239,7 @@ def test_the_collector_keeps_the_registry_and_what_is_not_merged() -> None:
         with table.routing_writer() as writer:
             writer.put([plane(name, seats) for name in NAMES])
             writer.flush()
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     table.log.checkpoint(table.snapshot)
     with table.routing_writer() as writer:
         writer.put([plane(name, 3) for name in NAMES[:9]])
@@ -268,8 +267,7 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
         with table.routing_writer() as other:
             other.put([plane(name, 2) for name in NAMES])
             other.flush()
-        while table.merge() is not None:
-            pass
+        table.merge_all()
         with table.routing_writer() as other:
             other.put([plane(name, 3) for name in of_bucket(table, 2)])
 

@@ -17,7 +17,7 @@ from storage_core.region.transforms import Transform, TransformKind, parse_trans
 from storage_core.settings.query import QueryLimits
 from storage_core.settings.region_fields import RegionField, RegionSpec, specs_from_text, specs_to_text
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.region_rows import field_value, region_of_row
+from tests.support.region_rows import field_value, region_of_row
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "00000000-0000-4000-8000-000000000001"
@@ -272,7 +272,7 @@ def test_an_expression_takes_long_keys_in_pieces_and_makes_no_gigabytes() -> Non
     code = (
         "import pyarrow as pa\n"
         "from storage_core.region.expressions import evaluate\n"
-        "from tests.memory import grown_bytes\n"
+        "from tests.support.memory import grown_bytes\n"
         "keys = pa.array(['%03d' % number + 'x' * 60_000 for number in range(8)])\n"
         "def work():\n"
         "    assert evaluate('length(repeat(col0, 4000))', [keys]).to_pylist() == [240_012_000] * 8\n"

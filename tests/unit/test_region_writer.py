@@ -21,8 +21,8 @@ from storage_core.region.progress import list_regions
 from storage_core.region.writer import RegionWriter
 from storage_core.rows import fold
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, seats
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.keyed_table import PLANES, KeyedTable, seats
 
 WAL = "/wal/"
 

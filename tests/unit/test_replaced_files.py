@@ -35,8 +35,8 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.rejected_lines import rejected_lines
+from tests.support.ids import SeededIds
+from tests.support.rejected_lines import rejected_lines
 
 SCHEMA = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False), pa.field("id", pa.int64())])
 FILE = "a.ndjson"

@@ -22,9 +22,9 @@ from storage_core.objectstore.reading import LIST_FROM
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
 
 COMMIT_ID = "7d5f0a44-3c56-4a7e-9d1e-0f8f4b3c2a10"
 

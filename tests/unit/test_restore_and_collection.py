@@ -19,10 +19,10 @@ from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.reading import exists
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore
-from storage_core.testkit.meanwhile import Meanwhile
-from storage_core.testkit.sample_table import SampleTable
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore
+from tests.support.meanwhile import Meanwhile
+from tests.support.sample_table import SampleTable
 
 RETENTION_MS = 5 * HOUR_MS
 

@@ -17,7 +17,7 @@ from storage_core.objectstore.contract import Overwrite
 from storage_core.split import row_groups
 from storage_core.split.metadata import with_checksum
 from storage_core.split.read import open_split
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.keyed_table import KeyedTable
 from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])

@@ -29,10 +29,10 @@ from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
 from storage_core.region.spec import whole_table
 from storage_core.repair.repair import repair
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.copies import copy_of
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import PLANES, KeyedTable, base_seats, seats
+from tests.support.clock import ManualClock
+from tests.support.copies import copy_of
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import PLANES, KeyedTable, base_seats, seats
 
 SOON = SortingTerms(generations=1)
 RAW_WRITER = "5f0c1c7a-5a9e-4a4f-8f8c-0a8f3b1f2c11"
@@ -165,8 +165,7 @@ def test_whatever_others_commit_between_plan_and_commit_is_carried_on(what: str)
         between.replay_after_wal_id,
     )
     assert (between == before) == (what == "merge")
-    while table.merge() is not None:
-        pass
+    table.merge_all()
     flushed = {name for name in expected if name != "tail" or after.current_generation > 4}
     assert base_seats(table) == {name: expected[name] for name in flushed}
 

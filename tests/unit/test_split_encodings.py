@@ -18,9 +18,9 @@ from storage_core.split.encodings import LEAST_ROWS, Encoding, candidates, choos
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import CONFIG, SCHEMA, context, events, snapshot
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import CONFIG, SCHEMA, context, events, snapshot
+from tests.support.ids import SeededIds
+from tests.support.merge_plan import plan
 
 ROWS = 40_000
 TYPES = (pa.bool_(), pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32())

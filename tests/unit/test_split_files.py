@@ -22,9 +22,9 @@ from storage_core.split.context import SplitContext, context_of
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
-from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.ids import SeededIds
+from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.ids import SeededIds
 
 NOW_MS = 1_700_000_000_000
 ROWS = [

@@ -15,10 +15,10 @@ from storage_core.split.lineage import Lineage, MergedRange, Origin, read_origin
 from storage_core.split.metadata import PREFIX, add_of, describe, require_checksum, with_checksum
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.merge_plan import plan
+from tests.support.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
+from tests.support.merge_plan import plan
 
 ORIGIN = Origin(
     table_id="5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11",

@@ -21,8 +21,8 @@ from storage_core.objectstore.meter import MeteredStore
 from storage_core.split.read import conform_split, open_split, read_split
 from storage_core.split.vectors import INLINE_BYTES, deleted_rows, vector_for
 from storage_core.split.write import sort_and_write
-from storage_core.testkit.events import SCHEMA, context, events
-from storage_core.testkit.ids import SeededIds
+from tests.support.events import SCHEMA, context, events
+from tests.support.ids import SeededIds
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.log_tables import log_on, metadata, removal, split
+from tests.support.log_tables import log_on, metadata, removal, split
 
 
 class Table:

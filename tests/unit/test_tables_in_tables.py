@@ -15,7 +15,7 @@ from storage_core.objectstore.resolve import locations_above, open_store
 from storage_core.table import Table
 
 if TYPE_CHECKING:
-    from storage_core.testkit.s3_server import S3Server
+    from tests.support.s3_server import S3Server
 
 SCHEMA = pa.schema([("a", pa.int64())])
 

@@ -31,12 +31,12 @@ from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.as_of import snapshot_at
 from storage_core.settings.table import CheckpointFormat, TableConfig
-from storage_core.testkit.blind_listing import BlindListing
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.fault_store import FaultStore, PutFault
-from storage_core.testkit.log_tables import INDEX
-from storage_core.testkit.meanwhile import Meanwhile
-from storage_core.testkit.sample_table import SampleTable
+from tests.support.blind_listing import BlindListing
+from tests.support.clock import ManualClock
+from tests.support.fault_store import FaultStore, PutFault
+from tests.support.log_tables import INDEX
+from tests.support.meanwhile import Meanwhile
+from tests.support.sample_table import SampleTable
 
 RETENTION_MS = 5 * HOUR_MS
 

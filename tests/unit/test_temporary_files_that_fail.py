@@ -16,7 +16,7 @@ from storage_core.formats.avro_container import read_columns
 from storage_core.rows.sort_order import SortOrder
 from storage_core.scratch import scratch_folder
 from storage_core.split.encode import FileWriter
-from tests.limits import limited
+from tests.support.limits import limited
 
 ROWS = pa.table({"a": pa.array(range(100_000))})
 

@@ -12,7 +12,7 @@ from storage_core.index import fulltext, text_limits
 from storage_core.objectstore.local import LocalStore
 from storage_core.settings.index import IndexDefinition
 from storage_core.table import Table
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.keyed_table import KeyedTable
 from tests.unit.poor_machine import half_indexed
 from tests.unit.test_generation_segments import EVERY_GENERATION, found, new_table, row
 

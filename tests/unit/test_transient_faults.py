@@ -32,7 +32,7 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.settings.query import QueryLimits
 from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
-from storage_core.testkit.ids import SeededIds
+from tests.support.ids import SeededIds
 from tidemark import Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("m", pa.string())])

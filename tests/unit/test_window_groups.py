@@ -15,7 +15,7 @@ from jobs.spark.stopwatch import Stopwatch
 from storage_core.compaction.work import CompactionTask
 from storage_core.errors import Unavailable
 from storage_core.log.actions import Add
-from storage_core.testkit.events import context
+from tests.support.events import context
 
 
 def merge(window: int | None, size: int) -> CompactionTask:

@@ -22,9 +22,9 @@ from storage_core.log.actions import (
 from storage_core.log.conflicts.requirements import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
-from storage_core.testkit.clock import START_MS
-from storage_core.testkit.log_oracle import State
-from storage_core.testkit.log_tables import INDEX, segment, split
+from tests.support.clock import START_MS
+from tests.support.log_oracle import State
+from tests.support.log_tables import INDEX, segment, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,9 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.write import sort_and_write
-from storage_core.testkit import merge_plan
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
+from tests.support import merge_plan
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
 
 Row = dict[str, object]
 
@@ -91,6 +91,11 @@ class KeyedTable:
         if not works:
             return None
         return merge.commit(self.log, snapshot, works, [self.execute(work) for work in works])
+
+    def merge_all(self) -> None:
+        """Merge until nothing is left to merge."""
+        while self.merge() is not None:
+            pass
 
     def append(self, rows: Sequence[Row]) -> Snapshot:
         """Commit rows as splits of their own, without a region, and return the snapshot after it."""

@@ -27,9 +27,9 @@ from storage_core.settings.index import IndexDefinition
 from storage_core.settings.region_fields import Region
 from storage_core.settings.table import TableConfig
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.keyed_table import KeyedTable
-from storage_core.testkit.merge_plan import plan as plan_compaction
+from tests.support.clock import ManualClock
+from tests.support.keyed_table import KeyedTable
+from tests.support.merge_plan import plan as plan_compaction
 
 SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), ("status", pa.int32()), ("text", pa.string())])
 INDEX = IndexDefinition("by_status", "bitmap", ("status",))

@@ -11,9 +11,9 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.log_tables import INDEX, metadata
+from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
+from tests.support.log_tables import INDEX, metadata
 
 
 class SampleTable:

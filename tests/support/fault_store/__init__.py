@@ -4,7 +4,7 @@ What happens is scripted per kind of request and part of the key, or by the numb
 follows from a seed at given rates. A request without a step is answered by the wrapped store.
 """
 
-from storage_core.testkit.fault_store.faults import (
+from tests.support.fault_store.faults import (
     FAULTS,
     Crash,
     CrashFault,
@@ -15,9 +15,9 @@ from storage_core.testkit.fault_store.faults import (
     ListFault,
     PutFault,
 )
-from storage_core.testkit.fault_store.interruption import Interruption
-from storage_core.testkit.fault_store.script import Happening, Rates, Request
-from storage_core.testkit.fault_store.store import FaultStore
+from tests.support.fault_store.interruption import Interruption
+from tests.support.fault_store.script import Happening, Rates, Request
+from tests.support.fault_store.store import FaultStore
 
 __all__ = [
     "FAULTS",

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TextIO
 
 from storage_core.errors import TidemarkError
-from tests.limits import address_space, confine
-from tests.scale import scaled
+from tests.support.limits import address_space, confine
+from tests.support.scale import scaled
 
 SEED = 13
 ROOM_BYTES = 6 * 2**30
 """How much more address space a process may take than it has before its first case."""
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _JUDGED = re.compile(r"judged (\d+), refused (\d+)")
 
 Case = Callable[[random.Random], str | None]

@@ -14,7 +14,7 @@ from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.snapshot import Snapshot
-from storage_core.testkit.events import CONFIG, HOUR_SECONDS, snapshot
+from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
 
 SPLIT_BYTES = 10_000_000
 

@@ -7,8 +7,8 @@ from random import Random
 from typing import assert_never
 
 from storage_core.objectstore.contract import ObjectInfo
-from storage_core.testkit.damage import flip_bit, truncate
-from storage_core.testkit.fault_store.faults import GetFault, ListFault
+from tests.support.damage import flip_bit, truncate
+from tests.support.fault_store.faults import GetFault, ListFault
 
 
 def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Callable[[], bytes]) -> bytes:

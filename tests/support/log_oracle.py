@@ -31,7 +31,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
-from storage_core.testkit.copies import copy_of
+from tests.support.copies import copy_of
 
 State = dict[str, dict[str, Any]]
 

@@ -21,8 +21,8 @@ from storage_core.objectstore.contract import (
     PutResult,
 )
 from storage_core.objectstore.meter import RequestKind
-from storage_core.testkit.fault_store.answers import changed_content, changed_listing
-from storage_core.testkit.fault_store.faults import (
+from tests.support.fault_store.answers import changed_content, changed_listing
+from tests.support.fault_store.faults import (
     Crash,
     CrashFault,
     DeleteFault,
@@ -32,7 +32,7 @@ from storage_core.testkit.fault_store.faults import (
     ListFault,
     PutFault,
 )
-from storage_core.testkit.fault_store.script import Chances, Fate, Happening, Rates, Request, Script, Step
+from tests.support.fault_store.script import Chances, Fate, Happening, Rates, Request, Script, Step
 
 TIMEOUT_MS = 60_000
 

@@ -27,8 +27,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import BaseWSGIServer, make_server
 from werkzeug.test import Client, run_wsgi_app
 
-ACCESS_KEY = "testkit-access"
-SECRET_KEY = "testkit-secret"  # noqa: S105 -- moto takes any
+ACCESS_KEY = "test-access"
+SECRET_KEY = "test-secret"  # noqa: S105 -- moto takes any
 REGION = "eu-central-1"
 CONDITIONS = ("If-None-Match", "If-Match")
 

@@ -20,9 +20,9 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.raw_log.history import union
 from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.ids import SeededIds
-from storage_core.testkit.keyed_table import KeyedTable
+from tests.support.clock import START_MS, ManualClock
+from tests.support.ids import SeededIds
+from tests.support.keyed_table import KeyedTable
 
 Step = Literal["divide", "fill"]
 

@@ -1,4 +1,3 @@
-# ruff: noqa: D102 -- the names of the tests are the sentences that a docstring would repeat
 """What every object store must do, as tests that a backend subclasses (docs/architecture/object-store.md).
 
     class TestMyStore(StoreConformance):
@@ -8,7 +7,7 @@
 
 Each test gets a fresh, empty store. Listings are compared as sets: no store
 need keep an order. Bodies that are swapped differ: an ETag may be a hash of
-the content. More than 300 lines: a backend subclasses one class for all of it.
+the content.
 """
 
 from __future__ import annotations

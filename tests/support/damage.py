@@ -1,4 +1,4 @@
-"""Damage to bytes, and to objects at rest: what a disk, a copy or an operator does to them (row 61).
+"""Damage to bytes, and to objects at rest: what a disk, a copy or an operator does to them (lesson 61).
 
 Every function guarantees that something changed; where nothing can (no bit in an empty object, two equal objects) it
 refuses. The place of the damage follows from the given randomness alone, so a case replays.

@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
+from tests.support import quick_java
+
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 _RECORD_SECONDS = 120.0
@@ -38,7 +40,6 @@ _CONNECT_PORT = re.compile(r"Spark Connect server started at: .*:([1-9]\d*)\s")
 _MASTER_PAGE = re.compile(r"Bound MasterWebUI to .* started at (http://\S+)\s")
 # Names of one machine: Spark runs no second attempt of a task on the host of the first.
 _HOSTS = ("127.0.0.1", "localhost")
-_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half the processor time of a JVM that lives for seconds
 _LOG4J = """rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -145,7 +146,7 @@ class StandaloneCluster:
             **self._environment,
             "PYTHONPATH": str(_installed()),
             "SPARK_CONF_DIR": str(self._folder / "conf"),
-            "SPARK_DAEMON_JAVA_OPTS": _QUICK_START,
+            "SPARK_DAEMON_JAVA_OPTS": quick_java.OPTIONS,
             "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
             "SPARK_NO_DAEMONIZE": "1",
         }
@@ -170,8 +171,8 @@ class StandaloneCluster:
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": (self._folder / "events").as_uri(),
             "spark.eventLog.compress": "false",
-            "spark.driver.extraJavaOptions": _QUICK_START,
-            "spark.executor.extraJavaOptions": _QUICK_START,
+            "spark.driver.extraJavaOptions": quick_java.OPTIONS,
+            "spark.executor.extraJavaOptions": quick_java.OPTIONS,
             "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             # Spark itself waits 30 s, which are few on a busy machine.

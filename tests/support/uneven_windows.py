@@ -23,10 +23,10 @@ from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
-from storage_core.testkit.clock import ManualClock
-from storage_core.testkit.deleted_rows import delete_where
-from storage_core.testkit.events import CONFIG, HOUR_SECONDS, SCHEMA, TABLE_ID, instant
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import ManualClock
+from tests.support.deleted_rows import delete_where
+from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, TABLE_ID, instant
+from tests.support.ids import SeededIds
 
 LARGE = 394_464 * HOUR_SECONDS
 """The start of the large window; the small ones follow it."""

@@ -12,7 +12,7 @@ from threading import Lock
 
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.objectstore.meter import RequestKind
-from storage_core.testkit.fault_store.faults import FAULTS, CrashFault, Fault
+from tests.support.fault_store.faults import FAULTS, CrashFault, Fault
 
 Act = Callable[[], object]
 Step = Fault | CrashFault | TidemarkError | Act

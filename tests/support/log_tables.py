@@ -11,8 +11,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.index import IndexDefinition
 from storage_core.settings.table import TableConfig
-from storage_core.testkit.clock import START_MS, ManualClock
-from storage_core.testkit.ids import SeededIds
+from tests.support.clock import START_MS, ManualClock
+from tests.support.ids import SeededIds
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 INDEX = IndexDefinition("words", "fulltext", ("text",))
