@@ -52,9 +52,11 @@ class Question:
     text: str
     relation: Relation
     seconds: float
-    """From the question to the first rows of the answer, and from some rows to the next."""
+    """For the whole answer; of one that is streamed to the first rows, and from some rows to the next."""
     memory_bytes: int
     spill_bytes: int
     """On disk, for what memory does not hold."""
     batch_rows: int
     """Of the answer at a time, at most."""
+    is_streamed: bool
+    """Whoever asks may take their time between batches."""

@@ -7,6 +7,7 @@ of its question is over; and it ends when this process does, however that ends (
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from socket import socketpair
 from typing import IO, Any, ClassVar, Final, Self
@@ -29,9 +30,10 @@ from storage_core.process import HomeProcess
 from storage_core.scratch import scratch_folder
 from storage_core.system_errors import typed
 
-MOST_KEPT = 2
+MOST_KEPT = 8
 _KEPT_SECONDS = 30.0
 _START_SECONDS = 120.0
+_WAKE_SECONDS = 10.0
 _PROGRAM: Final = """
 import sys
 _, descriptor, folder, *sys.path = sys.argv
@@ -58,17 +60,14 @@ class Answer:
 
     Making one asks the question. That and each batch raise what DuckDB said of it, `TypesDiffer`, `OutOfTime`,
     `SandboxEnded`, or `Unavailable` where the system gives no process. After any error, and when it is closed before
-    its end, its process is killed.
+    its end, its process is killed. In a copy of this process by fork() a batch is `CopiedProcess`.
     """
 
     def __init__(self, question: Question) -> None:
-        self._seconds = question.seconds
-        self._sandbox: _Sandbox | None = _Kept.taken()
-        try:
-            self._sandbox.ask(question)
-        except BaseException:
-            self.close()
-            raise
+        self._sandbox: _Sandbox | None = None
+        self._sandbox = _asked(question)
+        self._question = question
+        self._began = time.monotonic()
         content = self._content()
         self.schema: pa.Schema = pa.ipc.read_schema(content)
 
@@ -105,8 +104,10 @@ class Answer:
         """What the next message brings; None after the last."""
         if self._sandbox is None:
             return None
+        self._sandbox.home.require("a stream of rows", "scan the table here")
+        waited = 0.0 if self._question.is_streamed else time.monotonic() - self._began
         try:
-            message = self._sandbox.receive(self._seconds)
+            message = self._sandbox.receive(self._question.seconds - waited)
         except BaseException:
             self.close()
             raise
@@ -122,14 +123,39 @@ class Answer:
         return None
 
 
+def _asked(question: Question) -> _Sandbox:
+    """A sandbox that has begun to answer. One that was kept may have been killed or stopped since: then another is."""
+    while True:
+        sandbox = _Kept.taken()
+        try:
+            sandbox.ask(question)
+        except (OutOfTime, SandboxEnded) as error:
+            sandbox.end()
+            if not sandbox.has_begun:
+                found = f"the process of a query did not begin ({str(error) or 'it is stopped'})"
+                advice = "look at the limits of this process (ulimit -a) and at its memory, then try again"
+                raise Unavailable(f"{found}: {advice}") from error
+        except BaseException:
+            sandbox.end()
+            raise
+        else:
+            return sandbox
+
+
 def prepare() -> None:
     """Begin to start a process for the question that follows, unless one is kept. Raises `Unavailable`."""
     _Kept.keep(_Kept.taken())
 
 
 def end_kept() -> None:
-    """End the processes that are kept: at the end of this process, or sooner where their memory is wanted."""
+    """End the processes that are kept, where their memory is wanted sooner."""
     for each in _Kept.all_taken():
+        each.end()
+
+
+def _end_all() -> None:
+    """End all processes, at the end of this one: also those of streams that were not read to their end."""
+    for each in list(_Kept.living):
         each.end()
 
 
@@ -137,21 +163,27 @@ class _Sandbox:
     """A process that answers questions, and the folder that is its own."""
 
     def __init__(self) -> None:
-        self._home = HomeProcess()
+        self.home = HomeProcess()
+        self.has_begun = False
+        """It has answered, or is answering."""
         self.idle_since = time.monotonic()
         with ExitStack() as stack, typed("the process of a query", with_file=True):
             folder = stack.enter_context(scratch_folder("tidemark-spill-"))
-            self._socket, theirs = socketpair()
+            self._socket, made = socketpair()
             stack.enter_context(self._socket)
-            with theirs:
+            with made:  # whose number may be that of a standard file, where those are closed
+                theirs = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3)
+            try:
                 self._process = subprocess.Popen(  # this Python, with the program above
-                    [sys.executable, "-I", "-S", "-c", _PROGRAM, str(theirs.fileno()), str(folder), *_path()],
-                    pass_fds=[theirs.fileno()],
+                    [_python(), "-I", "-S", "-c", _PROGRAM, str(theirs), str(folder), *_path()],
+                    pass_fds=[theirs],
                     env={**_SET, **{name: os.environ[name] for name in _PASSED_ON if name in os.environ}},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
+            finally:
+                os.close(theirs)
             stack.callback(self._process.wait)
             stack.callback(self._process.kill)
             self._stack = stack.pop_all()
@@ -163,17 +195,21 @@ class _Sandbox:
 
     def ask(self, question: Question) -> None:
         """Send the question, and return when its time begins."""
-        self._socket.settimeout(_START_SECONDS)
+        seconds = _WAKE_SECONDS if self.has_begun else _START_SECONDS
+        self._socket.settimeout(seconds)
         with ExitStack() as stack:
             files = [stack.enter_context(_file_of(rows)).fileno() for rows in question.relation.rows.values()]
             try:
                 send(self._socket, Kind.QUESTION, encoded(question), files)
             except ConnectionError as error:
                 raise self._ended() from error
-        self.receive(_START_SECONDS)
+        self.receive(seconds)
+        self.has_begun = True
 
     def receive(self, seconds: float) -> Message:
-        """Return the next message."""
+        """Return the next message, if there is time for it."""
+        if seconds <= 0:
+            raise OutOfTime
         self._socket.settimeout(seconds)
         try:
             return receive(self._socket)
@@ -184,7 +220,7 @@ class _Sandbox:
 
     def end(self) -> None:
         """Kill the process and remove its folder. In a copy of this process by fork(), leave both alone."""
-        if self._home.is_here:
+        if self.home.is_here:
             self._stack.close()
         else:
             self._socket.close()
@@ -243,13 +279,23 @@ class _Kept:
 
 
 os.register_at_fork(after_in_child=_Kept.leave)
-atexit.register(end_kept)
+atexit.register(_end_all)
+
+
+def _python() -> str:
+    if not sys.executable:
+        raise Unavailable("a query needs a Python to run, and this process does not know its own: set sys.executable")
+    return sys.executable
 
 
 def _path() -> list[str]:
     """Where this process finds modules, ours first: the folder of a user may hold others of the same names."""
-    ours = str(Path(__file__).resolve().parents[2])
-    return list(dict.fromkeys([ours, *(each or str(Path.cwd()) for each in sys.path)]))
+    found = [str(Path(__file__).resolve().parents[2])]
+    for each in sys.path:
+        if "\0" not in str(each):
+            with suppress(FileNotFoundError):  # the working directory is gone
+                found.append(str(each) or str(Path.cwd()))
+    return list(dict.fromkeys(found))
 
 
 def _file_of(rows: pa.Table) -> IO[bytes]:
@@ -274,6 +320,8 @@ def _raised(said: dict[str, Any]) -> Exception:
         return TypesDiffer()
     if name == Unavailable.__name__:
         return Unavailable(text)
+    if name.startswith("Arrow") and "Memory" not in name:
+        return duckdb.InvalidInputException(f"Invalid Input Error: {text}")
     if "MemoryError" in name:  # of Python or Arrow
         return duckdb.OutOfMemoryException(f"Out of Memory Error: {text}")
     if "errno" in said:

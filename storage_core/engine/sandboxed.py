@@ -16,7 +16,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,8 @@ def _is_bound_alike(one: Question, other: Question | None) -> bool:
     """Whether a session for the one serves the other: the same limits, files and views, and no rows in memory."""
     if other is None or any(rows.num_rows for each in (one, other) for rows in each.relation.rows.values()):
         return False
-    return replace(one, text=other.text, seconds=other.seconds, batch_rows=other.batch_rows) == other
+    limits = [(each.memory_bytes, each.spill_bytes) for each in (one, other)]
+    return one.relation == other.relation and limits[0] == limits[1]
 
 
 def _answer(question: Question, connection: duckdb.DuckDBPyConnection, to: socket.socket) -> None:

@@ -22,7 +22,7 @@ from storage_core.engine.question import Question, Relation
 
 _HEAD = struct.Struct(">cQ")
 _MOST_FILES = 16
-_PLAIN_FIELDS = ("text", "seconds", "memory_bytes", "spill_bytes", "batch_rows")
+_PLAIN_FIELDS = ("text", "seconds", "memory_bytes", "spill_bytes", "batch_rows", "is_streamed")
 
 
 class Kind(Enum):

@@ -25,7 +25,7 @@ from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailabl
 from storage_core.foreign_text import shortened
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.verified import Verified
+from storage_core.read.verified import Verified, require_sound
 from storage_core.settings.query import QueryLimits
 from storage_core.split.read import conform_split, expired_split, read_split
 from storage_core.split.vectors import deleted_rows, positions
@@ -48,7 +48,8 @@ _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Par
 _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
-_OPTIONS = "union_by_name = true, can_have_nan = true"
+# And a folder on the way to a table may be called `year=2026`, which is no column of it.
+_OPTIONS = "union_by_name = true, can_have_nan = true, hive_partitioning = false"
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
 _WITHOUT_DELETED = (
     f"AS split ANTI JOIN {_DELETED} AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
@@ -82,9 +83,10 @@ class Source:
             same_types=(TABLE, _TEMPLATE),
         )
 
-    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Answer:
+    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, stream_rows: int | None = None) -> Answer:
         """Return the answer of a SELECT that was checked, from a process that can do nothing else: see `Answer`.
 
+        With `stream_rows` it comes in batches of at most so many rows, and `seconds` is the time from one to the next.
         Raises `InvalidInput` where a column of a split has another type than in the table.
         """
         question = Question(
@@ -93,7 +95,8 @@ class Source:
             seconds=limits.seconds,
             memory_bytes=limits.memory_bytes,
             spill_bytes=spill_bytes,
-            batch_rows=batch_rows,
+            batch_rows=_BATCH_ROWS if stream_rows is None else stream_rows,
+            is_streamed=stream_rows is not None,
         )
         try:
             return Answer(question)
@@ -155,7 +158,7 @@ def query_errors(
     """Turn DuckDB's errors into Tidemark's.
 
     `SnapshotExpired` where one of the files of splits is named and gone, `Unavailable` where a limit, memory or a file
-    is out of reach, `Corrupt` where a split is named, else `InvalidInput`.
+    is out of reach, `Corrupt` where a split is named and its file is not what was written, else `InvalidInput`.
     """
     import duckdb
 
@@ -168,8 +171,16 @@ def query_errors(
             raise _process_ended(query, limits or QueryLimits(), str(error)) from error
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
             # DuckDB takes a path that is gone for a folder, in which it may read nothing.
-            lost = next((add for add, path in files if add.path in str(error) and not path.exists()), None)
-            raise _typed(error, query, splits, limits) if lost is None else expired_split(lost) from error
+            named = [(add, path) for add, path in files if add.path in str(error)]
+            lost = next((add for add, path in named if not path.exists()), None)
+            if lost is not None:
+                raise expired_split(lost) from error
+            found = _typed(error, query, splits, limits)
+            if isinstance(found, Corrupt) and any(add.xxh3 is not None for add, _ in named):
+                for add, path in named:  # a path may stand in a value, too
+                    require_sound(path, add)
+                found = InvalidInput(f"{shown(query)}: {error}", query=query)
+            raise found from error
 
 
 def _out_of_time(query: str, limits: QueryLimits) -> Unavailable:

@@ -82,7 +82,7 @@ class Scan:
             if bounds is None:
                 rows = source.opened().sql(self._text).to_arrow_reader(batch_rows)
             else:
-                rows = source.answer(self._text, bounds, batch_rows=batch_rows)
+                rows = source.answer(self._text, bounds, stream_rows=batch_rows)
         return pa.RecordBatchReader.from_batches(rows.schema, self._batches(rows, splits, source, bounds))
 
     def to_arrow(self) -> pa.Table:

@@ -34,7 +34,7 @@ class Verified:
         try:
             found = _identity(path)
             if self._files.get(add.path) != found:
-                _require_sound(path, add)
+                require_sound(path, add)
         except FileNotFoundError:  # it went just now; reading it says so like for every other store
             return None
         except OSError as error:
@@ -53,7 +53,8 @@ class Verified:
                 self.path(store, add)
 
 
-def _require_sound(path: Path, add: Add) -> None:
+def require_sound(path: Path, add: Add) -> None:
+    """Return when the file is what was written, by length and checksum. Raises `Corrupt`, and what the system does."""
     size = path.stat().st_size
     if size != add.size:
         raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}", key=add.path)

@@ -44,8 +44,10 @@ _CLAUSES = ("where_clause", "group_expressions", "having", "qualify", "sample", 
 _UTC_FREE = pa.timestamp("us")
 _INTERRUPTED = "INTERRUPT Error"
 LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
-_PIECE_BYTES = LIMITS.memory_bytes // LONGEST_EXPRESSION
-"""Of columns at a time: a call makes at most so many times as much of them as an expression may say."""
+MOST_MADE = 4096
+"""What all calls of an expression make of a row, in rows."""
+_PIECE_BYTES = LIMITS.memory_bytes // MOST_MADE
+"""Of columns at a time."""
 
 
 def check_expression(text: str, columns: int) -> None:
@@ -61,7 +63,7 @@ def check_bounded(text: str) -> None:
     """Return when the text tells how long its values can be, at most. Raises `InvalidInput`."""
     try:
         tree = _parsed(text)
-        check_growth(nodes_of(tree), text, "region expression", most=LONGEST_EXPRESSION)
+        check_growth(tree["select_list"], text, most=MOST_MADE)
         check_copies(tree, text, "region expression")
     except InvalidInput as error:
         raise InvalidInput(error.found, expression=text) from error

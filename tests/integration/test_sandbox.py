@@ -20,8 +20,9 @@ import pyarrow as pa
 import pytest
 
 from storage_core.engine import sandbox, wire
-from storage_core.errors import Unavailable
-from tidemark import QueryLimits, Table, col
+from storage_core.engine.question import Question
+from storage_core.errors import InvalidInput, Unavailable
+from tidemark import QueryLimits, Scan, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int64()))])
 HOURS = "levenshtein(repeat('ab', 200000), repeat('ba', 200000) || a)"
@@ -89,10 +90,11 @@ def test_a_process_is_kept_for_the_next_question(table: Table) -> None:
 
 
 def test_as_many_processes_as_questions_at_a_time_and_few_are_kept(table: Table) -> None:
-    streams = [table.scan(filter="a > 3").to_reader(2) for _ in range(5)]
-    assert [next(each).num_rows for each in streams] == [2] * 5
-    assert len(children()) == 5
-    assert [sum(batch.num_rows for batch in each) for each in streams] == [4] * 5
+    count = sandbox.MOST_KEPT + 2
+    streams = [table.scan(filter="a > 3").to_reader(2) for _ in range(count)]
+    assert [next(each).num_rows for each in streams] == [2] * count
+    assert len(children()) == count
+    assert [sum(batch.num_rows for batch in each) for each in streams] == [4] * count
     assert len(children()) == sandbox.MOST_KEPT
 
 
@@ -268,3 +270,102 @@ def test_a_question_is_answered_from_its_own_version_limits_and_rows(table: Tabl
             table.sql("select list(range) from range(100000000)", limits=small)
         table.append([{"a": 200 + added, "s": "more", "l": []}])
         memory.append([{"a": 300 + added, "s": "more", "l": []}])
+
+
+def test_the_time_of_an_answer_is_one_for_all_of_its_batches(table: Table) -> None:
+    slow = "select x from range(3000000) r(x) where levenshtein(sha256(x::varchar), md5(x::varchar)) > 3"
+    with pytest.raises(Unavailable, match="longer than 1 seconds"):
+        table.sql(slow, limits=QueryLimits(seconds=1))
+    with pytest.raises(Unavailable, match="longer than 1 seconds"):
+        slow_scan(table).to_arrow()
+
+
+def slow_scan(table: Table) -> Scan:
+    """A scan whose batches come soon, one after the other, for longer than its time."""
+    rows = pa.table({"a": range(400_000), "s": ["x"] * 400_000, "l": [[]] * 400_000}, schema=SCHEMA)
+    table.append(rows)
+    return table.scan(filter="length(sha256(repeat(s, 20000 + a::int % 2))) = 64", limits=QueryLimits(seconds=1))
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_kept_process_that_does_not_wake_is_replaced(
+    table: Table, monkeypatch: pytest.MonkeyPatch, signal_number: int
+) -> None:
+    monkeypatch.setattr(sandbox, "_WAKE_SECONDS", 1.0)
+    assert answered(table)
+    (first,) = children()
+    ask = sandbox._Sandbox.ask
+
+    def hit(asked: sandbox._Sandbox, question: Question) -> None:  # after it was found ready
+        if first in children():
+            os.kill(first, signal_number)
+        ask(asked, question)
+
+    monkeypatch.setattr(sandbox._Sandbox, "ask", hit)
+    assert answered(table)
+    assert first not in children()
+
+
+def test_a_process_that_cannot_start_says_so(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_PROGRAM", "raise SystemExit(3)")
+    with pytest.raises(Unavailable, match=r"process of a query did not begin \(exit status 3\): look at the limits"):
+        answered(table)
+    monkeypatch.setattr(sys, "executable", None)
+    with pytest.raises(Unavailable, match=r"set sys\.executable"):
+        answered(table)
+
+
+def test_a_stream_is_not_read_in_a_copy_of_the_process(table: Table) -> None:
+    stream = table.scan(filter="a > 3").to_reader(2)
+    assert next(stream).num_rows == 2
+    copy = os.fork()
+    if copy == 0:
+        try:
+            stream.read_all()
+        except BaseException as error:  # noqa: BLE001
+            os._exit(0 if "belongs to process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(copy, 0)[1] == 0
+    assert stream.read_all().num_rows == 4
+
+
+WITHOUT_STANDARD_FILES = """
+import os, sys
+for each in (0, 1, 2):
+    os.close(each)
+from tidemark import Table
+sys.exit(Table.open(sys.argv[1]).sql("from t").num_rows)
+"""
+IN_A_FOLDER_THAT_IS_GONE = """
+import os, sys
+from tidemark import Table
+table = Table.open(sys.argv[1])
+sys.path.insert(0, "")
+os.chdir(sys.argv[2])
+os.rmdir(sys.argv[2])
+sys.exit(table.sql("from t").num_rows)
+"""
+WITH_A_STREAM_OPEN = """
+import sys
+from tidemark import Table
+stream = Table.open(sys.argv[1]).scan(filter="a > 3").to_reader(2)
+next(stream)
+sys.exit(10)
+"""
+
+
+@pytest.mark.parametrize("program", [WITHOUT_STANDARD_FILES, IN_A_FOLDER_THAT_IS_GONE, WITH_A_STREAM_OPEN])
+def test_a_process_in_an_odd_state_is_answered_and_leaves_nothing(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    scratch, gone = tmp_path / "scratch", tmp_path / "gone"
+    scratch.mkdir()
+    gone.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    assert subprocess.run([sys.executable, "-c", program, table.uri, str(gone)], check=False).returncode == 10
+    assert list(scratch.glob("tidemark-spill-*")) == []
+
+
+def test_an_answer_that_arrow_cannot_carry_is_refused(table: Table) -> None:
+    with pytest.raises(InvalidInput, match="Recursion level"):
+        table.sql(f"select {'[' * 64}1{']' * 64} as x")

@@ -290,6 +290,16 @@ def test_what_was_verified_is_looked_at_again(table: Table) -> None:
         table.sql("select a from t")
 
 
+@pytest.mark.parametrize("folder", ["a=9", "s=zzz", "year=2026"])
+def test_a_folder_above_a_table_is_no_column_of_it(tmp_path: Path, folder: str) -> None:
+    made = Table.create(str(tmp_path / folder / "t"), SCHEMA)
+    made.append([{"a": 1, "s": "one"}, {"a": 2, "s": "two"}])
+    rows = [{"a": 1, "s": "one"}, {"a": 2, "s": "two"}]
+    for answer in (made.sql("from t"), made.scan().to_arrow(), made.scan().to_reader().read_all()):
+        assert sorted(answer.to_pylist(), key=str) == rows
+    assert made.scan(filter="s = 'one' and a = 1").to_arrow().to_pylist() == rows[:1]
+
+
 def pq_bytes() -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [99], "s": ["forged"]}), sink)
@@ -583,7 +593,13 @@ def test_a_permission_that_is_missing_is_no_damage(table: Table) -> None:
     for text, error, expected in refusals(add):
         with pytest.raises(expected), query_errors(text, [add]):
             raise error
-    for text in (f"select cast('{add.path}' as int)", f"select error('{add.path}')"):
+    first, last = add.path[:10], add.path[10:]
+    for text in (
+        f"select cast('{add.path}' as int)",
+        f"select error('{add.path}')",
+        f"select error('{first}' || '{last}')",
+        f"select strptime('{first}' || '{last}', '%Y')",
+    ):
         with pytest.raises(InvalidInput):
             table.sql(text)
 
