@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.engine.question import Question, Relation, TypesDiffer
-from storage_core.engine.sandbox import Answer, OutOfTime, SandboxEnded
+from storage_core.engine.sandbox import Answer
+from storage_core.engine.sandbox_process import OutOfTime, SandboxEnded
 from storage_core.engine.session import literally, session
 from storage_core.engine.tree import shown
 from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable

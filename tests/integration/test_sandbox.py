@@ -19,8 +19,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.engine import sandbox, wire
+from storage_core.engine import sandbox, sandbox_process, wire
 from storage_core.engine.question import Question
+from storage_core.engine.sandbox_process import Sandbox
 from storage_core.errors import InvalidInput, Unavailable
 from tidemark import QueryLimits, Scan, Table, col
 
@@ -136,7 +137,7 @@ def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytes
         begun.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sandbox, "receive", noted)
+    monkeypatch.setattr(sandbox_process, "receive", noted)
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
     try:
         threading.Thread(target=interrupt, daemon=True).start()
@@ -149,15 +150,15 @@ def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytes
 
 ASKS_FOR_HOURS = f"""
 import sys
-from storage_core.engine import sandbox, wire
+from storage_core.engine import sandbox, sandbox_process, wire
 from tidemark import Table
-receive = sandbox.receive
+receive = sandbox_process.receive
 def told(source):
     message = receive(source)
     (child,) = open("/proc/self/task/" + str(__import__("os").getpid()) + "/children").read().split()
     print(child, flush=True)
     return message
-sandbox.receive = told
+sandbox_process.receive = told
 Table.open(sys.argv[1]).sql("select max({HOURS}) from t")
 """
 
@@ -291,23 +292,23 @@ def slow_scan(table: Table) -> Scan:
 def test_a_kept_process_that_does_not_wake_is_replaced(
     table: Table, monkeypatch: pytest.MonkeyPatch, signal_number: int
 ) -> None:
-    monkeypatch.setattr(sandbox, "_WAKE_SECONDS", 1.0)
+    monkeypatch.setattr(sandbox_process, "_WAKE_SECONDS", 1.0)
     assert answered(table)
     (first,) = children()
-    ask = sandbox._Sandbox.ask
+    ask = Sandbox.ask
 
-    def hit(asked: sandbox._Sandbox, question: Question) -> None:  # after it was found ready
+    def hit(asked: Sandbox, question: Question) -> None:  # after it was found ready
         if first in children():
             os.kill(first, signal_number)
         ask(asked, question)
 
-    monkeypatch.setattr(sandbox._Sandbox, "ask", hit)
+    monkeypatch.setattr(Sandbox, "ask", hit)
     assert answered(table)
     assert first not in children()
 
 
 def test_a_process_that_cannot_start_says_so(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr(sandbox_process, "_PROGRAM", "raise SystemExit(3)")
     with pytest.raises(Unavailable, match=r"process of a query did not begin \(exit status 3\): look at the limits"):
         answered(table)
     monkeypatch.setattr(sys, "executable", None)

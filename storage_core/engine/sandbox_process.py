@@ -1,0 +1,146 @@
+"""One process that answers questions: how it is started, asked, heard and ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from socket import socketpair
+from typing import IO, Final
+
+import pyarrow as pa
+
+from storage_core.engine.question import Question
+from storage_core.engine.wire import Kind, Message, encoded, receive, send
+from storage_core.errors import Unavailable
+from storage_core.process import HomeProcess
+from storage_core.scratch import scratch_folder
+from storage_core.system_errors import typed
+
+_KEPT_SECONDS = 30.0
+_START_SECONDS = 120.0
+_WAKE_SECONDS = 10.0
+_PROGRAM: Final = """
+import sys
+_, descriptor, folder, *sys.path = sys.argv
+from pathlib import Path
+from storage_core.engine.sandboxed import serve
+serve(int(descriptor), Path(folder))
+"""
+# Arrow's own heap would take a gigabyte at once, of what the kernel counts.
+_SET: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+_PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
+"""What is passed on: no secret, and nothing that a query could ask for."""
+
+
+class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
+    """No rows came within the seconds of a question."""
+
+
+class SandboxEnded(Exception):  # noqa: N818  # as above
+    """The process of a question ended without an answer; the text says how."""
+
+
+class Sandbox:
+    """A process that answers questions, and the folder that is its own."""
+
+    def __init__(self) -> None:
+        self.home = HomeProcess()
+        self.has_begun = False
+        """It has answered, or is answering."""
+        self.idle_since = time.monotonic()
+        with ExitStack() as stack, typed("the process of a query", with_file=True):
+            folder = stack.enter_context(scratch_folder("tidemark-spill-"))
+            self._socket, made = socketpair()
+            stack.enter_context(self._socket)
+            with made:  # whose number may be that of a standard file, where those are closed
+                theirs = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3)
+            try:
+                self._process = subprocess.Popen(  # this Python, with the program above
+                    [_python(), "-I", "-S", "-c", _PROGRAM, str(theirs), str(folder), *_path()],
+                    pass_fds=[theirs],
+                    env={**_SET, **{name: os.environ[name] for name in _PASSED_ON if name in os.environ}},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            finally:
+                os.close(theirs)
+            stack.callback(self._process.wait)
+            stack.callback(self._process.kill)
+            self._stack = stack.pop_all()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it runs, and has not been idle for so long that it may end by itself."""
+        return time.monotonic() - self.idle_since < _KEPT_SECONDS and self._process.poll() is None
+
+    def ask(self, question: Question) -> None:
+        """Send the question, and return when its time begins."""
+        seconds = _WAKE_SECONDS if self.has_begun else _START_SECONDS
+        self._socket.settimeout(seconds)
+        with ExitStack() as stack:
+            files = [stack.enter_context(_file_of(rows)).fileno() for rows in question.relation.rows.values()]
+            try:
+                send(self._socket, Kind.QUESTION, encoded(question), files)
+            except ConnectionError as error:
+                raise self._ended() from error
+        self.receive(seconds)
+        self.has_begun = True
+
+    def receive(self, seconds: float) -> Message:
+        """Return the next message, if there is time for it."""
+        if seconds <= 0:
+            raise OutOfTime
+        self._socket.settimeout(seconds)
+        try:
+            return receive(self._socket)
+        except TimeoutError as error:
+            raise OutOfTime from error
+        except (EOFError, ConnectionError) as error:
+            raise self._ended() from error
+
+    def end(self) -> None:
+        """Kill the process and remove its folder. In a copy of this process by fork(), leave both alone."""
+        if self.home.is_here:
+            self._stack.close()
+        else:
+            self._socket.close()
+
+    def _ended(self) -> SandboxEnded:
+        code = self._process.wait()
+        return SandboxEnded(f"signal {-code}" if code < 0 else f"exit status {code}")
+
+
+def _python() -> str:
+    if not sys.executable:
+        raise Unavailable("a query needs a Python to run, and this process does not know its own: set sys.executable")
+    return sys.executable
+
+
+def _path() -> list[str]:
+    """Where this process finds modules, ours first: the folder of a user may hold others of the same names."""
+    found = [str(Path(__file__).resolve().parents[2])]
+    for each in sys.path:
+        if "\0" not in str(each):
+            with suppress(FileNotFoundError):  # the working directory is gone
+                found.append(str(each) or str(Path.cwd()))
+    return list(dict.fromkeys(found))
+
+
+def _file_of(rows: pa.Table) -> IO[bytes]:
+    """An open file without a name that holds the rows as a stream of Arrow."""
+    file = os.fdopen(os.memfd_create("rows"), "wb") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        with pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
