@@ -149,13 +149,13 @@ def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytes
 
 
 ASKS_FOR_HOURS = f"""
-import sys
-from storage_core.engine import sandbox, sandbox_process, wire
+import os, sys
+from storage_core.engine import sandbox_process
 from tidemark import Table
 receive = sandbox_process.receive
 def told(source):
     message = receive(source)
-    (child,) = open("/proc/self/task/" + str(__import__("os").getpid()) + "/children").read().split()
+    (child,) = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
     print(child, flush=True)
     return message
 sandbox_process.receive = told
