@@ -74,7 +74,7 @@ class Model:
         return deleted or 0 if changes else self.live[name]
 
     def has(self, splits: dict[str, int | None]) -> bool:
-        """Whether these splits are live, with these vectors."""
+        """Whether these splits are live with the same rows deleted, which is what a removal relies on."""
         return all(name in self.live and (self.live[name] or 0) == (deleted or 0) for name, deleted in splits.items())
 
 
@@ -123,10 +123,13 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER, pick=PICK, deleted=st.integers(0, ROWS))
     def delete_rows(self, writer: int, pick: int, deleted: int) -> None:
-        """A deletion vector for a live split; a conflict when somebody changed or removed it since."""
+        """A deletion vector for a live split; a conflict when somebody changed or removed it since.
+
+        Any vector changes it, also one of no rows: the add takes the place of an entry, and relies on all of it.
+        """
         seen = self.planned_on(writer)
         for name in pick_from(sorted(seen.live), pick, 1):
-            fits = self.head.has({name: seen.live[name]}) and seen.columns == self.head.columns
+            fits = (name, seen.live[name]) in self.head.live.items() and seen.columns == self.head.columns
             model = replace(self.head, live=self.head.live | {name: deleted})
             action = replace(split(name, ROWS), deletionVector=inline(range(deleted)))
             self.commit(writer, [action], model if fits else None)
@@ -347,3 +350,16 @@ def pick_from(names: list[str], pick: int, count: int) -> list[str]:
 
 LogAgainstADictionary.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
 test_the_log_is_what_the_dictionary_says = LogAgainstADictionary.TestCase
+
+
+def test_a_stale_delete_conflicts_with_a_vector_of_no_rows_and_a_stale_rewrite_does_not() -> None:
+    run = LogAgainstADictionary()
+    run.create(interval=0)
+    run.append(writer=1, count=2)
+    run.refresh(writer=0)
+    run.delete_rows(writer=0, pick=0, deleted=0)
+    run.delete_rows(writer=1, pick=0, deleted=0)
+    run.delete_rows(writer=0, pick=1, deleted=0)
+    run.rewrite(writer=1, pick=0, count=2)
+    assert len(run.versions) == 5
+    run.teardown()

@@ -270,6 +270,14 @@ def test_an_empty_vector_makes_a_live_split_whole_again(log: TransactionLog) -> 
     assert live.cardinality == 0
 
 
+def test_a_vector_of_no_rows_sends_a_stale_delete_back_and_no_compaction(log: TransactionLog) -> None:
+    planned = log.snapshot()
+    _land(log, planned, Commit((vector("a"),)))
+    with pytest.raises(CommitConflict, match=r"a\.parquet: changed between version 1 and 2"):
+        _land(log, planned, Commit((vector("a", 1),)))
+    assert split("ab").path in _land(log, planned, MINE["compact a b"]).splits
+
+
 def test_a_removed_split_comes_back_as_it_was_with_its_vector_or_without(log: TransactionLog) -> None:
     before = _land(log, log.snapshot(), Commit((vector("a", 1),)))
     head = _land(log, before, MINE["compact a b"])
