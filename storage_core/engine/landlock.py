@@ -1,7 +1,4 @@
-"""A thread that cannot write: the operating system keeps it from writing, not DuckDB.
-
-On Linux a thread may give up rights for itself and every thread that it starts (Landlock).
-"""
+"""No right to write: Linux keeps a process from writing, whatever runs in it (Landlock)."""
 
 from __future__ import annotations
 
@@ -19,8 +16,11 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _TCP = 0b11
 
 
-def give_up_writing(writable: Path | None) -> None:
-    """Give up, for this thread and those that it starts, to write but beneath `writable`. Raises `OSError`."""
+def give_up_writing(writable: Path) -> None:
+    """Give up, for this thread and those that it starts, all writing but beneath `writable`. Raises `OSError`.
+
+    Call it before any other thread starts.
+    """
     version = _version()
     if version < 1:
         return
@@ -29,8 +29,7 @@ def give_up_writing(writable: Path | None) -> None:
     handled = struct.pack("=QQ", rights, _TCP) if version >= 4 else struct.pack("=Q", rights)
     rules = _call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     try:
-        if writable is not None:
-            _allow_below(rules, rights, writable)
+        _allow_below(rules, rights, writable)
         if _libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
         _call(_RESTRICT_SELF, rules, 0)

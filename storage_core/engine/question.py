@@ -12,6 +12,11 @@ import pyarrow as pa
 if TYPE_CHECKING:
     import duckdb
 
+BESIDE_BYTES = 512 * 2**20
+"""What a question may take beside its `memory_bytes`: threads, heaps, and what functions make of batches at work."""
+IDLE_SECONDS = 60
+"""So long the process of questions waits for another."""
+
 # As the catalogue has them: asked of the views themselves, they would be read from every file once more.
 _TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 
@@ -52,7 +57,7 @@ class Question:
     text: str
     relation: Relation
     seconds: float
-    """For the whole answer; of one that is streamed to the first rows, and from some rows to the next."""
+    """For the whole answer; of a stream, to its first rows and from each batch to the next."""
     memory_bytes: int
     spill_bytes: int
     """On disk, for what memory does not hold."""

@@ -49,7 +49,9 @@ class Answer:
         content = self._content()
         if content is None:
             raise StopIteration
-        return pa.ipc.open_stream(content).read_next_batch()
+        batch = pa.ipc.open_stream(content).read_next_batch()
+        batch.validate()
+        return batch
 
     def __enter__(self) -> Self:
         """Return this."""
@@ -65,7 +67,7 @@ class Answer:
 
     def close(self) -> None:
         """Kill the process that makes the rows, unless it has made the last."""
-        sandbox, self._sandbox = self.__dict__.get("_sandbox"), None
+        sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.end()
 
@@ -76,17 +78,18 @@ class Answer:
         self._sandbox.home.require("a stream of rows", "scan the table here")
         waited = 0.0 if self._question.is_streamed else time.monotonic() - self._began
         try:
-            message = self._sandbox.receive(self._question.seconds - waited)
+            message = self._sandbox.receive(self._question, self._question.seconds - waited)
         except BaseException:
             self.close()
             raise
         if message.kind is Kind.ROWS:
             return message.content
         said = json.loads(message.content.to_pybytes())
+        sandbox, self._sandbox = self._sandbox, None
         if said["stays"]:
-            _Kept.keep(self._sandbox)
-            self._sandbox = None
-        self.close()
+            _Kept.keep(sandbox)
+        else:
+            sandbox.end()
         if message.kind is Kind.ERROR:
             raise _raised(said)
         return None
@@ -116,15 +119,11 @@ def prepare() -> None:
     _Kept.keep(_Kept.taken())
 
 
-def end_kept() -> None:
-    """End the processes that are kept, where their memory is wanted sooner."""
-    for each in _Kept.all_taken():
-        each.end()
-
-
-def _end_all() -> None:
-    """End all processes, at the end of this one: also those of streams that were not read to their end."""
-    for each in list(_Kept.living):
+def end_all() -> None:
+    """End all processes of questions, at the end of this one: also those of streams that are not read to their end."""
+    with _Kept.lock:
+        living = list(_Kept.living)
+    for each in living:
         each.end()
 
 
@@ -148,25 +147,18 @@ class _Kept:
             each.end()
         if found is None:
             found = Sandbox()
-            cls.living.add(found)
+            with cls.lock:
+                cls.living.add(found)
         return found
 
     @classmethod
     def keep(cls, sandbox: Sandbox) -> None:
         """Keep one for the next question, or end it where enough are kept."""
-        sandbox.idle_since = time.monotonic()
         with cls.lock:
             if len(cls.waiting) < MOST_KEPT:
                 cls.waiting.append(sandbox)
                 return
         sandbox.end()
-
-    @classmethod
-    def all_taken(cls) -> list[Sandbox]:
-        """Return those that wait, and keep none."""
-        with cls.lock:
-            found, cls.waiting = cls.waiting, []
-        return found
 
     @classmethod
     def leave(cls) -> None:
@@ -177,7 +169,7 @@ class _Kept:
 
 
 os.register_at_fork(after_in_child=_Kept.leave)
-atexit.register(_end_all)
+atexit.register(end_all)
 
 
 def _raised(said: dict[str, Any]) -> Exception:
@@ -195,5 +187,7 @@ def _raised(said: dict[str, Any]) -> Exception:
         return duckdb.OutOfMemoryException(f"Out of Memory Error: {text}")
     if "errno" in said:
         return OSError(text) if said["errno"] is None else OSError(said["errno"], text)
-    of_duckdb = getattr(duckdb, name, RuntimeError)
-    return of_duckdb(text) if of_duckdb is not RuntimeError else RuntimeError(f"{name}: {text}")
+    known = getattr(duckdb, name, None)
+    if isinstance(known, type) and issubclass(known, duckdb.Error):  # and nothing else that has a name there
+        return known(text)
+    return RuntimeError(f"{name}: {text}")

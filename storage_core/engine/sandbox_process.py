@@ -15,14 +15,14 @@ from typing import IO, Final
 
 import pyarrow as pa
 
-from storage_core.engine.question import Question
-from storage_core.engine.wire import Kind, Message, encoded, receive, send
+from storage_core.engine.question import BESIDE_BYTES, IDLE_SECONDS, Question
+from storage_core.engine.wire import Kind, Message, encoded, receive_in_time, send
 from storage_core.errors import Unavailable
 from storage_core.process import HomeProcess
 from storage_core.scratch import scratch_folder
 from storage_core.system_errors import typed
 
-_KEPT_SECONDS = 30.0
+_KEPT_SECONDS = IDLE_SECONDS / 2  # at twice that it may end by itself
 _START_SECONDS = 120.0
 _WAKE_SECONDS = 10.0
 _PROGRAM: Final = """
@@ -88,18 +88,19 @@ class Sandbox:
             files = [stack.enter_context(_file_of(rows)).fileno() for rows in question.relation.rows.values()]
             try:
                 send(self._socket, Kind.QUESTION, encoded(question), files)
+            except TimeoutError as error:
+                raise OutOfTime from error
             except ConnectionError as error:
                 raise self._ended() from error
-        self.receive(seconds)
+        self.receive(question, seconds)
         self.has_begun = True
 
-    def receive(self, seconds: float) -> Message:
-        """Return the next message, if there is time for it."""
-        if seconds <= 0:
-            raise OutOfTime
-        self._socket.settimeout(seconds)
+    def receive(self, question: Question, seconds: float) -> Message:
+        """Return the next message of an answer, if it comes within the seconds."""
+        now, most = time.monotonic(), question.memory_bytes + BESIDE_BYTES
+        self.idle_since = now
         try:
-            return receive(self._socket)
+            return receive_in_time(self._socket, until=now + seconds, most=most)
         except TimeoutError as error:
             raise OutOfTime from error
         except (EOFError, ConnectionError) as error:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage_core.engine import landlock
-from storage_core.engine.question import Question
+from storage_core.engine.question import BESIDE_BYTES, IDLE_SECONDS, Question, Relation
 from storage_core.engine.session import session
 from storage_core.engine.wire import Kind, decoded, receive, send
 from storage_core.errors import Unavailable
@@ -31,30 +31,29 @@ from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 if TYPE_CHECKING:
     import duckdb
 
-BESIDE_BYTES = 512 * 2**20
-"""What a question may take beside its `memory_bytes`: threads, heaps, and what functions make of batches at work."""
-IDLE_SECONDS = 60
 _RETAINED_BYTES = 128 * 2**20
 """Where heaps keep more than so much after an answer, a sandbox ends: the next question has its memory for itself."""
 
 
 def serve(descriptor: int, folder: Path) -> None:
     """Answer the questions that come over a socket, until its other end is closed or nothing came for a minute."""
+    engine = _Engine(folder)  # before a thread begins that could keep a right
+    import duckdb  # noqa: F401  # while the question is still made
+
     questions = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which ends this one
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    unused, confined, engine = _data_bytes(), False, _Engine(folder)
+    own = resource.getrlimit(resource.RLIMIT_DATA)
+    unused = _data_bytes()
     while select.select([questions], [], [], IDLE_SECONDS)[0]:
         question = decoded(receive(questions))
         send(questions, Kind.BEGUN)
         said: dict[str, Any] = {}
         try:
-            if not confined:
-                _give_up_writing(folder)
-                confined = True
             with engine.opened(question) as connection:
-                _limit_memory(unused + question.memory_bytes + BESIDE_BYTES)
+                _limit_memory(unused + question.memory_bytes + BESIDE_BYTES, own)
+                engine.bind(question)
                 _answer(question, connection, questions)
         except Exception as error:  # noqa: BLE001  # raised where the question was asked
             last = Kind.ERROR
@@ -63,7 +62,7 @@ def serve(descriptor: int, folder: Path) -> None:
                 said["errno"] = error.errno
         else:
             last = Kind.END
-        _limit_memory(resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_DATA, own)
         said["stays"] = _data_bytes() <= unused + _RETAINED_BYTES
         send(questions, last, json.dumps(said).encode())
 
@@ -73,12 +72,15 @@ class _Engine:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._refusal = _give_up_writing(folder)
         self._question: Question | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     @contextmanager
     def opened(self, question: Question) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a session in which the relation of the question is bound. After an error it is closed."""
+        """Yield a session for the question; what is not bound yet is `bind`'s to do. After an error it is closed."""
+        if self._refusal is not None:
+            raise self._refusal
         if self._connection is None or not _is_bound_alike(question, self._question):
             self.close()
             # The process that asks keeps the time: DuckDB's own limit counts what is waited for between batches, too.
@@ -89,15 +91,18 @@ class _Engine:
             self._connection = session(limits, files=question.relation.files, folder=spill)
             self._question = None
         try:
-            if self._question is None:
-                question.relation.bind(self._connection)
-            self._question = question
             yield self._connection
         except BaseException:
             self.close()
             raise
         if any(self._folder.iterdir()):  # what was spilled ends with its session
             self.close()
+
+    def bind(self, question: Question) -> None:
+        """Create the views of the question in the session that is open for it, unless they are there."""
+        if self._question is None and self._connection is not None:
+            question.relation.bind(self._connection)
+        self._question = question
 
     def close(self) -> None:
         """Close the session, if there is one."""
@@ -110,8 +115,11 @@ def _is_bound_alike(one: Question, other: Question | None) -> bool:
     """Whether a session for the one serves the other: the same limits, files and views, and no rows in memory."""
     if other is None or any(rows.num_rows for each in (one, other) for rows in each.relation.rows.values()):
         return False
-    limits = [(each.memory_bytes, each.spill_bytes) for each in (one, other)]
-    return one.relation == other.relation and limits[0] == limits[1]
+    return _session_of(one) == _session_of(other)
+
+
+def _session_of(question: Question) -> tuple[Relation, int, int]:
+    return question.relation, question.memory_bytes, question.spill_bytes
 
 
 def _answer(question: Question, connection: duckdb.DuckDBPyConnection, to: socket.socket) -> None:
@@ -124,16 +132,18 @@ def _answer(question: Question, connection: duckdb.DuckDBPyConnection, to: socke
         send(to, Kind.ROWS, made.getvalue())
 
 
-def _give_up_writing(folder: Path) -> None:
+def _give_up_writing(folder: Path) -> Unavailable | None:
+    """Why this process could not give up writing; None where it has, or the system knows no way."""
     try:
         landlock.give_up_writing(folder)
     except OSError as error:
-        raise Unavailable(f"this system keeps no process from writing: {error}; see decision 0083") from error
+        return Unavailable(f"this system keeps no process from writing: {error}; see decision 0098")
+    return None
 
 
-def _limit_memory(size: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+def _limit_memory(size: int, own: tuple[int, int]) -> None:
+    bounds = [each for each in own if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([size, *bounds]), own[1]))
 
 
 def _data_bytes() -> int:

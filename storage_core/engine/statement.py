@@ -32,9 +32,8 @@ MOST_PARTS = 1_000
 """SELECTs, and tables that they read, each as often as it is named. DuckDB's time to plan grows faster than these."""
 MOST_JOINS = 100
 MOST_NAMES = 32
-"""Names with dots between them, for one column or a field of it. DuckDB's time grows faster than their number, as it
-does with that of joins, and hears no interrupt."""
-
+"""Names with dots between them, for one column or a field of it. DuckDB's time to plan grows faster than their number,
+as with joins: a bound refuses at once what would use up the time of a query."""
 MOST_COPIES = 8
 """Macros that name an argument twice, within each other."""
 

@@ -10,8 +10,9 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from storage_core.engine.question import Question, Relation
 
 _HEAD = struct.Struct(">cQ")
 _MOST_FILES = 16
-_PLAIN_FIELDS = ("text", "seconds", "memory_bytes", "spill_bytes", "batch_rows", "is_streamed")
+_PLAIN_FIELDS = tuple(each.name for each in fields(Question) if each.name != "relation")
 
 
 class Kind(Enum):
@@ -33,6 +34,9 @@ class Kind(Enum):
     ROWS = b"+"
     ERROR = b"!"
     END = b")"
+
+
+_KINDS = {each.value: each for each in Kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +59,71 @@ def send(to: socket.socket, kind: Kind, content: bytes | pa.Buffer = b"", files:
 
 
 def receive(source: socket.socket) -> Message:
-    """Return the next message. Raises `EOFError` where the sender has ended, `TimeoutError` as `send` does."""
+    """Return the next message, with its files. Raises `EOFError` where the sender has ended."""
     head, files, _, _ = socket.recv_fds(source, _HEAD.size, _MOST_FILES)
-    while 0 < len(head) < _HEAD.size and (more := source.recv(_HEAD.size - len(head))):
+    return replace(_received(source, head, lambda: None, most=None), files=tuple(files))
+
+
+def receive_in_time(source: socket.socket, *, until: float, most: int) -> Message:
+    """Return the next message of a sender that is not believed: it brings no files and at most so many bytes.
+
+    `until` is a moment of the monotonic clock. Raises `TimeoutError` after it, `EOFError` where the sender has ended,
+    or says what it may not.
+    """
+
+    def wait() -> None:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        source.settimeout(left)
+
+    return _received(source, b"", wait, most=most)
+
+
+def _received(source: socket.socket, head: bytes, wait: Callable[[], None], *, most: int | None) -> Message:
+    while len(head) < _HEAD.size:
+        wait()
+        more = source.recv(_HEAD.size - len(head))
+        if not more:
+            raise EOFError
         head += more
-    if len(head) < _HEAD.size:
-        raise EOFError
     kind, size = _HEAD.unpack(head)
+    if kind not in _KINDS or (most is not None and size > most):
+        raise EOFError
     content = pa.allocate_buffer(size)
     rest = memoryview(content)
     while rest.nbytes:
+        wait()
         read = source.recv_into(rest)
         if not read:
             raise EOFError
         rest = rest[read:]
-    return Message(Kind(kind), content, tuple(files))
+    return Message(_KINDS[kind], content)
 
 
 def encoded(question: Question) -> bytes:
     """Return a question as bytes; of its rows in memory the names, for they go as files: see `stored`."""
     relation = question.relation
-    fields = {
+    given = {
         **{name: getattr(question, name) for name in _PLAIN_FIELDS},
         "rows": list(relation.rows),
         "files": [os.fsdecode(path) for path in relation.files],
         "views": relation.views,
         "same_types": relation.same_types,
     }
-    return json.dumps(fields).encode()
+    return json.dumps(given).encode()
 
 
 def decoded(message: Message) -> Question:
     """Return the question of a message, whose files are closed then. Its rows are the bytes of those, not copies."""
-    fields: dict[str, Any] = json.loads(message.content.to_pybytes())
+    given: dict[str, Any] = json.loads(message.content.to_pybytes())
     relation = Relation(
-        rows={name: _mapped(file) for name, file in zip(fields.pop("rows"), message.files, strict=True)},
-        files=tuple(map(Path, fields.pop("files"))),
-        views=tuple(fields.pop("views")),
-        same_types=tuple(fields.pop("same_types") or ()) or None,
+        rows={name: _mapped(file) for name, file in zip(given.pop("rows"), message.files, strict=True)},
+        files=tuple(map(Path, given.pop("files"))),
+        views=tuple(given.pop("views")),
+        same_types=tuple(given.pop("same_types") or ()) or None,
     )
-    return Question(relation=relation, **fields)
+    return Question(relation=relation, **given)
 
 
 def _mapped(file: int) -> pa.Table:

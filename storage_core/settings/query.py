@@ -15,7 +15,8 @@ SMALLEST_MEMORY_BYTES = 16 * 2**20
 class QueryLimits:
     """The limits of one query; what passes one ends with `Unavailable`, which names it.
 
-    `seconds` is the time from the first row read to the last; of a stream, from one batch to the next. `memory_bytes`
+    `seconds` bounds the whole answer, from the moment at which its process has read the question; of a stream, the time
+    to the first rows and from each batch to the next. `memory_bytes`
     bounds what DuckDB keeps for the query, and the answer of `sql`. What does not fit is spilled, up to `spill_bytes`,
     to a private folder; a scan spills nothing.
 

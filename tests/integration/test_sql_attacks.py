@@ -369,7 +369,7 @@ def test_a_query_spills_to_a_private_folder_that_ends_with_its_process(
         modes.append(stat.S_IMODE(Path(folder).stat().st_mode))
         return folder
 
-    sandbox.end_kept()
+    sandbox.end_all()
     monkeypatch.setattr(tempfile, "tempdir", str(spill))
     monkeypatch.setattr(tempfile, "mkdtemp", noted)
     before = everything(Path.cwd())
@@ -380,7 +380,7 @@ def test_a_query_spills_to_a_private_folder_that_ends_with_its_process(
     assert table.sql(largest, limits=SMALL).to_pylist() == [{"n": 4_000_000}]
     assert set(modes) == {0o700}
     assert [file for folder in spill.iterdir() for file in folder.iterdir()] == []
-    sandbox.end_kept()
+    sandbox.end_all()
     assert list(spill.iterdir()) == []
     assert everything(Path.cwd()) == before
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage_core.engine.functions import SCALARS
-from storage_core.engine.sandboxed import BESIDE_BYTES
+from storage_core.engine.question import BESIDE_BYTES
 from tests.support.scale import scaled
 
 MEMORY = 64 * 2**20
@@ -25,7 +25,7 @@ PROGRAM = 256 * 2**20
 ASKING = """
 import json, resource, sys
 import pyarrow as pa
-from storage_core.engine.sandbox import end_kept
+from storage_core.engine.sandbox import end_all
 from storage_core.errors import InvalidInput, Unavailable
 from tidemark import QueryLimits, Table
 
@@ -44,7 +44,7 @@ for text in json.load(sys.stdin):
         kind = "answer"
     except (InvalidInput, Unavailable) as error:
         kind = error.kind
-    end_kept()  # the system counts the memory of a process that has ended
+    end_all()  # the system counts the memory of a process that has ended
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     print(json.dumps([text, kind, most_held() - before, most]))
 """
