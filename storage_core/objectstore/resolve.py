@@ -70,7 +70,13 @@ def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:
         raise InvalidInput(f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}")
-    found = _SCHEME.match(uri)
+    bare = uri.strip()
+    found = _SCHEME.match(bare)
+    if found is not None and bare != uri:
+        raise InvalidInput(
+            f"a location with a scheme begins and ends without white space ({_EXPECTED}); a path that begins with it "
+            "is written ./…"
+        )
     if found is None:
         return None
     if not uri.startswith("//", found.end()):
