@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from storage_core.definition import check_definition, check_unchanged, keeping_order
-from storage_core.errors import CommitConflict, InvalidInput, Unavailable
-from storage_core.formats.keys import LOG_PREFIX, parse, probe_key, version_key
+from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.formats.keys import probe_key, version_key
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment
-from storage_core.log.listing import has_log
+from storage_core.log.apart import require_apart
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore import probe
-from storage_core.objectstore.contract import PAGE_KEYS, ObjectStore
 from storage_core.objectstore.create import require_durable
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import locations_above, open_store
 from storage_core.rows.schema import to_schema_string
 from storage_core.settings.region_fields import REGIONS_KEY
 from storage_core.settings.table import TableConfig
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
 
 LANDING = "tidemark.landing"
 """The setting that says where files of the table land."""
-
-MOST_LEVELS = 16
 
 _ATTEMPTS = 10
 
@@ -57,27 +50,6 @@ def create(
     require_apart(log.store)
     require_capable(log)
     return log.create(metadata)
-
-
-def require_apart(store: ObjectStore) -> None:
-    """Return when the place lies in no other table's folder and holds no other table in its own.
-
-    One LIST of the place, which shows tables among its first 1,000 objects, and one LIST of each of the 16 places above
-    it that are nearest. A place above that this process may not list counts as no table, and so does a table that is
-    being made at this moment. Raises `InvalidInput` that names the other table.
-    """
-    for outer in islice(locations_above(store.uri), MOST_LEVELS):
-        with suppress(Unavailable):
-            above = open_store(outer)
-            if has_log(MeteredStore(above, store.meter) if isinstance(store, MeteredStore) else above):
-                raise InvalidInput(
-                    f"{store.uri}: lies in the folder of the table {outer}; choose a place outside of it"
-                )
-    for info in islice(store.list(""), PAGE_KEYS):
-        folder, found, inside = info.key.rpartition(f"/{LOG_PREFIX}")
-        parsed = parse(LOG_PREFIX + inside) if found else None
-        if parsed is not None and parsed.version is not None:
-            raise InvalidInput(f"{store.uri}: holds another table in {folder}; choose a place of its own")
 
 
 def require_capable(log: TransactionLog) -> None:

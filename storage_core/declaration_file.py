@@ -10,9 +10,8 @@ from pydantic_core import ErrorDetails
 
 from storage_core.declaration_parts import Closed
 from storage_core.errors import InvalidInput, NotFound
-from storage_core.foreign_text import shortened
+from storage_core.foreign_text import shortened, without_locations
 from storage_core.formats import located_yaml
-from storage_core.objectstore.resolve import without_locations
 
 MOST_PROBLEMS = 100
 
@@ -44,7 +43,7 @@ def load_as(model: type[Model], path: str | Path) -> Model:
 
 
 def _problem(error: ErrorDetails, document: located_yaml.LocatedYaml, where: str, model: type[Closed]) -> str:
-    field = ".".join(str(part) for part in error["loc"]) or "(file)"
+    field = without_locations(".".join(str(part) for part in error["loc"])) or "(file)"
     return f"{where}:{document.line_of(error['loc'])}: field `{field}`: {_what_is_wrong(error, model)}"
 
 
@@ -59,7 +58,7 @@ def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
             least = f"{', '.join(others)} and {last}"
             return f"a declaration is a mapping with at least {least}; found {_found(error['input'])}"
         case "value_error":
-            return str(error["ctx"]["error"])
+            return without_locations(str(error["ctx"]["error"]))
         case _:
             return f"{error['msg']}; found {_found(error['input'])}"
 

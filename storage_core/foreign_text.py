@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+_LOCATION = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]{0,20}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!/{0,2}…@?[,:;]?(?:\s|$))[^\s'\"]*"
+)
+
 
 def shortened(text: str, most: int = 200) -> str:
     """Return the first `most` characters of the text, escaped, and how many more there are."""
@@ -39,6 +45,14 @@ def escaped(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
+
+
+def without_locations(text: str) -> str:
+    """Return the text with all that follows the scheme of a URI left out: there may be a secret in it.
+
+    What is left out already, as in `s3://…`, stays as it is.
+    """
+    return _LOCATION.sub(r"\1…", text)
 
 
 def _more(count: int, noun: str) -> str:

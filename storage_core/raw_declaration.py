@@ -15,6 +15,7 @@ from storage_core.declaration_parts import Closed, Cron, Milliseconds, place
 from storage_core.errors import InvalidInput
 from storage_core.formats.keys import validate_table_name
 from storage_core.raw_log.history import CLOSED_AFTER_MS
+from storage_core.repeated import repeated
 
 
 class RawStoreDeclaration(Closed):
@@ -44,9 +45,8 @@ class RawLogDeclaration(Closed):
     @field_validator("stores")
     @classmethod
     def _one_is_mandatory(cls, stores: tuple[RawStoreDeclaration, ...]) -> tuple[RawStoreDeclaration, ...]:
-        uris = [each.uri for each in stores]
-        if repeated := [uri for uri in uris if uris.count(uri) > 1]:
-            raise InvalidInput(f"{repeated[0]!r} is given twice; give each store of a raw log once")
+        if twice := repeated(each.uri for each in stores):
+            raise InvalidInput(f"{twice[0]!r} is given twice; give each store of a raw log once")
         if not any(each.mandatory for each in stores):
             raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
         return stores

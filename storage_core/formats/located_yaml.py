@@ -9,7 +9,7 @@ from typing import Final
 import yaml
 
 from storage_core.errors import InvalidInput
-from storage_core.foreign_text import fitted
+from storage_core.foreign_text import fitted, without_locations
 
 MOST_BYTES: Final = 2**18
 MOST_DEPTH: Final = 32
@@ -154,9 +154,10 @@ def _refuse_repeated_keys(mapping: yaml.MappingNode, where: str) -> None:
         earlier = first.get(key.value)
         first[key.value] = line
         if earlier is not None:
+            field = without_locations(key.value)
             raise InvalidInput(
-                f"{where}:{line}: field `{fitted(key.value, 80)}`: given twice, first on line {earlier}; keep one",
+                f"{where}:{line}: field `{fitted(field, 80)}`: given twice, first on line {earlier}; keep one",
                 file=where,
                 line=line,
-                field=str(key.value),
+                field=field,
             )

@@ -35,6 +35,7 @@ import numpy as np
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
+from storage_core.repeated import repeated
 
 _TAG = "$"
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
@@ -180,7 +181,7 @@ def _restored(pairs: list[tuple[str, Any]]) -> Any:
     """Called for every object, from the inside out."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"the field {_named_twice(pairs)!r} is given twice")
+        raise ValueError(f"the field {quoted(repeated(name for name, _ in pairs)[0])} is given twice")
     if not any(name.startswith(_TAG) for name in found):
         return found
     if len(found) == 1:
@@ -188,11 +189,6 @@ def _restored(pairs: list[tuple[str, Any]]) -> Any:
         if not name.startswith(_TAG + _TAG):
             return _TAGS[name](value)
     return {_unescaped(name): value for name, value in found.items()}
-
-
-def _named_twice(pairs: Sequence[tuple[str, Any]]) -> str:
-    names = [name for name, _ in pairs]
-    return next(name for name in names if names.count(name) > 1)
 
 
 def _digits(text: str) -> Digits:

@@ -23,7 +23,6 @@ from storage_core.system_errors import out_of_memory
 CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
 """What the conversion of a piece of a file may use, as DuckDB counts it: a line of 60 MB takes more than half of it."""
 
-_REASON = "_reason"
 _INTEGER_FORM = "[+-]?[0-9]+"
 _FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
 _INFINITE_FORM = r"(?i)[+-]?inf(inity)?"
@@ -74,8 +73,8 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
             if target.time_format is not None:
                 what = f"time_format {target.time_format!r} cannot be used"
             raise InvalidInput(f"{what}: {problem}") from error
-    reasons = table.column(_REASON).combine_chunks()
-    return Converted(table.drop_columns([_REASON]), reasons)
+    last = table.num_columns - 1  # by its place: a column of the table may have any name
+    return Converted(table.remove_column(last), table.column(last).combine_chunks())
 
 
 def _statement(present: pa.Schema, target: RowFormat) -> str:
@@ -93,7 +92,7 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
     return (
         f"WITH clean AS (SELECT {', '.join(f'{each} AS c{index}' for index, each in enumerate(clean))} FROM raw), "  # noqa: S608
         f"typed AS (SELECT *, {', '.join(f'{each} AS t{index}' for index, each in enumerate(typed))} FROM clean) "
-        f"SELECT {', '.join(named)}, ({reason})::VARCHAR AS {_REASON} FROM typed"
+        f"SELECT {', '.join(named)}, ({reason})::VARCHAR AS reason FROM typed"
     )
 
 

@@ -20,8 +20,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.ASCII | re.IGNORECASE)
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))[^\s'\"]*")
-_EXPECTED = "use file:///…, a path, s3://bucket/prefix or memory://name"
+_EXPECTED = "use file:///…, a path, s3://… or memory://…"
 _MOST_CHARACTERS = 4096
 
 # The one mutable state at module level: the content of `memory://name` has to live somewhere between two calls that
@@ -70,7 +69,13 @@ def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:
         raise InvalidInput(f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}")
-    found = _SCHEME.match(uri)
+    bare = uri.strip()
+    found = _SCHEME.match(bare)
+    if found is not None and bare != uri:
+        raise InvalidInput(
+            f"a location with a scheme begins and ends without white space ({_EXPECTED}); a path that begins with it "
+            "is written ./…"
+        )
     if found is None:
         return None
     if not uri.startswith("//", found.end()):
@@ -103,11 +108,6 @@ def locations_above(uri: str) -> Iterator[str]:
                 yield f"memory://{name}"
         case _:
             return
-
-
-def without_locations(text: str) -> str:
-    """Return the text with all that follows the scheme of a URI left out: there may be a secret in it."""
-    return _URI.sub(r"\1…", text)
 
 
 def _local_store(path: Path) -> LocalStore:

@@ -9,6 +9,7 @@ from pathlib import Path
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.resolve import open_store
+from storage_core.repeated import repeated
 
 Place = str | Path | ObjectStore
 
@@ -28,12 +29,10 @@ def opened(stores: Sequence[Place | RawStore]) -> list[tuple[ObjectStore, bool]]
     """
     given = [each if isinstance(each, RawStore) else RawStore(each) for each in stores]
     found = [(_open(each.place), each.mandatory) for each in given]
-    uris = [store.uri for store, _ in found]
-    if not uris:
+    if not found:
         raise InvalidInput("a raw log needs at least one store")
-    for uri in uris:
-        if uris.count(uri) > 1:
-            raise InvalidInput(f"{uri} is given twice; give each store of a raw log once", uri=uri)
+    for uri in repeated(store.uri for store, _ in found):
+        raise InvalidInput(f"{uri} is given twice; give each store of a raw log once", uri=uri)
     return found
 
 

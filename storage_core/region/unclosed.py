@@ -1,13 +1,16 @@
 """Rows that are left behind in a writer that nobody closed: said once, by whoever ends it (decision 0044).
 
-A process that ends says so as an error in the log, which goes to standard error unless logging is set up otherwise. A
+A process that ends says so as an error in the log, which goes to standard error unless logging is set up otherwise; a
+child of `multiprocessing` when its function has returned, for most of them skip what other processes do at exit. A
 writer that is dropped while its process goes on is a `ResourceWarning`: its rows are still written, but nobody would
-hear that they could not be. Nothing is said where nothing is pending, nor by a copy of the process (decision 0087).
+hear that they could not be. Nothing is said where nothing is pending, by a copy of the process (decision 0087), or by
+one that a signal ends, such as a worker of a pool that is terminated.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 import weakref
 
@@ -16,10 +19,17 @@ from storage_core.region.backlog import Backlog
 
 _logger = logging.getLogger(__name__)
 
+_LAST = -(2**31)
+
 
 def say_what_is_lost(group: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
     """Say what is left in the backlog when the object that writes it is gone, or the process ends."""
-    weakref.finalize(group, _say_lost, backlog, name, home)
+    end = weakref.finalize(group, _say_lost, backlog, name, home)  # it runs once, whoever calls it
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize  # loaded in every child
+
+        Finalize(group, end, exitpriority=_LAST)
 
 
 def warn_when_dropped(writer: object, backlog: Backlog, name: str, home: HomeProcess) -> None:

@@ -27,6 +27,7 @@ from storage_core.history.renumbered import with_renumbered
 from storage_core.history.tagging import set_tag
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Metadata, Remove, RemoveIndexSegment
+from storage_core.log.apart import require_apart
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.root import named_keys
 from storage_core.log.conflicts.requirements import MergeProgress
@@ -36,6 +37,7 @@ from storage_core.log.progress import Progress
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.tags import read_tags
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.resolve import locations_above
 from storage_core.quarantine import read_entry
 from storage_core.repair.known_log import Replacement
 from storage_core.repair.outcome import Lost, Outcome, Recovered
@@ -55,12 +57,13 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     `target` must be empty; `source` is never written. With `dry_run` nothing is written at all. Kept as they are: the
     longest stretch of versions that opens, every split and segment that is what the log says, quarantine, tags. Made
     again: states and hint, regions (every acknowledged record that is not merged), and, where the log is lost, the log.
-    Raises `InvalidInput` for a target that is not empty or that overlaps the source, `NotFound` when there is nothing
-    to repair, `Corrupt` when nothing says what the table is, `Unsupported` beside files of a newer release,
-    `CommitConflict` when somebody else writes into `target`, `CommitUnknown`, `Unavailable`. Requests: those of a
-    check, one GET and one PUT per object. Memory: two snapshots, one object.
+    Raises `InvalidInput` for a target that is not empty, that overlaps the source or lies in another table's folder,
+    `NotFound` when there is nothing to repair, `Corrupt` when nothing says what the table is, `Unsupported` beside
+    files of a newer release, `CommitConflict` when somebody else writes into `target`, `CommitUnknown`, `Unavailable`.
+    Requests: those of a check and of `require_apart`, one GET and one PUT per object. Memory: two snapshots and one
+    object.
     """
-    _require_apart(source, target)
+    _require_new_place(source, target)
     inventory = take_inventory(source)
     if not inventory.parsed:
         raise NotFound(f"{source.uri}: there is nothing of a table here to repair", uri=source.uri)
@@ -77,9 +80,9 @@ def _named(lost: range) -> str:
     return "the version does" if len(lost) == 1 else f"this version and those up to {lost[-1]} do"
 
 
-def _require_apart(source: ObjectStore, target: ObjectStore) -> None:
-    ours, theirs = source.uri + "/", target.uri + "/"
-    if ours.startswith(theirs) or theirs.startswith(ours):
+def _require_new_place(source: ObjectStore, target: ObjectStore) -> None:
+    ours, theirs = source.uri, target.uri
+    if ours == theirs or ours.startswith(theirs + "/") or ours in locations_above(theirs):
         raise InvalidInput(
             f"{target.uri}: a repair writes into a new location, apart from {source.uri}", uri=target.uri
         )
@@ -88,6 +91,7 @@ def _require_apart(source: ObjectStore, target: ObjectStore) -> None:
         raise InvalidInput(
             f"{target.uri}: not empty ({found.key}); a repair writes into an empty location only", uri=target.uri
         )
+    require_apart(target)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, TypeGuard, cast
 import pyarrow as pa
 
 from storage_core.errors import InvalidInput, TidemarkError
+from storage_core.repeated import repeated
 from storage_core.rows.exact import exact_array
 from storage_core.system_errors import of_the_system, unavailable
 
@@ -113,9 +114,8 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
 
 def require_each_once(names: Sequence[str]) -> None:
     """Raise `InvalidInput` naming the columns that occur more than once, of which all but one would be lost."""
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InvalidInput(f"the columns {repeated} occur more than once; pass each column once", columns=repeated)
+    if twice := sorted(repeated(names)):
+        raise InvalidInput(f"the columns {twice} occur more than once; pass each column once", columns=twice)
 
 
 def _listed(rows: object) -> list[Mapping[str, object]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from storage_core.errors import InvalidInput
+from storage_core.repeated import repeated
 
 ColumnType = Literal["string", "int64", "float64"]
 
@@ -265,9 +266,8 @@ def _split_type(token: str, full_name: str, long_type: str | None) -> tuple[str,
 
 def _check(columns: tuple[SortColumn, ...]) -> None:
     names = [column.name for column in columns]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InvalidInput(f"the columns {repeated} occur more than once")
+    if twice := sorted(repeated(names)):
+        raise InvalidInput(f"the columns {twice} occur more than once")
     stamps = [i for i, name in enumerate(names) if name in TIMESTAMP_NAMES]
     if len(stamps) != 1:
         raise InvalidInput(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from storage_core.clock import HOUR_MS
 from storage_core.errors import InvalidInput
+from storage_core.repeated import repeated
 from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
 from storage_core.settings.index import INDEX_PREFIX, IndexDefinition
 from storage_core.settings.json_text import column_names, json_object, json_text, json_value, whole_number
@@ -188,8 +189,7 @@ def _check_retention(retention_ms: int, window_seconds: int | None) -> None:
 
 
 def _distinct(what: str, names: tuple[str, ...]) -> None:
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
+    if doubled := sorted(repeated(names)):
         raise InvalidInput(f"{what} named twice: {', '.join(doubled)}")
 
 

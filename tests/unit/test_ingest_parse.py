@@ -166,6 +166,14 @@ def test_an_error_of_the_conversion_names_a_time_format_only_where_there_is_one(
         convert(bytes_for_text, RowFormat(pa.schema([("n", pa.int64())])))
 
 
+@pytest.mark.parametrize("name", ["_reason", "reason", "c0", "t0"])
+def test_a_column_may_have_any_name(name: str) -> None:
+    schema = pa.schema([(name, pa.int64())])
+    found = convert(pa.table({name: ["1", "x"]}), RowFormat(schema))
+    assert found.rows == pa.table({name: [1, None]}, schema)
+    assert found.reasons.to_pylist() == [None, f"column {name}: not a valid int64"]
+
+
 def test_a_group_that_is_no_column_and_a_time_format_that_is_none_are_errors_of_the_spec(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="other is not a column"):
         parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<other>\S+)$")

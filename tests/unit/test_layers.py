@@ -52,6 +52,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "storage_core.clock",
         "storage_core.ids",
         "storage_core.process",
+        "storage_core.repeated",
         "storage_core.system_errors",
         "storage_core.extras",
     ),

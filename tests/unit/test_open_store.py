@@ -41,6 +41,10 @@ def test_an_s3_uri_is_completed_from_the_environment_without_a_request(monkeypat
     [
         "",
         "ftp://host/x",
+        " file:/tmp",
+        " file:///tmp",
+        "file:///tmp ",
+        "\u00a0s3://bucket/x",
         "file://host/x",
         "file:///x?y",
         "memory://",

@@ -188,6 +188,12 @@ def test_fields_nested_without_end_are_refused_both_ways() -> None:
         decode_fields('{"x":' + "[" * 200_000 + "]" * 200_000 + "}")
 
 
+def test_one_name_given_twice_among_many_is_found_in_time_linear_in_their_number() -> None:
+    names = [*range(2**19), 2**19 - 1]
+    with pytest.raises(InvalidInput, match="the field '524287' is given twice"):
+        decode_fields("{" + ",".join(f'"{name}":0' for name in names) + "}")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -9,9 +9,13 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from storage_core.creation import MOST_LEVELS
+from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
+from storage_core.ids import SystemIds
+from storage_core.log.apart import MOST_LEVELS
+from storage_core.objectstore.contract import IfAbsent
 from storage_core.objectstore.resolve import locations_above, open_store
+from storage_core.repair.repair import repair
 from storage_core.table import Table
 
 if TYPE_CHECKING:
@@ -47,6 +51,32 @@ def test_a_table_in_another_ones_folder_is_refused_and_leaves_nothing(place: str
         Table.create(below(outer, *inner), SCHEMA)
     assert f"the table {open_store(outer).uri};" in str(refused.value)
     assert {info.key for info in open_store(outer).list("")} == before
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_no_table_is_repaired_into_another_ones_folder(place: str, *, dry_run: bool) -> None:
+    damaged, outer = below(place, "a"), below(place, "b")
+    for each in (damaged, outer):
+        Table.create(each, SCHEMA)
+    before = {info.key for info in open_store(outer).list("")}
+    with pytest.raises(InvalidInput, match="lies in the folder of the table"):
+        repair(
+            open_store(damaged),
+            open_store(below(outer, "inside")),
+            clock=SystemClock(),
+            ids=SystemIds(),
+            dry_run=dry_run,
+        )
+    assert {info.key for info in open_store(outer).list("")} == before
+
+
+@pytest.mark.parametrize("names", [(), ("inside",)])
+def test_no_table_is_repaired_into_itself(place: str, names: tuple[str, ...]) -> None:
+    damaged = open_store(below(place, "a"))
+    damaged.put("splits/lost", b"", IfAbsent())
+    target = open_store(below(place, "a", *names))
+    with pytest.raises(InvalidInput, match="a repair writes into a new location, apart from"):
+        repair(damaged, target, clock=SystemClock(), ids=SystemIds())
 
 
 @pytest.mark.parametrize("place", ["local", "s3"], indirect=True)  # a store in memory holds no other one

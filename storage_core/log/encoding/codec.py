@@ -27,6 +27,7 @@ from storage_core.log.actions import (
 )
 from storage_core.log.encoding.safe_path import is_data_path
 from storage_core.log.interop.version_files import gzip_in
+from storage_core.repeated import repeated
 
 MAX_EXPANDED_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 16 * 2**20
@@ -145,9 +146,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Which of two equal keys counts differs between readers, so neither does."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {quoted(doubled)} occurs twice in one object")
+        raise ValueError(f"the key {quoted(repeated(name for name, _ in pairs)[0])} occurs twice in one object")
     return found
 
 
