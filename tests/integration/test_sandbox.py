@@ -137,10 +137,10 @@ def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
 
 
 def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, receive = threading.Event(), wire.receive
+    begun, receive = threading.Event(), wire.receive_in_time
 
-    def noted(source: socket.socket) -> wire.Message:
-        message = receive(source)
+    def noted(source: socket.socket, *, until: float, most: int) -> wire.Message:
+        message = receive(source, until=until, most=most)
         begun.set()
         return message
 
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytes
         begun.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sandbox_process, "receive", noted)
+    monkeypatch.setattr(sandbox_process, "receive_in_time", noted)
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
     try:
         threading.Thread(target=interrupt, daemon=True).start()
@@ -164,8 +164,8 @@ import os, sys
 from storage_core.engine import sandbox_process
 from tidemark import Table
 receive = sandbox_process.receive_in_time
-def told(source):
-    message = receive(source)
+def told(source, **bounds):
+    message = receive(source, **bounds)
     (child,) = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
     print(child, flush=True)
     return message
