@@ -122,6 +122,7 @@ def test_a_block_that_expands_a_thousand_times_is_refused_in_bounded_memory(code
 from pathlib import Path
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_container import read_columns
+from tests.support.memory import grown_bytes
 data = Path({str(path)!r}).read_bytes()
 def read():
     try:
