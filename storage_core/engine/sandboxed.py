@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -31,13 +31,14 @@ from storage_core.settings.query import LONGEST_QUERY_SECONDS, QueryLimits
 if TYPE_CHECKING:
     import duckdb
 
-_RETAINED_BYTES = 128 * 2**20
-"""Where heaps keep more than so much after an answer, a sandbox ends: the next question has its memory for itself."""
+_MOST_SESSIONS = 3
+_RETAINED_BYTES = 512 * 2**20
+"""Where sessions and heaps keep more than so much after an answer, a sandbox ends."""
 
 
 def serve(descriptor: int, folder: Path) -> None:
     """Answer the questions that come over a socket, until its other end is closed or nothing came for a minute."""
-    engine = _Engine(folder)  # before a thread begins that could keep a right
+    refusal = _give_up_writing(folder)  # before a thread begins that could keep the right
     import duckdb  # noqa: F401  # while the question is still made
 
     questions = socket.socket(fileno=descriptor)
@@ -45,14 +46,17 @@ def serve(descriptor: int, folder: Path) -> None:
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     own = resource.getrlimit(resource.RLIMIT_DATA)
-    unused = _data_bytes()
+    unused, engines = _data_bytes(), list[_Engine]()
     while select.select([questions], [], [], IDLE_SECONDS)[0]:
         question = decoded(receive(questions))
         send(questions, Kind.BEGUN)
         said: dict[str, Any] = {}
         try:
+            if refusal is not None:
+                _refuse(refusal)
+            engine = _engine_for(question, engines, folder)
             with engine.opened(question) as connection:
-                _limit_memory(unused + question.memory_bytes + BESIDE_BYTES, own)
+                _limit_memory(_data_bytes() + question.memory_bytes + BESIDE_BYTES, own)
                 engine.bind(question)
                 _answer(question, connection, questions)
         except Exception as error:  # noqa: BLE001  # raised where the question was asked
@@ -67,31 +71,48 @@ def serve(descriptor: int, folder: Path) -> None:
         send(questions, last, json.dumps(said).encode())
 
 
+def _refuse(refusal: Unavailable) -> NoReturn:
+    raise refusal
+
+
+def _engine_for(question: Question, engines: list[_Engine], folder: Path) -> _Engine:
+    """The engine that serves the question, or a new one; as the last of those that are kept."""
+    found = next((each for each in engines if each.serves(question)), None)
+    if found is not None:
+        engines.remove(found)
+    elif len(engines) >= _MOST_SESSIONS:
+        engines.pop(0).close()
+    engines.append(found or _Engine(folder))
+    return engines[-1]
+
+
 class _Engine:
     """A session of DuckDB, kept for questions over the same relation: opening one takes longer than most answers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._refusal = _give_up_writing(folder)
         self._question: Question | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def serves(self, question: Question) -> bool:
+        """Whether the session that is open would be opened for this question, too."""
+        return self._connection is not None and _is_bound_alike(question, self._question)
 
     @contextmanager
     def opened(self, question: Question) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a session for the question; what is not bound yet is `bind`'s to do. After an error it is closed."""
-        if self._refusal is not None:
-            raise self._refusal
-        if self._connection is None or not _is_bound_alike(question, self._question):
+        connection = self._connection
+        if connection is None or not self.serves(question):
             self.close()
             # The process that asks keeps the time: DuckDB's own limit counts what is waited for between batches, too.
             limits = QueryLimits(
                 seconds=LONGEST_QUERY_SECONDS, memory_bytes=question.memory_bytes, spill_bytes=question.spill_bytes
             )
             spill = self._folder if question.spill_bytes else None
-            self._connection = session(limits, files=question.relation.files, folder=spill)
+            connection = self._connection = session(limits, files=question.relation.files, folder=spill)
             self._question = None
         try:
-            yield self._connection
+            yield connection
         except BaseException:
             self.close()
             raise

@@ -20,7 +20,7 @@ class QueryLimits:
     bounds what DuckDB keeps for the query, and the answer of `sql`. What does not fit is spilled, up to `spill_bytes`,
     to a private folder; a scan spills nothing.
 
-    The process that answers is killed when the time is over, and may take 512 MiB beside `memory_bytes` (decision
+    The process that answers is killed when the time is over, and may take 1 GiB beside `memory_bytes` (decision
     0098).
     """
 
