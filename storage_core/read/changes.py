@@ -30,7 +30,7 @@ from storage_core.log.deletion_vector import inline
 from storage_core.log.replay import read_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.relation import query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.rows.fingerprint import row_hashes
 from storage_core.split.read import conform_split, open_split
 from storage_core.split.vectors import deleted_rows

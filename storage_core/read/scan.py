@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_core.engine.sandbox import Answer, prepare
+from storage_core.engine.sandbox.pool import prepare
+from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.extras import PIPELINE, needs
@@ -19,13 +20,12 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.predicate import Filter, Predicate
-from storage_core.read.pruning import Pruned, prune
-from storage_core.read.relation import TABLE, Source, query_errors, splits_source
+from storage_core.read.pruning import Pruned
+from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.source import Source, source_of
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.verified import Verified
-from storage_core.rows import fold
 from storage_core.settings.query import QueryLimits
-from storage_core.split.read import conform_split, read_split
 
 if TYPE_CHECKING:
     import duckdb
@@ -78,7 +78,7 @@ class Scan:
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds, files=source.splits):
-            rows: Answer | pa.RecordBatchReader
+            rows: Result | pa.RecordBatchReader
             if bounds is None:
                 rows = source.opened().sql(self._text).to_arrow_reader(batch_rows)
             else:
@@ -94,8 +94,8 @@ class Scan:
                 with source.opened() as connection:
                     rows = connection.sql(self._text).to_arrow_table()
             else:
-                with source.answer(self._text, bounds) as answer:
-                    rows = pa.Table.from_batches(answer, answer.schema)
+                with source.answer(self._text, bounds) as result:
+                    rows = pa.Table.from_batches(result, result.schema)
             self.verified.recheck(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
@@ -113,7 +113,7 @@ class Scan:
 
     def _batches(
         self,
-        rows: Answer | pa.RecordBatchReader,
+        rows: Result | pa.RecordBatchReader,
         splits: Sequence[Add],
         source: Source,
         limits: QueryLimits | None,
@@ -174,32 +174,3 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(f"a filter is a SQL condition or made by col(…), as in col('n') > 5; found {given!r}")
-
-
-def source_of(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    predicate: Predicate | None,
-    *,
-    verified: Verified,
-    records: pa.Table | None,
-    query: str,
-) -> tuple[Sequence[Add], Source]:
-    """Return the splits whose rows a question may need, which errors name, and the rows.
-
-    With `records`, they are folded over the base first and nothing is pruned. Raises what `splits_source` raises.
-    """
-    if records is not None:
-        return (), Source(merged_rows(store, snapshot, records))
-    splits = prune(snapshot, predicate)
-    with query_errors(query, splits):
-        return splits, splits_source(store, splits, snapshot.schema, verified=verified)
-
-
-def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:
-    """Return the base rows with the records folded over them, newest wins per key."""
-    key = snapshot.config.primary_key
-    schema = snapshot.schema
-    base = [conform_split(read_split(store, add), schema) for add in snapshot.splits.values()]
-    rows = pa.concat_tables(base) if base else schema.empty_table()
-    return fold.apply(rows, fold.fold(records, key), key)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from storage_core.engine.sandbox import prepare
+from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.statement import check, parse
 from storage_core.engine.tree import Node, shown
 from storage_core.errors import Unavailable
@@ -15,8 +15,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.pruning import Pruned
-from storage_core.read.relation import TABLE, query_errors
-from storage_core.read.scan import source_of
+from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.source import source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
@@ -38,15 +38,15 @@ def query(
     of its limits. The query can read the table's splits and nothing else, and write nothing (decision 0083). With
     `records`, they are folded over the base first and nothing is pruned.
     """
-    prepare()
+    prepare()  # a process starts while the text is checked, as most are sound
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
     splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, query=text)
     with (
         query_errors(text, splits, bounds, files=source.splits),
-        source.answer(text, bounds, spill_bytes=bounds.spill_bytes) as answer,
+        source.answer(text, bounds, spill_bytes=bounds.spill_bytes) as result,
     ):
-        rows = pa.Table.from_batches(_bounded(answer, text, bounds), answer.schema)
+        rows = pa.Table.from_batches(_bounded(result, text, bounds), result.schema)
     verified.recheck(store, source.splits)
     return rows
 

@@ -19,9 +19,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.engine import sandbox, sandbox_process, wire
-from storage_core.engine.question import Question
-from storage_core.engine.sandbox_process import Sandbox
+from storage_core.engine.sandbox import messages, pool, process, result
+from storage_core.engine.sandbox.process import Sandbox
+from storage_core.engine.sandbox.query import Query, Relation
+from storage_core.engine.sandbox.sessions import Sessions
 from storage_core.errors import InvalidInput, Unavailable
 from tidemark import QueryLimits, Scan, Table, col
 
@@ -38,17 +39,17 @@ FORMS: dict[str, Callable[[Table], object]] = {
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[Table]:
     """A table of ten rows, and no process that was started before."""
-    sandbox.end_all()
+    pool.end_all()
     made = Table.create(str(tmp_path / "t"), SCHEMA)
     made.append([{"a": each, "s": f"row {each}", "l": [each, 1]} for each in range(10)])
     yield made
-    sandbox.end_all()
+    pool.end_all()
 
 
 def children() -> list[int]:
     """The processes of queries that this one has."""
     found = [each for path in Path("/proc/self/task").glob("*/children") for each in path.read_text().split()]
-    return [int(each) for each in found if b"sandboxed" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [int(each) for each in found if b"sandbox.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 def answered(table: Table) -> bool:
@@ -92,7 +93,7 @@ def test_the_memory_of_one_call_is_bounded(table: Table, text: str) -> None:
     assert int(most) * 1024 < 2**30
 
 
-def test_a_process_is_kept_for_the_next_question(table: Table) -> None:
+def test_a_process_is_kept_for_the_next_query(table: Table) -> None:
     assert answered(table)
     (first,) = children()
     assert answered(table)
@@ -101,13 +102,13 @@ def test_a_process_is_kept_for_the_next_question(table: Table) -> None:
     assert children() == [first]
 
 
-def test_as_many_processes_as_questions_at_a_time_and_few_are_kept(table: Table) -> None:
-    count = sandbox.MOST_KEPT + 2
+def test_as_many_processes_as_queries_at_a_time_and_few_are_kept(table: Table) -> None:
+    count = pool.MOST_KEPT + 2
     streams = [table.scan(filter="a > 3").to_reader(2) for _ in range(count)]
     assert [next(each).num_rows for each in streams] == [2] * count
     assert len(children()) == count
     assert [sum(batch.num_rows for batch in each) for each in streams] == [4] * count
-    assert len(children()) == sandbox.MOST_KEPT
+    assert len(children()) == pool.MOST_KEPT
 
 
 def test_a_stream_that_is_given_up_ends_its_process(table: Table) -> None:
@@ -137,10 +138,10 @@ def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
     assert table.sql("select max(a) as a from t").to_pylist() == [{"a": 10}]
 
 
-def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, receive = threading.Event(), wire.receive_in_time
+def test_ctrl_c_ends_a_query_and_its_process(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, receive = threading.Event(), messages.receive_in_time
 
-    def noted(source: socket.socket, *, until: float, most: int) -> wire.Message:
+    def noted(source: socket.socket, *, until: float, most: int) -> messages.Message:
         message = receive(source, until=until, most=most)
         begun.set()
         return message
@@ -149,7 +150,7 @@ def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytes
         begun.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sandbox_process, "receive_in_time", noted)
+    monkeypatch.setattr(process, "receive_in_time", noted)
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
     try:
         threading.Thread(target=interrupt, daemon=True).start()
@@ -162,20 +163,20 @@ def test_ctrl_c_ends_a_question_and_its_process(table: Table, monkeypatch: pytes
 
 ASKS_FOR_HOURS = f"""
 import os, sys
-from storage_core.engine import sandbox_process
+from storage_core.engine.sandbox import process
 from tidemark import Table
-receive = sandbox_process.receive_in_time
+receive = process.receive_in_time
 def told(source, **bounds):
     message = receive(source, **bounds)
     (child,) = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
     print(child, flush=True)
     return message
-sandbox_process.receive_in_time = told
+process.receive_in_time = told
 Table.open(sys.argv[1]).sql("select max({HOURS}) from t")
 """
 
 
-def test_the_process_of_a_question_ends_with_the_one_that_asked(table: Table) -> None:
+def test_the_process_of_a_query_ends_with_the_one_that_asked(table: Table) -> None:
     command = [sys.executable, "-c", ASKS_FOR_HOURS, table.uri]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
         assert asking.stdout is not None
@@ -197,7 +198,7 @@ def test_a_copy_of_the_process_asks_processes_of_its_own(
     copy = os.fork()
     if copy == 0:
         sound = answered(table) and ours not in children()
-        sandbox.end_all()
+        pool.end_all()
         os._exit(0 if sound else 1)
     assert os.waitpid(copy, 0)[1] == 0
     assert len(folders) == 1
@@ -264,8 +265,8 @@ def test_limits_hold_for_a_scan_that_has_no_filter(table: Table) -> None:
     assert len(children()) == 1
 
 
-def test_a_question_is_answered_from_its_own_version_limits_and_rows(table: Table, tmp_path: Path) -> None:
-    """Sessions are kept for questions over the same files, and serve no other."""
+def test_a_query_is_answered_from_its_own_version_limits_and_rows(table: Table, tmp_path: Path) -> None:
+    """Sessions are kept for queries over the same files, and serve no other."""
     other = Table.create(str(tmp_path / "other"), SCHEMA)
     other.append([{"a": 100, "s": "other", "l": []}])
     memory = Table.create("memory://kept-sessions", SCHEMA)
@@ -303,23 +304,23 @@ def slow_scan(table: Table) -> Scan:
 def test_a_kept_process_that_does_not_wake_is_replaced(
     table: Table, monkeypatch: pytest.MonkeyPatch, signal_number: int
 ) -> None:
-    monkeypatch.setattr(sandbox_process, "_WAKE_SECONDS", 1.0)
+    monkeypatch.setattr(process, "_WAKE_SECONDS", 1.0)
     assert answered(table)
     (first,) = children()
-    ask, many = Sandbox.ask, ", ".join(["1"] * 9_000)
+    begin, many = Sandbox.begin, ", ".join(["1"] * 9_000)
 
-    def hit(asked: Sandbox, question: Question) -> None:  # after it was found ready
+    def hit(sandbox: Sandbox, query: Query) -> None:  # after it was found ready
         if first in children():
             os.kill(first, signal_number)
-        ask(asked, question)
+        begin(sandbox, query)
 
-    monkeypatch.setattr(Sandbox, "ask", hit)
+    monkeypatch.setattr(Sandbox, "begin", hit)
     assert table.sql(f"select count(*) as n from t where a >= 0 or a in ({many})").to_pylist() == [{"n": 10}]
     assert first not in children()
 
 
 def test_a_process_that_cannot_start_says_so(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_process, "_PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr(process, "_PROGRAM", "raise SystemExit(3)")
     with pytest.raises(Unavailable, match=r"process of a query did not begin \(exit status 3\): look at the limits"):
         answered(table)
     monkeypatch.setattr(sys, "executable", None)
@@ -386,19 +387,64 @@ def test_an_answer_that_arrow_cannot_carry_is_refused(table: Table) -> None:
 def test_what_a_sandbox_says_is_not_done_here(tmp_path: Path) -> None:
     """A process that was taken over may send the name of a function for that of an error."""
     written = tmp_path / "written.csv"
-    error = sandbox._raised({"class": "sql", "text": f"COPY (SELECT 1) TO '{written}'"})
+    error = result._raised({"class": "sql", "text": f"COPY (SELECT 1) TO '{written}'"})
     assert isinstance(error, RuntimeError)
     assert not written.exists()
 
 
-@pytest.mark.parametrize("said", [b"+" + (2**62).to_bytes(8, "big"), b"x" + bytes(8), b"+"])
-def test_a_message_that_is_none_is_the_end_of_its_sender(said: bytes) -> None:
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (b"+" + (2**62).to_bytes(8, "big"), messages.BadMessage),
+        (b"x" + bytes(8), messages.BadMessage),
+        (b"+", EOFError),
+    ],
+)
+def test_what_is_no_message_is_told_from_the_end_of_its_sender(said: bytes, found: type[Exception]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(EOFError):
-            wire.receive_in_time(ours, until=time.monotonic() + 60, most=2**20)
+        with pytest.raises(found):
+            messages.receive_in_time(ours, until=time.monotonic() + 60, most=2**20)
+
+
+@pytest.mark.parametrize(
+    ("does", "how"),
+    [("os.write(int(sys.argv[1]), bytes(9))", "sent what is no message"), ("os.close(int(sys.argv[1]))", "closed its")],
+)
+def test_a_process_that_lives_and_answers_nothing_is_ended(
+    table: Table, monkeypatch: pytest.MonkeyPatch, does: str, how: str
+) -> None:
+    monkeypatch.setattr(process, "_PROGRAM", f"import os, signal, sys; {does}; signal.pause()")
+    monkeypatch.setattr(process, "_WAKE_SECONDS", 1.0)
+    with pytest.raises(Unavailable, match=rf"did not begin \(it {how}"):
+        answered(table)
+
+
+def test_sessions_are_kept_for_files_and_not_for_rows_in_memory(tmp_path: Path) -> None:
+    sessions, empty = Sessions(tmp_path), pa.table({"a": pa.array([], pa.int64())})
+
+    def has_views(rows: pa.Table, seconds: float = 1, memory_mib: int = 64, name: str = "t") -> bool:
+        relation = Relation(rows={name: rows})
+        limits = {"memory_bytes": memory_mib * 2**20, "spill_bytes": 0}
+        query = Query(text="", relation=relation, seconds=seconds, batch_rows=1, is_streamed=False, **limits)
+        with sessions.opened(query) as (connection, found):
+            if not found:
+                relation.bind(connection)
+            assert connection.sql(f"from {name}").fetchall() == [(each,) for each in rows["a"].to_pylist()]
+            return found
+
+    assert not has_views(empty)
+    assert has_views(empty, seconds=2)
+    for each in range(4):
+        assert not has_views(pa.table({"a": [each]}))
+    assert has_views(empty)
+    for name in ("u", "v"):
+        assert not has_views(empty, name=name)
+        assert has_views(empty)
+    assert not has_views(empty, memory_mib=128)
+    assert [has_views(empty, name=name) for name in ("v", "u")] == [True, False]
 
 
 def test_a_process_with_limits_of_its_own_is_answered_within_them(table: Table) -> None:

@@ -21,14 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.engine import sandbox
-from storage_core.engine.question import Relation
+from storage_core.engine.sandbox import pool
+from storage_core.engine.sandbox.query import Relation
+from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.read.predicate import Filter, Opaque
-from storage_core.read.relation import Source, query_errors, splits_source
+from storage_core.read.query_errors import query_errors
 from storage_core.read.scan import Scan
+from storage_core.read.source import Source, splits_source
 from storage_core.read.verified import Verified
 from tidemark import QueryLimits, Table, col
 
@@ -309,7 +311,7 @@ def pq_bytes() -> bytes:
 def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     path, requested = split_of(table), Source.answer
 
-    def replaced(source: Source, text: str, limits: QueryLimits, **more: int) -> sandbox.Answer:
+    def replaced(source: Source, text: str, limits: QueryLimits, **more: int) -> Result:
         path.write_bytes(pq_bytes())
         return requested(source, text, limits, **more)
 
@@ -369,7 +371,7 @@ def test_a_query_spills_to_a_private_folder_that_ends_with_its_process(
         modes.append(stat.S_IMODE(Path(folder).stat().st_mode))
         return folder
 
-    sandbox.end_all()
+    pool.end_all()
     monkeypatch.setattr(tempfile, "tempdir", str(spill))
     monkeypatch.setattr(tempfile, "mkdtemp", noted)
     before = everything(Path.cwd())
@@ -380,7 +382,7 @@ def test_a_query_spills_to_a_private_folder_that_ends_with_its_process(
     assert table.sql(largest, limits=SMALL).to_pylist() == [{"n": 4_000_000}]
     assert set(modes) == {0o700}
     assert [file for folder in spill.iterdir() for file in folder.iterdir()] == []
-    sandbox.end_all()
+    pool.end_all()
     assert list(spill.iterdir()) == []
     assert everything(Path.cwd()) == before
 

@@ -17,7 +17,7 @@ from storage_core.declaration import load
 from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable
 from storage_core.ids import SystemIds
 from storage_core.index import catch_up
-from storage_core.read.relation import query_errors
+from storage_core.read.query_errors import query_errors
 from storage_core.split.context import context_of
 from storage_core.split.write import sort_and_write
 from storage_core.table import exists

@@ -2,7 +2,7 @@
 
 Towers are made of every function of the engine that a query may call, of concatenations, casts, list functions and
 subqueries, each layer on the one before, and asked in a process of their own: neither it nor a process of its queries
-takes more memory than a question may.
+takes more memory than a query may.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage_core.engine.functions import SCALARS
-from storage_core.engine.question import BESIDE_BYTES
+from storage_core.engine.sandbox.query import BESIDE_BYTES
 from tests.support.scale import scaled
 
 MEMORY = 64 * 2**20
@@ -25,7 +25,7 @@ PROGRAM = 256 * 2**20
 ASKING = """
 import json, resource, sys
 import pyarrow as pa
-from storage_core.engine.sandbox import end_all
+from storage_core.engine.sandbox.pool import end_all
 from storage_core.errors import InvalidInput, Unavailable
 from tidemark import QueryLimits, Table
 

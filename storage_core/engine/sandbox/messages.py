@@ -10,33 +10,43 @@ import mmap
 import os
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
-from storage_core.engine.question import Question, Relation
+from storage_core.engine.sandbox.query import Query, Relation
 
 _HEAD = struct.Struct(">cQ")
 _MOST_FILES = 16
-_PLAIN_FIELDS = tuple(each.name for each in fields(Question) if each.name != "relation")
+_PLAIN_FIELDS = tuple(each.name for each in fields(Query) if each.name != "relation")
 
 
 class Kind(Enum):
-    """What a message is: a question and its files; or that its time begins, a stream of Arrow, an error, the end."""
+    """What a message is."""
 
-    QUESTION = b"?"
+    QUERY = b"?"
+    """A query, as `encoded`; its rows in memory are the open files that go with it."""
     BEGUN = b"("
+    """The query is read: its time begins. No content."""
     ROWS = b"+"
+    """First the schema of the answer, then a batch at a time, each a stream of Arrow."""
     ERROR = b"!"
+    """The last of a query that failed: the class and text of the error, in JSON."""
     END = b")"
+    """The last of a query that was answered."""
 
 
 _KINDS = {each.value: each for each in Kind}
+
+
+class BadMessage(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
+    """What was received is no message, or a larger one than may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ def receive_in_time(source: socket.socket, *, until: float, most: int) -> Messag
     """Return the next message of a sender that is not believed: it brings no files and at most so many bytes.
 
     `until` is a moment of the monotonic clock. Raises `TimeoutError` after it, `EOFError` where the sender has ended,
-    or says what it may not.
+    `BadMessage` where it lives and sends what is no message, or a larger one.
     """
 
     def wait() -> None:
@@ -89,7 +99,7 @@ def _received(source: socket.socket, head: bytes, wait: Callable[[], None], *, m
         head += more
     kind, size = _HEAD.unpack(head)
     if kind not in _KINDS or (most is not None and size > most):
-        raise EOFError
+        raise BadMessage
     content = pa.allocate_buffer(size)
     rest = memoryview(content)
     while rest.nbytes:
@@ -101,11 +111,11 @@ def _received(source: socket.socket, head: bytes, wait: Callable[[], None], *, m
     return Message(_KINDS[kind], content)
 
 
-def encoded(question: Question) -> bytes:
-    """Return a question as bytes; of its rows in memory the names, for they go as files: see `stored`."""
-    relation = question.relation
+def encoded(query: Query) -> bytes:
+    """Return a query as bytes; of its rows in memory the names, for the rows go as files: see `file_of`."""
+    relation = query.relation
     given = {
-        **{name: getattr(question, name) for name in _PLAIN_FIELDS},
+        **{name: getattr(query, name) for name in _PLAIN_FIELDS},
         "rows": list(relation.rows),
         "files": [os.fsdecode(path) for path in relation.files],
         "views": relation.views,
@@ -114,8 +124,8 @@ def encoded(question: Question) -> bytes:
     return json.dumps(given).encode()
 
 
-def decoded(message: Message) -> Question:
-    """Return the question of a message, whose files are closed then. Its rows are the bytes of those, not copies."""
+def decoded(message: Message) -> Query:
+    """Return the query of a message, whose files are closed then. Its rows are the bytes of those, not copies."""
     given: dict[str, Any] = json.loads(message.content.to_pybytes())
     relation = Relation(
         rows={name: _mapped(file) for name, file in zip(given.pop("rows"), message.files, strict=True)},
@@ -123,7 +133,20 @@ def decoded(message: Message) -> Question:
         views=tuple(given.pop("views")),
         same_types=tuple(given.pop("same_types") or ()) or None,
     )
-    return Question(relation=relation, **given)
+    return Query(relation=relation, **given)
+
+
+def file_of(rows: pa.Table) -> IO[bytes]:
+    """Return an open file without a name that holds the rows as a stream of Arrow."""
+    file = os.fdopen(os.memfd_create("rows"), "wb") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        with pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _mapped(file: int) -> pa.Table:

@@ -1,4 +1,4 @@
-"""One process that answers questions: how it is started, asked, heard and ended."""
+"""One process that answers queries: how it is started, told, heard and ended."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from socket import socketpair
-from typing import IO, Final
+from typing import Final
 
-import pyarrow as pa
-
-from storage_core.engine.question import BESIDE_BYTES, IDLE_SECONDS, Question
-from storage_core.engine.wire import Kind, Message, encoded, receive_in_time, send
+from storage_core.engine.sandbox.messages import BadMessage, Kind, Message, encoded, file_of, receive_in_time, send
+from storage_core.engine.sandbox.query import BESIDE_BYTES, IDLE_SECONDS, Query
 from storage_core.errors import Unavailable
 from storage_core.process import HomeProcess
 from storage_core.scratch import scratch_folder
@@ -24,12 +21,12 @@ from storage_core.system_errors import typed
 
 _KEPT_SECONDS = IDLE_SECONDS / 2  # at twice that it may end by itself
 _START_SECONDS = 120.0
-_WAKE_SECONDS = 10.0
+_WAKE_SECONDS = 10.0  # for what it does at once unless it is stopped
 _PROGRAM: Final = """
 import sys
 _, descriptor, folder, *sys.path = sys.argv
 from pathlib import Path
-from storage_core.engine.sandboxed import serve
+from storage_core.engine.sandbox.worker import serve
 serve(int(descriptor), Path(folder))
 """
 # Arrow's own heap would take a gigabyte at once, of what the kernel counts.
@@ -39,21 +36,21 @@ _PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "
 
 
 class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
-    """No rows came within the seconds of a question."""
+    """No rows came within the seconds of a query."""
 
 
 class SandboxEnded(Exception):  # noqa: N818  # as above
-    """The process of a question ended without an answer; the text says how."""
+    """The process of a query ended without an answer; the text says how."""
 
 
 class Sandbox:
-    """A process that answers questions, and the folder that is its own."""
+    """A process that answers queries, and the folder that is its own."""
 
     def __init__(self) -> None:
         self.home = HomeProcess()
         self.has_begun = False
         """It has answered, or is answering."""
-        self.idle_since = time.monotonic()
+        self._idle_since = time.monotonic()
         with ExitStack() as stack, typed("the process of a query", with_file=True):
             folder = stack.enter_context(scratch_folder("tidemark-spill-"))
             self._socket, made = socketpair()
@@ -78,31 +75,33 @@ class Sandbox:
     @property
     def is_ready(self) -> bool:
         """Whether it runs, and has not been idle for so long that it may end by itself."""
-        return time.monotonic() - self.idle_since < _KEPT_SECONDS and self._process.poll() is None
+        return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._process.poll() is None
 
-    def ask(self, question: Question) -> None:
-        """Send the question, and return when its time begins."""
+    def begin(self, query: Query) -> None:
+        """Send the query, and return when its time begins. Raises `OutOfTime` and `SandboxEnded`, as `receive` does."""
         seconds = _WAKE_SECONDS if self.has_begun else _START_SECONDS
         self._socket.settimeout(seconds)
         with ExitStack() as stack:
-            files = [stack.enter_context(_file_of(rows)).fileno() for rows in question.relation.rows.values()]
+            files = [stack.enter_context(file_of(rows)).fileno() for rows in query.relation.rows.values()]
             try:
-                send(self._socket, Kind.QUESTION, encoded(question), files)
+                send(self._socket, Kind.QUERY, encoded(query), files)
             except TimeoutError as error:
                 raise OutOfTime from error
             except ConnectionError as error:
                 raise self._ended() from error
-        self.receive(question, seconds)
+        self.receive(query, seconds)
         self.has_begun = True
 
-    def receive(self, question: Question, seconds: float) -> Message:
+    def receive(self, query: Query, seconds: float) -> Message:
         """Return the next message of an answer, if it comes within the seconds."""
-        now, most = time.monotonic(), question.memory_bytes + BESIDE_BYTES
-        self.idle_since = now
+        now, most = time.monotonic(), query.memory_bytes + BESIDE_BYTES
+        self._idle_since = now
         try:
             return receive_in_time(self._socket, until=now + seconds, most=most)
         except TimeoutError as error:
             raise OutOfTime from error
+        except BadMessage as error:
+            raise SandboxEnded("it sent what is no message") from error
         except (EOFError, ConnectionError) as error:
             raise self._ended() from error
 
@@ -114,7 +113,10 @@ class Sandbox:
             self._socket.close()
 
     def _ended(self) -> SandboxEnded:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_WAKE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return SandboxEnded("it closed its socket")
         return SandboxEnded(f"signal {-code}" if code < 0 else f"exit status {code}")
 
 
@@ -126,22 +128,9 @@ def _python() -> str:
 
 def _path() -> list[str]:
     """Where this process finds modules, ours first: the folder of a user may hold others of the same names."""
-    found = [str(Path(__file__).resolve().parents[2])]
+    found = [str(Path(__file__).resolve().parents[3])]
     for each in sys.path:
         if "\0" not in str(each):
             with suppress(FileNotFoundError):  # the working directory is gone
                 found.append(str(each) or str(Path.cwd()))
     return list(dict.fromkeys(found))
-
-
-def _file_of(rows: pa.Table) -> IO[bytes]:
-    """An open file without a name that holds the rows as a stream of Arrow."""
-    file = os.fdopen(os.memfd_create("rows"), "wb") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
-    try:
-        with pa.ipc.new_stream(file, rows.schema) as stream:
-            stream.write_table(rows)
-        file.flush()
-    except BaseException:
-        file.close()
-        raise
-    return file

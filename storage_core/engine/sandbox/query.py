@@ -1,4 +1,4 @@
-"""One SELECT that was checked, what it is asked of, and how a session of DuckDB is told."""
+"""One SELECT that was checked, what it reads, and how a session of DuckDB is told."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     import duckdb
 
 BESIDE_BYTES = 512 * 2**20
-"""What a question may take beside its `memory_bytes`: threads, heaps, and what functions make of batches at work."""
+"""What a query may take beside its `memory_bytes`: threads, heaps, and what functions make of batches at work."""
 IDLE_SECONDS = 60
-"""So long the process of questions waits for another."""
+"""So long a sandbox waits for the next query."""
 
 # As the catalogue has them: asked of the views themselves, they would be read from every file once more.
 _TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
 
 
-class TypesDiffer(Exception):  # noqa: N818  # a finding, which whoever asks takes for good or not
+class TypesDiffer(Exception):  # noqa: N818  # a finding, which the caller takes for good or not
     """A view has other types than the rows it stands for."""
 
 
@@ -51,7 +51,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Query:
     """A SELECT over a relation, and the limits that its answer keeps to."""
 
     text: str
@@ -64,4 +64,4 @@ class Question:
     batch_rows: int
     """Of the answer at a time, at most."""
     is_streamed: bool
-    """Whoever asks may take their time between batches."""
+    """The caller may take their time between batches."""

@@ -6,9 +6,7 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,36 +15,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.engine.question import Question, Relation, TypesDiffer
-from storage_core.engine.sandbox import Answer
-from storage_core.engine.sandbox_process import OutOfTime, SandboxEnded
+from storage_core.engine.sandbox.query import Query, Relation, TypesDiffer
+from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session
-from storage_core.engine.tree import shown
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unavailable
-from storage_core.foreign_text import shortened
+from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.verified import Verified, require_sound
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import prune
+from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.verified import Verified
+from storage_core.rows import fold
 from storage_core.settings.query import QueryLimits
-from storage_core.split.read import conform_split, expired_split, read_split
+from storage_core.split.read import conform_split, read_split
 from storage_core.split.vectors import deleted_rows, positions
-from storage_core.system_errors import out_of_memory, typed, unavailable
 
 if TYPE_CHECKING:
     import duckdb
 
-TABLE = "t"
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 _TEMPLATE = "tidemark_template"
 _DELETED = "tidemark_deleted"
-_UNKNOWN_TABLE = "Catalog Error: Table with name"
-_OUT_OF_REACH = "IO Error:"
-_NO_FILES = "Too many open files"
-_DENIED = "Permission denied"
-# What DuckDB says about the question, whatever names are in it.
-_ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
-# These words quote a query or what is in it, and so say nothing of the machine.
-_QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 # And a folder on the way to a table may be called `year=2026`, which is no column of it.
@@ -84,13 +74,13 @@ class Source:
             same_types=(TABLE, _TEMPLATE),
         )
 
-    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, stream_rows: int | None = None) -> Answer:
-        """Return the answer of a SELECT that was checked, from a process that can do nothing else: see `Answer`.
+    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, stream_rows: int | None = None) -> Result:
+        """Return the answer of a SELECT that was checked, from a process that can do nothing else: see `Result`.
 
         With `stream_rows` it comes in batches of at most so many rows, and `seconds` is the time from one to the next.
         Raises `InvalidInput` where a column of a split has another type than in the table.
         """
-        question = Question(
+        query = Query(
             text=text,
             relation=self.relation,
             seconds=limits.seconds,
@@ -100,10 +90,10 @@ class Source:
             is_streamed=stream_rows is not None,
         )
         try:
-            return Answer(question)
+            return Result(query)
         except TypesDiffer:
             self._require_types()
-            return Answer(replace(question, relation=replace(question.relation, same_types=None)))
+            return Result(replace(query, relation=replace(query.relation, same_types=None)))
 
     def opened(self) -> duckdb.DuckDBPyConnection:
         """Return a session of this process, with the view `t`, for what holds no text from outside.
@@ -148,76 +138,33 @@ def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, 
     return Source(schema.empty_table(), found, _deleted(store, marked) if marked else None)
 
 
-@contextmanager
-def query_errors(
-    query: str,
-    splits: Sequence[Add] = (),
-    limits: QueryLimits | None = None,
+def source_of(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
     *,
-    files: Iterable[tuple[Add, Path]] = (),
-) -> Iterator[None]:
-    """Turn DuckDB's errors into Tidemark's.
+    verified: Verified,
+    records: pa.Table | None,
+    query: str,
+) -> tuple[Sequence[Add], Source]:
+    """Return the splits whose rows a query may need, which errors name, and the rows.
 
-    `SnapshotExpired` where one of the files of splits is named and gone, `Unavailable` where a limit, memory or a file
-    is out of reach, `Corrupt` where a split is named and its file is not what was written, else `InvalidInput`.
+    With `records`, they are folded over the base first and nothing is pruned. Raises what `splits_source` raises.
     """
-    import duckdb
-
-    with typed(shortened(query, 500)):
-        try:
-            yield
-        except OutOfTime as error:
-            raise _out_of_time(query, limits or QueryLimits()) from error
-        except SandboxEnded as error:
-            raise _process_ended(query, limits or QueryLimits(), str(error)) from error
-        except (duckdb.Error, OSError) as error:  # a stream of batches wraps each of them, and keeps the text only
-            # DuckDB takes a path that is gone for a folder, in which it may read nothing.
-            named = [(add, path) for add, path in files if add.path in str(error)]
-            lost = next((add for add, path in named if not path.exists()), None)
-            if lost is not None:
-                raise expired_split(lost) from error
-            found = _typed(error, query, splits, limits)
-            if isinstance(found, Corrupt) and any(add.xxh3 is not None for add, _ in named):
-                for add, path in named:  # a path may stand in a value, too
-                    require_sound(path, add)
-                found = InvalidInput(f"{shown(query)}: {error}", query=query)
-            raise found from error
+    if records is not None:
+        return (), Source(merged_rows(store, snapshot, records))
+    splits = prune(snapshot, predicate)
+    with query_errors(query, splits):
+        return splits, splits_source(store, splits, snapshot.schema, verified=verified)
 
 
-def _out_of_time(query: str, limits: QueryLimits) -> Unavailable:
-    advice = "ask for less, or raise `seconds` (--seconds)"
-    found = f"{shown(query)}: it took longer than {limits.seconds:g} seconds; {advice}"
-    return Unavailable(found, query=query, seconds=limits.seconds)
-
-
-def _process_ended(query: str, limits: QueryLimits, how: str) -> Unavailable:
-    found = f"its process ended ({how}), as one does that needs far more than `memory_bytes` = {limits.memory_bytes}"
-    return Unavailable(f"{shown(query)}: {found}; ask for less, or raise it (--memory-mib)", query=query)
-
-
-def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
-    text, shown_query = str(error), shown(query)
-    quotes = text.startswith(_QUOTING)
-    if out_of_memory(error) and limits is not None:
-        found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
-        advice = "ask for less, or raise them (--memory-mib, --spill-mib), or try again later"
-        return Unavailable(f"{shown_query}: {found}: {text}; {advice}", query=query)
-    if _NO_FILES in text and not quotes:
-        return unavailable(shown_query, OSError(errno.EMFILE, text))
-    # Also of a split: its bytes were sound a moment ago.
-    if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
-        return Unavailable(f"{shown_query}: {text}; try again later, or ask for less", query=query)
-    broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
-    if broken is not None:
-        return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
-    if text.startswith(_UNKNOWN_TABLE):  # DuckDB would offer tables of its own
-        text = f"{text.partition(chr(10))[0]} A query calls the table {TABLE}, and reads no other"
-    return InvalidInput(f"{shown_query}: {text}", query=query)
-
-
-def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
-    """The split that an error names, other than because the query does."""
-    return next((add.path for add in splits if add.path in text and add.path not in query), None)
+def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:
+    """Return the base rows with the records folded over them, newest wins per key."""
+    key = snapshot.config.primary_key
+    schema = snapshot.schema
+    base = [conform_split(read_split(store, add), schema) for add in snapshot.splits.values()]
+    rows = pa.concat_tables(base) if base else schema.empty_table()
+    return fold.apply(rows, fold.fold(records, key), key)
 
 
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
