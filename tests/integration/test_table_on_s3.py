@@ -28,7 +28,6 @@ from tidemark import Table, col
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("path", pa.string()), ("bytes", pa.int64())])
 HOUR = "2015-05-17T{:02}:00:00Z"
-TEXT_INDEX = {"name": "text", "kind": "fulltext", "columns": ["path"]}
 
 DECLARATION = """
 name: clicks

@@ -31,6 +31,7 @@ from storage_core.formats.avro_state import (
 )
 from storage_core.formats.raw_chunk import LogRecord, RawChunk
 from storage_core.formats.raw_keys import ChunkKey
+from tests.support.avro_bytes import long_bytes
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
 
@@ -64,17 +65,8 @@ CHUNK = RawChunk(
 READERS: tuple[Callable[[bytes, str], object], ...] = (decode_state, raw_chunk.decode, read_records, read_columns)
 
 
-def _long(number: int) -> bytes:
-    number = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
 def _sized(data: bytes) -> bytes:
-    return _long(len(data)) + data
+    return long_bytes(len(data)) + data
 
 
 def _schema(chance: random.Random, depth: int = 0) -> Any:
@@ -121,12 +113,14 @@ def _linked(_: random.Random) -> Any:
 def _made_up(chance: random.Random) -> bytes:
     make = chance.choice([_record, _record, _record, _deep, _multiplied, _linked])
     schema = json.dumps(make(chance)).encode()
-    values = (_long(chance.choice(ODD)), b"\x02" * chance.choice([1, 9, 300_000]), b"\x00", chance.randbytes(9))
+    values = (long_bytes(chance.choice(ODD)), b"\x02" * chance.choice([1, 9, 300_000]), b"\x00", chance.randbytes(9))
     body = b"".join(chance.choice(values) for _ in range(chance.randrange(6)))
     header = {b"avro.schema": schema, b"avro.codec": b"null", CHECKSUM_KEY.encode(): OPEN_CHECKSUM.encode()}
     pairs = b"".join(_sized(name) + _sized(value) for name, value in header.items())
     count = chance.choice([1, 1, 1, 2, 1000, 20_000_000])
-    return with_checksum(MAGIC + _long(len(header)) + pairs + _long(0) + SYNC + _long(count) + _sized(body) + SYNC)
+    return with_checksum(
+        MAGIC + long_bytes(len(header)) + pairs + long_bytes(0) + SYNC + long_bytes(count) + _sized(body) + SYNC
+    )
 
 
 def _damaged(chance: random.Random) -> bytes:
@@ -143,7 +137,7 @@ def _damaged(chance: random.Random) -> bytes:
             case 0:
                 data[at] = chance.randrange(256)
             case 1:
-                data[at : at + 1] = _long(chance.choice(ODD))
+                data[at : at + 1] = long_bytes(chance.choice(ODD))
             case 2:
                 data[at:at] = data[at : at + chance.randrange(100)]
             case 3:

@@ -17,6 +17,7 @@ import pytest
 from storage_core.errors import Corrupt, TidemarkError, Unsupported
 from storage_core.formats import avro_container
 from storage_core.formats.avro_container import inspect, read_columns, read_records
+from tests.support.avro_bytes import long_bytes
 from tests.support.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,15 +36,6 @@ def _file(codec: str, rows: int = 3000, text: str = "text") -> bytes:
         sync_interval=4000,
     )
     return target.getvalue()
-
-
-def _long(number: int) -> bytes:
-    number = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def _header(codec: str) -> bytes:
@@ -102,7 +94,7 @@ def _bomb(codec: str) -> bytes:
 
         stream = ZstdCompressor(level=3)
         block = b"".join(stream.compress(bytes(2**20)) for _ in range(600)) + stream.flush()
-    return _header(codec) + _long(10) + _long(len(block)) + block + SYNC
+    return _header(codec) + long_bytes(10) + long_bytes(len(block)) + block + SYNC
 
 
 def _varint(number: int) -> bytes:
@@ -122,6 +114,7 @@ def test_a_block_that_expands_a_thousand_times_is_refused_in_bounded_memory(code
 from pathlib import Path
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_container import read_columns
+from tests.support.avro_bytes import long_bytes
 from tests.support.memory import grown_bytes
 data = Path({str(path)!r}).read_bytes()
 def read():
@@ -141,11 +134,11 @@ print(grown_bytes(read))
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (_long(5) + _long(10 * 2**30) + b"x", "10737418240 bytes claimed"),
-        (_long(2**40) + _long(1) + b"\x00" + SYNC, "more than 20000000 records"),
-        (_long(-1) + _long(1) + b"\x00" + SYNC, "claims -1 records"),
+        (long_bytes(5) + long_bytes(10 * 2**30) + b"x", "10737418240 bytes claimed"),
+        (long_bytes(2**40) + long_bytes(1) + b"\x00" + SYNC, "more than 20000000 records"),
+        (long_bytes(-1) + long_bytes(1) + b"\x00" + SYNC, "claims -1 records"),
         (b"\xff" * 11, "longer than 64 bits"),
-        (_long(1) + _long(1) + b"\x00" + b"x" * 16, "does not end with the file's mark"),
+        (long_bytes(1) + long_bytes(1) + b"\x00" + b"x" * 16, "does not end with the file's mark"),
     ],
 )
 def test_claims_are_checked_before_anything_is_allocated(body: bytes, message: str) -> None:
@@ -159,14 +152,14 @@ def test_claims_are_checked_before_anything_is_allocated(body: bytes, message: s
 def test_a_header_that_claims_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(avro_container, "MAX_HEADER_BYTES", 100)
     with pytest.raises(Corrupt, match="claimed in the header"):
-        inspect(avro_container.MAGIC + _long(1) + _long(101) + b"x" * 101, "f")
+        inspect(avro_container.MAGIC + long_bytes(1) + long_bytes(101) + b"x" * 101, "f")
 
 
-RECORD = _long(7) + _long(1) + b"t"
-_TWO = _long(1) + _long(2 * len(RECORD)) + 2 * RECORD + SYNC
-_PART = _long(1) + _long(len(RECORD) + 1) + RECORD + b"\x00" + SYNC
-_FEWER = _long(3) + _long(2 * len(RECORD)) + 2 * RECORD + SYNC
-_NONE = _long(0) + _long(len(RECORD)) + RECORD + SYNC
+RECORD = long_bytes(7) + long_bytes(1) + b"t"
+_TWO = long_bytes(1) + long_bytes(2 * len(RECORD)) + 2 * RECORD + SYNC
+_PART = long_bytes(1) + long_bytes(len(RECORD) + 1) + RECORD + b"\x00" + SYNC
+_FEWER = long_bytes(3) + long_bytes(2 * len(RECORD)) + 2 * RECORD + SYNC
+_NONE = long_bytes(0) + long_bytes(len(RECORD)) + RECORD + SYNC
 
 
 @pytest.mark.parametrize("read", [read_columns, read_records])

@@ -29,12 +29,6 @@ from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
 
 WAIT_MS = 120_000
-SETTLED = (
-    PutFault.APPLIED_THEN_CONFLICT,
-    PutFault.APPLIED_THEN_UNKNOWN,
-    PutFault.APPLIED_THEN_UNAVAILABLE,
-    PutFault.REFUSED,
-)
 
 
 def store(name: str = "a") -> MemoryStore:

@@ -45,7 +45,7 @@ def serve(descriptor: int, folder: Path) -> None:
     while select.select([caller], [], [], IDLE_SECONDS)[0]:
         query = decoded(receive(caller))
         send(caller, Kind.BEGUN)
-        failed = _answered(query, sessions, caller) if refusal is None else _told(refusal)
+        failed = _answered(query, sessions, caller) if refusal is None else _reported(refusal)
         said = {**failed, "stays": _data_bytes() <= unused + _RETAINED_BYTES}
         send(caller, Kind.ERROR if failed else Kind.END, json.dumps(said).encode())
 
@@ -60,13 +60,13 @@ def _answered(query: Query, sessions: Sessions, to: socket.socket) -> dict[str, 
                 query.relation.bind(connection)
             _send_rows(query, connection, to)
     except Exception as error:  # noqa: BLE001  # raised where the query comes from
-        return _told(error)
+        return _reported(error)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, own)
     return {}
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _reported(error: Exception) -> dict[str, Any]:
     said: dict[str, Any] = {"class": type(error).__name__, "text": str(error)}
     return said | {"errno": error.errno} if isinstance(error, OSError) else said
 

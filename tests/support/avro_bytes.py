@@ -1,0 +1,13 @@
+"""Numbers as Avro writes them (Avro 1.12, "Binary Encoding")."""
+
+from __future__ import annotations
+
+
+def long_bytes(number: int) -> bytes:
+    """Return a long: zigzag, seven bits to a byte."""
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
