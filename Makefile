@@ -23,7 +23,7 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-browser simulate soak check lint format types bench ui lock clean
+.PHONY: help setup demo test test-all test-rest test-browser simulate soak check lint format types bench ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -79,6 +79,9 @@ bench: setup ## Run all benchmarks and write benchmarks/RESULTS.md
 
 ui: setup ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
 	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT)
+
+proto: setup ## Generate the Python code of every .proto file anew
+	@$(VENV)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. storage_core/formats/*.proto
 
 lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgrade takes newer versions)
 	@UV="$$($(PYTHON) -m scripts.installer)" && compile() { "$$UV" pip compile --quiet --universal --python-version 3.11 \

@@ -22,8 +22,8 @@ LONGEST_PAUSE_S = 0.05
 
 _PRELOADED = [
     *("tests.chaos.processes", "storage_core.read.search", "storage_core.read.sql", "storage_core.read.history_pages"),
-    *("boto3", "botocore.session", "datafusion", "duckdb", "fastavro", "google.protobuf.message", "pandas"),
-    *("pyarrow.parquet", "storage_core.region.router", "tantivy"),
+    *("boto3", "botocore.session", "datafusion", "duckdb", "fastavro", "pandas", "pyarrow.parquet", "tantivy"),
+    *("storage_core.formats.region_manifest_pb2", "storage_core.region.router"),
 ]
 """What a process would load by itself, in two seconds of its own."""
 

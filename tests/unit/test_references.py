@@ -26,7 +26,8 @@ NOWHERE = re.compile(r"design page|\b[Pp]ages? (?:0\d|1[0-2])\b|`00[0-4]`|\bshar
 def _texts() -> Iterator[tuple[str, str]]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in listed.split("\0"):
-        if name.endswith((".py", ".md", ".toml", ".yaml", "Makefile")) and name != SELF and (ROOT / name).is_file():
+        is_text = name.endswith((".py", ".md", ".proto", ".toml", ".yaml", "Makefile"))
+        if is_text and name != SELF and (ROOT / name).is_file():
             yield name, (ROOT / name).read_text(encoding="utf-8")
 
 

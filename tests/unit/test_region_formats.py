@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -16,6 +19,7 @@ from storage_core.formats import region_manifest, wal_entry
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.formats.wal_entry import WalEntry
 
+ROOT = Path(__file__).resolve().parents[2]
 REGION = "00112233-4455-6677-8899-aabbccddeeff"
 ENTRY = WalEntry(
     writer_epoch=3,
@@ -57,6 +61,34 @@ def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
     )
     assert region_manifest.encode(manifest) == expected + _checksum(expected)
     assert region_manifest.decode(expected, "here") == manifest  # as early 0.1 wrote it
+
+
+def test_fields_from_100_on_have_the_golden_bytes() -> None:
+    manifest = RegionManifest(
+        region_id=REGION,
+        version=1,
+        writer_epoch=1,
+        flushed_generations=(FlushedGeneration(generation=3, path="g", sorted_from=2),),
+        writer_id="w",
+        closed_by=7,
+        distributed={"r": 5},
+        collected_generation=1,
+    )
+    expected = bytes.fromhex(
+        "0801 1001 3001 4208 0803 120167 a00602"  # sorted_from: 100 in the message in field 8
+        f"5a12 0a10 {REGION.replace('-', '')}"
+        "a20601 77 b00607 ba0605 0a0172 1005 c00601"
+    )
+    assert region_manifest.encode(manifest) == expected + _checksum(expected)
+    assert region_manifest.decode(expected + _checksum(expected), "here") == manifest
+
+
+def test_the_generated_module_is_that_of_the_proto_file(tmp_path: Path) -> None:
+    made = "storage_core/formats/region_manifest"
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run([*command, f"{made}.proto"], cwd=ROOT, check=True)
+    for kind in ("_pb2.py", "_pb2.pyi"):
+        assert (ROOT / f"{made}{kind}").read_text() == (tmp_path / f"{made}{kind}").read_text(), "run `make proto`"
 
 
 def test_the_tide_mark_of_the_raw_log_is_field_103_and_under_the_checksum() -> None:

@@ -59,7 +59,7 @@ def _listed() -> list[str]:
 
 def _texts() -> Iterator[tuple[str, str]]:
     for name in _listed():
-        if name.endswith((".py", ".md", ".yaml", ".toml", "Makefile")) and not name.startswith(HISTORY):
+        if name.endswith((".py", ".md", ".proto", ".yaml", ".toml", "Makefile")) and not name.startswith(HISTORY):
             yield name, (ROOT / name).read_text(encoding="utf-8")
 
 
