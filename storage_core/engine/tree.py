@@ -26,11 +26,17 @@ def nodes_of(tree: Any) -> Iterator[Node]:
             waiting.extend(each for each in node if each.__class__ in _NESTED)
 
 
-def arguments(call: Node) -> list[Node]:
-    """Return what a function is called with; of `s.repeat(3)`, which the parser takes for a schema, the column too."""
-    given: list[Node] = [each["expression"] for each in call["arguments"]]
+def called_on(call: Node) -> list[str]:
+    """Return what stands before a function: the column in `s.repeat(3)`, which the parser takes for a schema."""
     before = [str(each) for each in call["qualified_name"]["path"][:-1]]
-    return given if not before or before in _SCHEMAS else [{"class": "COLUMN_REF", "column_names": before}, *given]
+    return [] if before in _SCHEMAS else before
+
+
+def arguments(call: Node) -> list[Node]:
+    """Return what a function is called with, the column that it is called on first."""
+    given: list[Node] = [each["expression"] for each in call["arguments"]]
+    before = called_on(call)
+    return [{"class": "COLUMN_REF", "column_names": before}, *given] if before else given
 
 
 def refused(text: str, what: str, why: str) -> InvalidInput:

@@ -95,6 +95,11 @@ class Snapshot:
         return self.splits.total("numRecords") - self.splits.deleted_rows()
 
     @cached_property
+    def has_all_counts(self) -> bool:
+        """Whether `rows` is exact: every live split has a count."""
+        return all(table.column("numRecords").null_count == 0 for table in self.splits.tables())
+
+    @cached_property
     def bytes(self) -> int:
         """Bytes of the live splits."""
         return self.splits.total("size")

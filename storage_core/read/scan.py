@@ -137,7 +137,13 @@ class Scan:
         if self._bounds is not None:
             prepare()
         return source_of(
-            self.store, self.snapshot, self._predicate, verified=self.verified, records=self.records, query="scan"
+            self.store,
+            self.snapshot,
+            self._predicate,
+            verified=self.verified,
+            records=self.records,
+            columns=None if self.filter is not None else self.columns,
+            query="scan",
         )
 
     @property

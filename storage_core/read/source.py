@@ -6,7 +6,7 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import TABLE, query_errors
@@ -34,6 +35,7 @@ from storage_core.split.vectors import deleted_rows, positions
 if TYPE_CHECKING:
     import duckdb
 
+_AT_ONCE = 16
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 _TEMPLATE = "tidemark_template"
 _DELETED = "tidemark_deleted"
@@ -51,20 +53,25 @@ _DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What `t` is made of: rows in memory, or files of splits, of which some have rows that are deleted."""
+    """What `t` is made of: rows in memory, or files of splits, of which some have rows that are deleted.
+
+    Or `unread` rows of which only the number matters: their columns are null.
+    """
 
     rows: pa.Table
     splits: tuple[tuple[Add, Path], ...] = ()
     deleted: pa.Table | None = None
+    unread: int = 0
 
     @property
     def relation(self) -> Relation:
         """The view `t`: the columns of the table in its order, null where a split has none."""
-        if not self.splits:
+        if not self.splits and not self.unread:
             return Relation(rows={TABLE: self.rows})
         whole = [path for add, path in self.splits if add.deleted_rows is None]
         marked = [path for add, path in self.splits if add.deleted_rows is not None]
         parts = [f"FROM {_TEMPLATE}"]
+        parts += [f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"] if self.unread else []
         parts += [f"FROM {_parquet(whole)}"] if whole else []
         parts += [f"FROM {_parquet(marked)} {_WITHOUT_DELETED}"] if marked else []
         return Relation(
@@ -122,17 +129,25 @@ class Source:
                     raise InvalidInput(f"{add.path}: {error}", **error.context) from error
 
 
-def splits_source(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, *, verified: Verified) -> Source:
-    """Return the splits as a source of rows.
+def splits_source(
+    store: ObjectStore,
+    splits: Sequence[Add],
+    schema: pa.Schema,
+    *,
+    verified: Verified,
+    columns: Collection[str] | None = None,
+) -> Source:
+    """Return the splits as a source of rows; of columns other than `columns` the values may be null.
 
     Every split is verified against its action before it is used, and again when its file is another than the one that
-    `verified` remembers: its length and checksum. One read of the file on a local store, one GET per split elsewhere.
+    `verified` remembers: its length and checksum. One read of the file on a local store, elsewhere one GET per split,
+    `_AT_ONCE` at a time.
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone. Rows that a deletion
     vector hides are never among the source's; one GET per vector that is stored.
     """
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
-        return Source(pa.concat_tables(conform_split(read_split(store, add), schema) for add in splits))
+        return Source(_fetched(store, splits, schema, columns))
     marked = [add for add in splits if add.deleted_rows is not None]
     found = tuple((add, paths[add.path]) for add in splits)
     return Source(schema.empty_table(), found, _deleted(store, marked) if marked else None)
@@ -145,26 +160,40 @@ def source_of(
     *,
     verified: Verified,
     records: pa.Table | None,
+    columns: Collection[str] | None,
     query: str,
 ) -> tuple[Sequence[Add], Source]:
     """Return the splits whose rows a query may need, which errors name, and the rows.
 
-    With `records`, they are folded over the base first and nothing is pruned. Raises what `splits_source` raises.
+    Of columns other than `columns` the values may be null; where none is read, no split is. With `records`, they are
+    folded over the base first and nothing is pruned. Raises what `splits_source` raises.
     """
     if records is not None:
         return (), Source(merged_rows(store, snapshot, records))
+    if is_counted(snapshot, columns):
+        return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
     splits = prune(snapshot, predicate)
     with query_errors(query, splits):
-        return splits, splits_source(store, splits, snapshot.schema, verified=verified)
+        return splits, splits_source(store, splits, snapshot.schema, verified=verified, columns=columns)
+
+
+def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
+    """Return whether the log tells all that is read of the rows: how many they are. Reads every manifest."""
+    return columns is not None and not columns and snapshot.has_all_counts
 
 
 def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:
     """Return the base rows with the records folded over them, newest wins per key."""
     key = snapshot.config.primary_key
-    schema = snapshot.schema
-    base = [conform_split(read_split(store, add), schema) for add in snapshot.splits.values()]
-    rows = pa.concat_tables(base) if base else schema.empty_table()
+    rows = _fetched(store, tuple(snapshot.splits.values()), snapshot.schema, None)
     return fold.apply(rows, fold.fold(records, key), key)
+
+
+def _fetched(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, columns: Collection[str] | None) -> pa.Table:
+    def read(add: Add) -> pa.Table:
+        return conform_split(read_split(store, add, columns or None, verify=True), schema)
+
+    return pa.concat_tables([*prefetch(read, splits, _AT_ONCE), schema.empty_table()])
 
 
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
@@ -183,3 +212,9 @@ def _parquet(paths: Sequence[Path]) -> str:
     """Files as a table of SQL. Their names are quoted texts of it, for a variable could be read by the query."""
     names = ", ".join("'" + literally(path).replace("'", "''") + "'" for path in paths)
     return f"read_parquet([{names}], {_OPTIONS})"
+
+
+def _null(column: str) -> str:
+    import duckdb
+
+    return f"SELECT NULL AS {duckdb.ColumnExpression(column)}"

@@ -14,9 +14,10 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
-from storage_core.read.pruning import Pruned
+from storage_core.read.columns_read import columns_read
+from storage_core.read.pruning import Pruned, PruneStep
 from storage_core.read.query_errors import TABLE, query_errors
-from storage_core.read.source import source_of
+from storage_core.read.source import is_counted, source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
@@ -41,7 +42,15 @@ def query(
     prepare()  # a process starts while the text is checked, as most are sound
     tree = _checked(text)
     bounds = QueryLimits() if limits is None else limits
-    splits, source = source_of(store, snapshot, where_of(tree, TABLE), verified=verified, records=records, query=text)
+    splits, source = source_of(
+        store,
+        snapshot,
+        where_of(tree, TABLE),
+        verified=verified,
+        records=records,
+        columns=columns_read(tree, snapshot.schema.names, TABLE),
+        query=text,
+    )
     with (
         query_errors(text, splits, bounds, files=source.splits),
         source.answer(text, bounds, spill_bytes=bounds.spill_bytes) as result,
@@ -53,7 +62,10 @@ def query(
 
 def explain(snapshot: Snapshot, text: str) -> Pruned:
     """Return the splits the query reads and what each pruning step left out. Reads every manifest not read yet."""
-    return pruning.explain(snapshot, where_of(_checked(text), TABLE))
+    tree = _checked(text)
+    if is_counted(snapshot, columns_read(tree, snapshot.schema.names, TABLE)):
+        return Pruned((), (PruneStep("count", len(snapshot.splits), snapshot.bytes),))
+    return pruning.explain(snapshot, where_of(tree, TABLE))
 
 
 def _checked(text: str) -> Node:

@@ -1,0 +1,52 @@
+"""Which columns of the table a SELECT reads, told by its tree: the others need not be fetched."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from storage_core.engine.tree import Node, called_on, nodes_of
+
+
+def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str] | None:
+    """Return those of the columns `names` on which the answer may depend; None for all, and where there is no telling.
+
+    The number of rows is no column: `select count(*)` reads none. More may be returned than are read, never fewer: a
+    name counts wherever it stands, as DuckDB compares it, whatever it means there.
+    """
+    known = defaultdict[str, set[str]](set)
+    for name in names:
+        known[name.lower()].add(name)
+    nodes = list(nodes_of(tree))
+    if any(_names_what_is_there(node) for node in nodes):
+        return None
+    rows = {table.lower()} | {str(node["alias"]).lower() for node in nodes if node.get("type") == "BASE_TABLE"}
+    read = set[str]()
+    for parts in _named(nodes):
+        found = {name for part in parts if part in known for name in known[part]}
+        if not found and not rows.isdisjoint(parts):  # a row as a value
+            return None
+        read |= found
+    return frozenset(read)
+
+
+def _names_what_is_there(node: Node) -> bool:
+    """Whether columns are read by other than their names: all of them, those that two tables share, or by number."""
+    kind = node.get("type")
+    return (
+        node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
+        or kind == "PIVOT"
+        or (kind == "JOIN" and node["ref_type"] == "NATURAL")
+        or (kind == "BASE_TABLE" and bool(node["column_name_alias"]))
+    )
+
+
+def _named(nodes: Iterable[Node]) -> Iterable[list[str]]:
+    """What is named by words with dots between them, in lower case."""
+    for node in nodes:
+        if node.get("class") == "COLUMN_REF":
+            yield [str(part).lower() for part in node["column_names"]]
+        elif "function_name" in node:
+            yield [part.lower() for part in called_on(node)]
+        for name in node.get("using_columns") or ():
+            yield [str(name).lower()]
