@@ -14,7 +14,15 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-BENCHMARKS = ("ingest_and_compact", "log_at_scale", "ingestion", "compaction", "compaction_questions", "startup")
+BENCHMARKS = (
+    "ingest_and_compact",
+    "log_at_scale",
+    "ingestion",
+    "compaction",
+    "compaction_questions",
+    "reads",
+    "startup",
+)
 PACKAGES = ("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion", "polars")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

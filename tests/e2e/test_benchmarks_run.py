@@ -51,6 +51,13 @@ def test_the_small_benchmark_of_startup_prints_every_command_by_the_clock_and_by
         assert {name, f"{name}, processor"} <= {metric["name"] for metric in metrics}
 
 
+def test_the_small_benchmark_of_reads_prints_every_query_against_the_engines() -> None:
+    metrics = _metrics("reads")
+    for name in ("flights by day", "flights in one split", "60 columns", "search of"):
+        assert any(metric["name"].startswith(name) for metric in metrics), name
+    assert {metric["against"] for metric in metrics} >= {"DuckDB read_parquet", "ours", "5 ms"}
+
+
 @pytest.mark.spark
 def test_the_small_benchmark_of_ingestion_prints_every_part_and_names_a_peer_that_is_not_there() -> None:
     metrics = _metrics("ingestion")
