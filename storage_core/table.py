@@ -457,8 +457,7 @@ class Table:
 
         self.require_capable()
         target = self.snapshot if version is None else snapshot_at(self._log, version)
-        ends = None if expires is None else self._log.clock.now_ms() + expires // dt.timedelta(milliseconds=1)
-        return set_tag(self._log, name, target, expires_at_ms=ends)
+        return set_tag(self._log, name, target, lasts=expires)
 
     @_loading
     def untag(self, name: str) -> Tag:

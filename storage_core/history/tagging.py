@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 
 from storage_core.errors import InvalidInput, NotFound, SnapshotExpired
@@ -20,11 +21,19 @@ from storage_core.objectstore.reading import exists
 _logger = logging.getLogger(__name__)
 
 
-def set_tag(log: TransactionLog, name: str, target: Snapshot, *, expires_at_ms: int | None = None) -> Tag:
+def set_tag(
+    log: TransactionLog,
+    name: str,
+    target: Snapshot,
+    *,
+    expires_at_ms: int | None = None,
+    lasts: dt.timedelta | None = None,
+) -> Tag:
     """Let `name` stand for the version of `target`, and return once nothing of that version can be collected.
 
-    A tag of this name is moved. Checked before the tag is written and again after it: then either the collector sees
-    the tag before it deletes, or what it deletes is seen here, the tag is taken back and `SnapshotExpired` raised.
+    It expires at a moment, or when it has lasted so long, or never. A tag of this name is moved. Checked before the tag
+    is written and again after it: then either the collector sees the tag before it deletes, or what it deletes is seen
+    here, the tag is taken back and `SnapshotExpired` raised.
     Raises `InvalidInput` for a bad name or a moment that has passed, `CommitConflict` when somebody else set the same
     name meanwhile, `CommitUnknown` when the store did not say: set it again. Requests: the head, a checkpoint of the
     version unless it has one, one PUT, and twice the plan's GET and a HEAD per object that is no longer live.
@@ -32,6 +41,8 @@ def set_tag(log: TransactionLog, name: str, target: Snapshot, *, expires_at_ms: 
     require_writable(target)
     now_ms = log.clock.now_ms()
     validate_tag_name(name)
+    if lasts is not None:
+        expires_at_ms = now_ms + lasts // dt.timedelta(milliseconds=1)
     if expires_at_ms is not None and expires_at_ms <= now_ms:
         raise InvalidInput(f"the tag {name!r} would expire at {expires_at_ms} ms, which has passed", tag=name)
     needed = _needed(log, target)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import json
 from contextlib import suppress
 from functools import partial
@@ -64,6 +65,13 @@ def tag(
     expires = None if hours is None else table.clock.now + hours * HOUR_MS
     used = store or table.store
     return set_tag(log_of(table, used), name, target, expires_at_ms=expires)
+
+
+def test_a_tag_lasts_as_long_as_was_said_from_the_moment_it_was_set() -> None:
+    clock = ManualClock(step_ms=1)
+    table = SampleTable(MemoryStore("tags", clock=clock), clock, TableConfig(checkpoint_interval=0))
+    made = set_tag(log_of(table), "nightly", table.log.snapshot(), lasts=dt.timedelta(hours=1))
+    assert made.expires_at_ms == made.created_at_ms + HOUR_MS
 
 
 def run(table: SampleTable, *, store: ObjectStore | None = None, horizon_ms: int | None = None) -> CollectionReport:
