@@ -358,6 +358,7 @@ class Table:
             syntax=syntax,
             cache_dir=cache_dir,
             unmerged=unmerged,
+            verified=self._verified,
         )
 
     @_loading

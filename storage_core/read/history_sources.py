@@ -26,10 +26,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_version
 from storage_core.rows.fold import puts
-from storage_core.split.read import conform_split, open_split
-
-WHOLE_SPLIT_BYTES = 8 * 2**20
-"""Splits up to this size are read by one GET and checked as a whole, larger ones by ranges and page by page."""
+from storage_core.split.read import WHOLE_SPLIT_BYTES, conform_split, open_split
 
 
 @dataclass(frozen=True, slots=True)

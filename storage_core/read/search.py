@@ -27,6 +27,7 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart
 from storage_core.read.search_order import Best
 from storage_core.read.search_sources import Source, sources
+from storage_core.read.verified import Verified
 from storage_core.region.unmerged import Unmerged
 from storage_core.settings.index import IndexDefinition
 
@@ -60,6 +61,7 @@ def search(
     syntax: object = fulltext.LENIENT,
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
+    verified: Verified | None = None,
 ) -> pa.Table:
     """Return the best `limit` live rows of the table with their `score` (float64), best first.
 
@@ -76,9 +78,10 @@ def search(
     Raises `NotFound` for an unknown index, `InvalidInput` for a query that cannot be read or a limit below 1,
     `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning.
     `Unavailable` when the machine lacks disk, memory or open files.
-    Requests: one GET per split or generation with a segment that is not cached; one per split with hits that are better
-    than the last, or as good and by its bounds not behind it; one per stored deletion vector of splits with such hits;
-    and those of `overlay.take_apart`.
+    Requests: one GET per split or generation with a segment that is not cached. Per split with hits that are better
+    than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
+    footer and the row groups with hits, and of a local file none, which is hashed unless `verified` knows it, and
+    mapped. One per stored deletion vector of splits with such hits; and those of `overlay.take_apart`.
     """
     definition = segments.definition_of(snapshot, index)
     parsed = _parse(query, definition, snapshot, syntax)
@@ -88,7 +91,9 @@ def search(
     with (
         require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,
-        sources(store, snapshot, covered=covered, overlay=overlay, cache=cached) as found,
+        sources(
+            store, snapshot, covered=covered, overlay=overlay, cache=cached, verified=verified or Verified()
+        ) as found,
     ):
         match parsed:
             case fulltext.TextQuery():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -25,8 +26,9 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.search_order import least
+from storage_core.read.verified import Verified
 from storage_core.region import generation_segments
-from storage_core.split.read import conform_split, read_split
+from storage_core.split.read import WHOLE_SPLIT_BYTES, conform_split, open_split
 
 _logger = logging.getLogger(__name__)
 
@@ -53,10 +55,16 @@ class Source(Protocol):
 
 @contextmanager
 def sources(
-    store: ObjectStore, snapshot: Snapshot, *, covered: Coverage, overlay: Overlay, cache: SegmentCache
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    covered: Coverage,
+    overlay: Overlay,
+    cache: SegmentCache,
+    verified: Verified,
 ) -> Iterator[list[Source]]:
     """The sources of a search: splits of the base by path, generations by region and number, what is in neither."""
-    base = [_Split(store, snapshot, covered, overlay, cache, path) for path in sorted(snapshot.splits)]
+    base = [_Split(store, snapshot, covered, overlay, cache, verified, path) for path in sorted(snapshot.splits)]
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
     if not overlay.rest.num_rows:
@@ -73,6 +81,7 @@ class _Split:
     covered: Coverage
     overlay: Overlay
     cache: SegmentCache
+    verified: Verified
     path: str
 
     def directory(self) -> Path:
@@ -92,9 +101,13 @@ class _Split:
         return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
 
     def take(self, rows: Sequence[int]) -> pa.Table:
-        table = read_split(self.store, self.snapshot.splits[self.path].as_written)  # an index counts the file's rows
-        _require_within(rows, table, self.path)
-        taken = conform_split(table, self.snapshot.schema).take(pa.array(rows, pa.int64()))
+        add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
+        path = self.verified.path(self.store, add)
+        split = open_split(self.store, add, whole=path is not None or add.size <= WHOLE_SPLIT_BYTES, file_path=path)
+        _require_within(rows, split.rows, self.path)
+        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        taken = conform_split(split.take(places), self.snapshot.schema).take(pa.array(order))
+        self.verified.recheck(self.store, [(add, path)] if path is not None else [])
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
         return cast("pa.Table", taken.cast(self.snapshot.schema))
 
@@ -122,7 +135,7 @@ class _Generation:
         return self.whole.deleted
 
     def take(self, rows: Sequence[int]) -> pa.Table:
-        _require_within(rows, self.whole.rows, f"generation {self.whole.generation.path}")
+        _require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
         return self.whole.rows.take(pa.array(rows, pa.int64()))
 
 
@@ -144,7 +157,7 @@ class _Rest:
         return self.rows.take(pa.array(rows, pa.int64()))
 
 
-def _require_within(rows: Sequence[int], table: pa.Table, where: str) -> None:
-    if max(rows) >= table.num_rows:
-        found = f"the index names row {max(rows)} of {where}, which has {table.num_rows} rows"
+def _require_within(rows: Sequence[int], count: int, where: str) -> None:
+    if max(rows) >= count:
+        found = f"the index names row {max(rows)} of {where}, which has {count} rows"
         raise Corrupt(found, advice=REBUILD, key=where)

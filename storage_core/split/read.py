@@ -33,6 +33,9 @@ from storage_core.system_errors import raise_refused, typed
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
 
+WHOLE_SPLIT_BYTES = 8 * 2**20
+"""Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
+
 AHEAD_BYTES = 2**20
 """What a ranged GET asks for at least: a request takes about as long as a mebibyte."""
 
@@ -172,21 +175,30 @@ class OpenSplit:
 
 
 def open_split(
-    store: ObjectStore, add: Add, *, whole: bool = True, as_dictionary: bool = False, spool: Path | None = None
+    store: ObjectStore,
+    add: Add,
+    *,
+    whole: bool = True,
+    as_dictionary: bool = False,
+    spool: Path | None = None,
+    file_path: Path | None = None,
 ) -> OpenSplit:
     """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
-    Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its own checksum. One GET more for
-    a deletion vector that is stored. Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a
-    vanished file.
+    Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its own checksum. With `file_path`
+    the split is that file, known to be sound as a whole, and mapped. One GET more for a deletion vector that is stored.
+    Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     deleted = deleted_rows(store, add)
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
-        source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
+        if file_path is not None:
+            source = _mapped(add, file_path)
+        else:
+            source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:
@@ -261,6 +273,10 @@ def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
         path = spool / xxhash.xxh3_128_hexdigest(add.path.encode())
         with scratch(f"a copy of {add.path}"):
             path.write_bytes(data)
+    return _mapped(add, path)
+
+
+def _mapped(add: Add, path: Path) -> pa.NativeFile:
     with typed(add.path):
         return pa.memory_map(str(path))
 

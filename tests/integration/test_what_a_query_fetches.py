@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.read import search_sources
+from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
 from tidemark import Table
@@ -82,6 +85,31 @@ def test_splits_that_are_no_files_are_fetched_side_by_side(table: Table, monkeyp
     monkeypatch.setattr(MemoryStore, "get", waiting)
     assert table.sql("select sum(a) as a from t").to_pylist() == [{"a": sum(n for n in range(40) if n % 10)}]
     assert table.scan(["a"]).to_arrow().num_rows == 36
+
+
+@pytest.mark.parametrize("uri", ["memory://{}", "{}"])
+def test_a_search_reads_the_row_groups_of_its_hits(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_sources, "WHOLE_SPLIT_BYTES", 0)
+    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 2**14)
+    schema = pa.schema([("a", pa.int64()), ("s", pa.string()), ("kind", pa.string())])
+    index = {"name": "kinds", "kind": "bitmap", "columns": ["kind"]}
+    table = Table.create(uri.format(tmp_path if uri == "{}" else uuid4()), schema, indexes=[index])
+    numbers = np.arange(300_000)
+    texts = np.random.default_rng(1).integers(0, 2**62, len(numbers)).astype(str)
+    kinds = np.where(np.isin(numbers, (7, 140_001, 140_002)), "rare", "common")
+    table.append(pa.table([numbers, texts, kinds], schema=schema))
+    (add,) = table.snapshot.splits.values()
+    catch_up(table)
+    table.search({"kind": "common"}, index="kinds", limit=1, cache_dir=tmp_path / "cache")
+
+    before, requests = table.store.bytes_read, dict(table.store.requests)
+    found = table.search({"kind": "rare"}, index="kinds", cache_dir=tmp_path / "cache")
+    expected = [{"a": each, "s": str(texts[each]), "kind": "rare", "score": 1.0} for each in (7, 140_001, 140_002)]
+    assert sorted(found.to_pylist(), key=lambda row: row["a"]) == expected
+    if uri == "{}":
+        assert table.store.requests == requests
+    else:
+        assert table.store.bytes_read - before < 0.6 * add.size
 
 
 @pytest.mark.parametrize("table", ["memory"], indirect=True)
