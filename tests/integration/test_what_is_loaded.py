@@ -1,8 +1,9 @@
-"""What an import and a command load: each library when it is needed, in a process of its own. No test on seconds."""
+"""What an import and a command load: each module when it is needed, in a process of its own. No test on seconds."""
 
 from __future__ import annotations
 
 import datetime as dt
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,10 +44,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _loaded(program: str, *arguments: str, folder: Path = ROOT) -> set[str]:
     """Which of the heavy libraries a program has loaded when it ends."""
     shown = f"print(*[name for name in {sorted(HEAVY)!r} if name in sys.modules])"
-    command = [sys.executable, "-c", f"import sys\n{program}\n{shown}", *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    ended = _run(f"import sys\n{program}\n{shown}", *arguments, folder=folder)
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.splitlines()[-1].split())
+
+
+def _run(program: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command, environment = [sys.executable, "-c", program, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", tm.__all__)
@@ -75,3 +80,25 @@ def test_the_table_loads_nothing_that_reads_before_it_reads() -> None:
 def test_a_command_loads_what_it_needs(place: Path, arguments: tuple[str, ...], needed: frozenset[str]) -> None:
     program = "from pipelines.cli import main; assert main() == 0"
     assert _loaded(program, *arguments, folder=place) <= needed | {"typer"}
+
+
+_COMMAND = """
+import atexit, gc, os, sys
+class Left:
+    def __del__(self, write=os.write):
+        write(1, b"taken apart")
+left, searches = Left(), []
+gc.callbacks.append(lambda phase, _: searches.append(phase))
+atexit.register(lambda: print("few" if len(searches) < 40 else searches, "searches"))
+from tidemark.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("table", "code"), [("./logs", 0), ("./missing", 2)])
+def test_a_command_searches_its_modules_for_garbage_rarely_and_takes_none_apart(
+    place: Path, table: str, code: int
+) -> None:
+    ended = _run(_COMMAND, "describe", table, folder=place)
+    assert ended.returncode == code
+    assert ended.stdout.splitlines()[-1] == "few searches"
