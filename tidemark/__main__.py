@@ -42,8 +42,8 @@ def main() -> int:
 def _end(code: int) -> NoReturn:
     """End the process as Python does, but take no module apart first: all of them end with it."""
     atexit._run_exitfuncs()  # noqa: SLF001  # no public function ends a process so
-    print(end="", flush=True)
-    print(end="", file=sys.stderr, flush=True)
+    for each in filter(None, (sys.stdout, sys.stderr)):  # None where the process began without it
+        each.flush()
     os._exit(code)
 
 

@@ -18,11 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = frozenset({"dagster", "dagster_pipes", "dagster_webserver", "pandas", "py4j", "pyspark"})
 HEAVY = PIPELINE | {
     *("boto3", "botocore", "datafusion", "duckdb", "fastavro", "google.protobuf", "polars", "tantivy", "yaml"),
-    *("http.client", "pyarrow.parquet", "pydantic", "rich", "typer"),
+    *("http.client", "pyarrow.compute", "pyarrow.parquet", "pydantic", "rich", "typer"),
 }
-READING = frozenset({"pyarrow.parquet"})
+OURS = frozenset(
+    {
+        *("storage_core.log.checkpoints.load", "storage_core.log.checkpoints.manifest_info"),
+        *("storage_core.log.commit", "storage_core.log.interop.json_checkpoint"),
+    }
+)
+READING = frozenset({"pyarrow.compute", "pyarrow.parquet"})
 APPENDING = frozenset({"duckdb", "google.protobuf", "pandas", "pydantic"})  # pydantic judges the choice of --format
-CHECKPOINTS = frozenset({"datafusion", "fastavro"})  # its manifests, its state
+CHECKPOINTS = frozenset({"datafusion", "fastavro", "pyarrow.compute", "storage_core.log.checkpoints.load"})
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
 
 
@@ -42,8 +48,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _loaded(program: str, *arguments: str, folder: Path = ROOT) -> set[str]:
-    """Which of the heavy libraries a program has loaded when it ends."""
-    shown = f"print(*[name for name in {sorted(HEAVY)!r} if name in sys.modules])"
+    """Which of the heavy libraries, and of our modules that few programs need, a program has loaded when it ends."""
+    shown = f"print(*[name for name in {sorted(HEAVY | OURS)!r} if name in sys.modules])"
     ended = _run(f"import sys\n{program}\n{shown}", *arguments, folder=folder)
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.splitlines()[-1].split())
@@ -59,8 +65,12 @@ def test_a_public_name_loads_no_library_but_arrow(name: str) -> None:
     assert _loaded(f"import tidemark as tm; tm.{name}") <= READING
 
 
-def test_the_table_loads_nothing_that_reads_before_it_reads() -> None:
+def test_the_table_loads_nothing_that_reads_or_commits_before_it_does() -> None:
     assert _loaded("import tidemark as tm; tm.Table") == set()
+
+
+def test_opening_a_table_without_a_checkpoint_loads_nothing_that_reads_one(place: Path) -> None:
+    assert _loaded("import tidemark as tm; tm.Table.open('people')", folder=place) == set()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +81,7 @@ def test_the_table_loads_nothing_that_reads_before_it_reads() -> None:
         (("history", "./logs"), CHECKPOINTS),
         (("sql", "./logs", "select count(*) from t"), CHECKPOINTS | READING | {"duckdb"}),
         (("search", "./logs", "hello", "--index", "words"), CHECKPOINTS | READING | {"tantivy"}),
-        (("describe", "./people"), {"google.protobuf"}),
+        (("describe", "./people"), {"google.protobuf", "pyarrow.compute"}),
         (("get", "./people", "1"), READING | {"google.protobuf"}),
         (("append", "./people", "rows.json", "--format", "ndjson"), READING | APPENDING),
     ],
