@@ -92,6 +92,17 @@ def test_a_command_loads_what_it_needs(place: Path, arguments: tuple[str, ...], 
     assert _loaded(program, *arguments, folder=place) <= needed | {"typer"}
 
 
+def test_the_process_of_a_query_begins_before_the_table_is_loaded(place: Path) -> None:
+    program = """
+events = []
+sys.addaudithook(lambda name, found: events.append(found[0] if name == "import" else name))
+from pipelines.cli import main
+assert main() == 0
+assert events.index("subprocess.Popen") < events.index("storage_core.table")
+"""
+    _loaded(program, "sql", "./logs", "select count(*) from t", folder=place)
+
+
 _COMMAND = """
 import atexit, gc, os, sys
 class Left:
