@@ -30,6 +30,7 @@ from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.create import put_or_unknown, require_durable
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
+from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
     from storage_core.log.checkpoints.write import CheckpointResult
@@ -54,8 +55,9 @@ class TransactionLog:
         Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists here already or the
         schema or configuration cannot be read, `CommitUnknown` when the store did not say.
         """
-        from storage_core.log.commit import CommitLabel
-        from storage_core.log.features import first_protocol
+        with typed("this process"):
+            from storage_core.log.commit import CommitLabel
+            from storage_core.log.features import first_protocol
 
         from_schema_string(metadata.schemaString)
         TableConfig.from_configuration(metadata.configuration)
@@ -130,8 +132,9 @@ class TransactionLog:
         Raises `InvalidInput`, `CommitConflict`, `Fenced`, `Unsupported`: nothing was written; `CommitUnknown`:
         call `find_commit` with its `commit_id`, or commit again with the same id.
         """
-        from storage_core.log.commit import CommitLabel, CommitResult, Committer  # which readers do not need
-        from storage_core.log.conflicts.settle import Plan, validated
+        with typed("this process"):  # which loads here what readers do not need
+            from storage_core.log.commit import CommitLabel, CommitResult, Committer
+            from storage_core.log.conflicts.settle import Plan, validated
 
         written = validated(actions)
         if commit_id is not None:
@@ -170,8 +173,9 @@ class TransactionLog:
 
         Work is proportional to what is new since the newest state, amortized.
         """
-        from storage_core.log.checkpoints.write import write_checkpoint
-        from storage_core.log.conflicts.settle import require_writable
+        with typed("this process"):
+            from storage_core.log.checkpoints.write import write_checkpoint
+            from storage_core.log.conflicts.settle import require_writable
 
         require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)

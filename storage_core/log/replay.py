@@ -27,6 +27,7 @@ from storage_core.log.listing import LogListing, list_head, list_log, list_near,
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
+from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
     from storage_core.log.files.listed import Recover
@@ -178,7 +179,8 @@ def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> S
     try:
         if wanted.kind is not CheckpointKind.AVRO_STATE:
             return _load_json(store, wanted.version)
-        from storage_core.log.checkpoints.load import load_checkpoint  # and Avro, which a young table does not need
+        with typed("this process"):
+            from storage_core.log.checkpoints.load import load_checkpoint  # and Avro, which a young table does not need
 
         return load_checkpoint(store, wanted.version, recovery(store, wanted.version), search)
     except (NotFound, Corrupt) as error:
@@ -187,7 +189,8 @@ def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> S
 
 
 def _load_json(store: ObjectStore, version: int) -> Snapshot:
-    from storage_core.log.interop.json_checkpoint import load_json_checkpoint  # which few tables have
+    with typed("this process"):
+        from storage_core.log.interop.json_checkpoint import load_json_checkpoint  # which few tables have
 
     return load_json_checkpoint(store, version)
 
