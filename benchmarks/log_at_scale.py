@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from benchmarks.metrics import Metric, command, median, peak_mib, seconds
 from storage_core.log.actions import Add, Metadata
-from storage_core.log.checkpoints.state import manifest_info
+from storage_core.log.checkpoints.manifest_info import manifest_info
 from storage_core.log.checkpoints.write import write_checkpoint
 from storage_core.log.files.columns import FILES_SCHEMA, adds_of
 from storage_core.log.files.listed import ListedFiles, Part

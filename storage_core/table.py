@@ -26,7 +26,6 @@ from storage_core.objectstore.resolve import open_store
 from storage_core.read.as_of import At, snapshot_at
 from storage_core.read.verified import Verified
 from storage_core.read.view import PAGE_BYTES, Consistency, View
-from storage_core.rows.incoming import Rows
 from storage_core.settings.table import MapMode, TableConfig
 from storage_core.system_errors import typed
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from storage_core.region.options import WriterOptions
     from storage_core.region.router import TableWriter
     from storage_core.region.spec import DeclaredField
+    from storage_core.rows.incoming import Rows
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
@@ -75,6 +75,7 @@ class Table:
         return f"Table({self.uri!r}, version={self.version})"
 
     @staticmethod
+    @_loading
     def create(
         uri: str,
         schema: pa.Schema,
@@ -130,6 +131,7 @@ class Table:
         return Table(store, log, creation.create(log, schema, config))
 
     @staticmethod
+    @_loading
     def declare(declaration: TableDeclaration, uri: str | None = None) -> Table:
         """Open the declared table, creating it first where it does not exist. Idempotent, also under concurrency.
 
@@ -143,6 +145,7 @@ class Table:
         return Table(store, log, creation.declare(log, declaration))
 
     @staticmethod
+    @_loading
     def open(uri: str, at: At | None = None) -> Table:
         """Open a table at its newest version, or at a version number, a moment (ISO text or datetime, UTC) or a tag.
 
@@ -204,6 +207,7 @@ class Table:
 
         creation.require_capable(self._log)
 
+    @_loading
     def refresh(self) -> Table:
         """Move to the newest version and return the table; a pinned table stays. One GET per new version, plus two."""
         self._view.refresh()
@@ -375,6 +379,7 @@ class Table:
 
         return explain_search(self.snapshot, index=index)
 
+    @_loading
     def history(self, limit: int | None = None) -> list[HistoryEntry]:
         """Return the commits up to this version, newest first. One GET per version file."""
         return list(islice(self._log.history(self.version), None if limit is None else min(limit, self.version + 1)))

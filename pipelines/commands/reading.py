@@ -57,8 +57,10 @@ def sql(
 
     The dialect is DuckDB's. The query can read this table and nothing else.
     """
-    table = open_table(uri)
-    answer = table.sql(
+    from storage_core.engine.sandbox.pool import prepare
+
+    prepare()  # it loads DuckDB while the table is opened
+    answer = open_table(uri).sql(
         query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib, spill_mib)
     )
     output.rows(answer, as_json=as_json, everything=everything)

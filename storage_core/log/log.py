@@ -13,11 +13,7 @@ from storage_core.formats.keys import version_key
 from storage_core.ids import Ids, SystemIds
 from storage_core.log.actions import Action, Metadata
 from storage_core.log.boundary import first_version
-from storage_core.log.commit import CommitLabel, CommitResult, Committer
-from storage_core.log.conflicts.requirements import Requirement
-from storage_core.log.conflicts.settle import Plan, Rebase, require_writable, validated
 from storage_core.log.encoding.codec import commit_info, decode_version, encode_version
-from storage_core.log.features import first_protocol
 from storage_core.log.history import HistoryEntry, entries, find_commit
 from storage_core.log.listing import has_log
 from storage_core.log.replay import (
@@ -34,9 +30,13 @@ from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
 from storage_core.objectstore.create import put_or_unknown, require_durable
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
+from storage_core.system_errors import typed
 
 if TYPE_CHECKING:
     from storage_core.log.checkpoints.write import CheckpointResult
+    from storage_core.log.commit import CommitResult
+    from storage_core.log.conflicts.requirements import Requirement
+    from storage_core.log.conflicts.settle import Rebase
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class TransactionLog:
         Of several concurrent creations one succeeds. Raises `InvalidInput` when a table exists here already or the
         schema or configuration cannot be read, `CommitUnknown` when the store did not say.
         """
+        with typed("this process"):
+            from storage_core.log.commit import CommitLabel
+            from storage_core.log.features import first_protocol
+
         from_schema_string(metadata.schemaString)
         TableConfig.from_configuration(metadata.configuration)
         if self.exists():
@@ -128,6 +132,10 @@ class TransactionLog:
         Raises `InvalidInput`, `CommitConflict`, `Fenced`, `Unsupported`: nothing was written; `CommitUnknown`:
         call `find_commit` with its `commit_id`, or commit again with the same id.
         """
+        with typed("this process"):  # which loads here what readers do not need
+            from storage_core.log.commit import CommitLabel, CommitResult, Committer
+            from storage_core.log.conflicts.settle import Plan, validated
+
         written = validated(actions)
         if commit_id is not None:
             found = find_commit(self.store, snapshot.version, commit_id)
@@ -165,7 +173,9 @@ class TransactionLog:
 
         Work is proportional to what is new since the newest state, amortized.
         """
-        from storage_core.log.checkpoints.write import write_checkpoint  # which readers do not need
+        with typed("this process"):
+            from storage_core.log.checkpoints.write import write_checkpoint
+            from storage_core.log.conflicts.settle import require_writable
 
         require_writable(snapshot)
         based = based_on_newest_state(self.store, snapshot)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -19,16 +20,17 @@ from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Action, is_ours
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import read_hint
-from storage_core.log.checkpoints.load import load_checkpoint
 from storage_core.log.encoding.codec import decode_numbered
-from storage_core.log.files.listed import Recover
 from storage_core.log.files.live import Added, LiveFiles
-from storage_core.log.interop.json_checkpoint import load_json_checkpoint
 from storage_core.log.interop.older_metadata import MetadataSearch
 from storage_core.log.listing import LogListing, list_head, list_log, list_near, newest_beyond
 from storage_core.log.snapshot import Snapshot, SnapshotBuilder, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import exists
+from storage_core.system_errors import typed
+
+if TYPE_CHECKING:
+    from storage_core.log.files.listed import Recover
 
 _logger = logging.getLogger(__name__)
 
@@ -176,11 +178,21 @@ def _without_state(snapshot: Snapshot) -> Snapshot:
 def _load(store: ObjectStore, wanted: Checkpointed, search: MetadataSearch) -> Snapshot | None:
     try:
         if wanted.kind is not CheckpointKind.AVRO_STATE:
-            return load_json_checkpoint(store, wanted.version)
+            return _load_json(store, wanted.version)
+        with typed("this process"):
+            from storage_core.log.checkpoints.load import load_checkpoint  # and Avro, which a young table does not need
+
         return load_checkpoint(store, wanted.version, recovery(store, wanted.version), search)
     except (NotFound, Corrupt) as error:
         _logger.warning("%s of %s is not usable, looking elsewhere: %s", wanted.key, store.uri, error)
         return None
+
+
+def _load_json(store: ObjectStore, version: int) -> Snapshot:
+    with typed("this process"):
+        from storage_core.log.interop.json_checkpoint import load_json_checkpoint  # which few tables have
+
+    return load_json_checkpoint(store, version)
 
 
 def recovery(store: ObjectStore, version: int) -> Recover:
@@ -192,7 +204,7 @@ def recovery(store: ObjectStore, version: int) -> Recover:
     def recover(error: Exception) -> pa.Table:
         _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
         try:
-            return load_json_checkpoint(store, version).splits.table()
+            return _load_json(store, version).splits.table()
         except (NotFound, Corrupt) as other:
             _logger.info("no JSON checkpoint of version %d of %s to read instead: %s", version, store.uri, other)
         try:

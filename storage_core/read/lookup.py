@@ -26,7 +26,6 @@ from storage_core.rows.calendar import as_text
 from storage_core.rows.exact import exact_array
 from storage_core.rows.keys import key_codes
 from storage_core.rows.schema import conform
-from storage_core.split.read import conform_split, open_split
 from storage_core.system_errors import raise_refused
 
 Key = object
@@ -81,9 +80,9 @@ def get_many(
     newer = fold.fold(_matching(records, wanted), columns) if records is not None and records.num_rows else None
     requested_of_base = wanted if newer is None else _left_open(newer, wanted)
     base = [
-        conform_split(rows, snapshot.schema)
+        rows
         for add in _candidates(snapshot, requested_of_base)
-        for rows in _held(store, add, requested_of_base)
+        for rows in _held(store, add, requested_of_base, snapshot.schema)
     ]
     rows = pa.concat_tables(base) if base else snapshot.schema.empty_table()
     if newer is not None and newer.num_rows:
@@ -149,15 +148,17 @@ def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
     return [found[path] for path in sorted(found)]
 
 
-def _held(store: ObjectStore, add: Add, wanted: pa.Table) -> Iterator[pa.Table]:
-    """The rows of a split with one of the keys."""
+def _held(store: ObjectStore, add: Add, wanted: pa.Table, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of a split with one of the keys, with the columns of the table."""
+    from storage_core.split.read import conform_split, open_split  # and Parquet
+
     key = wanted.column_names
     split = open_split(store, add, whole=False)
     admitted = split.groups_admitting(wanted)
     parts = zip(admitted, split.batches(key, groups=admitted), strict=True)
     hit = [group for group, rows in parts if _matching(rows, wanted).num_rows]
     for rows in split.batches(groups=hit):
-        yield _matching(rows, wanted)
+        yield conform_split(_matching(rows, wanted), schema)
 
 
 def _left_open(folded: pa.Table, wanted: pa.Table) -> pa.Table:

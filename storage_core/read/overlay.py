@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +23,13 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import overlap, superseded
 from storage_core.region.generation_segments import gives_whole_rows, whole_rows
-from storage_core.region.unmerged import Unmerged
 from storage_core.rows import fold
 from storage_core.rows.codes import Mask
 from storage_core.rows.keys import key_codes
 from storage_core.split.vectors import deleted_rows
+
+if TYPE_CHECKING:
+    from storage_core.region.unmerged import Unmerged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -28,8 +28,10 @@ from storage_core.read.overlay import take_apart
 from storage_core.read.search_order import Best
 from storage_core.read.search_sources import Source, sources
 from storage_core.read.verified import Verified
-from storage_core.region.unmerged import Unmerged
 from storage_core.settings.index import IndexDefinition
+
+if TYPE_CHECKING:
+    from storage_core.region.unmerged import Unmerged
 
 SCORE = "score"
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.foreign_text import shortened
 
@@ -62,7 +61,7 @@ def _surely_kept(values: Sequence[object], array: pa.Array) -> bool:
     if pa.types.is_integer(type_):
         return _all_among(kinds, _INTEGERS)  # Arrow checks the range, and refuses booleans
     if pa.types.is_floating(type_):
-        overflown = type_ == pa.float32() and pc.any(pc.is_inf(array)).as_py()
+        overflown = type_ == pa.float32() and np.isinf(array.to_numpy(zero_copy_only=False)).any()
         return bool not in kinds and _all_among(kinds, _NUMBERS) and not overflown
     if pa.types.is_date(type_):
         return kinds <= {dt.date}

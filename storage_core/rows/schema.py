@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
@@ -112,7 +111,7 @@ def _conform_column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     else:
         column = _cast(rows.column(field.name), field)
     if not field.nullable and column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
+        row = column.is_null().index(True).as_py()
         raise InvalidInput(
             f"column {field.name!r} is required, but row {row} has no value ({column.null_count} rows in all); "
             "fill it or leave the rows out",

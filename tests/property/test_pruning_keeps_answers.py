@@ -21,7 +21,8 @@ from storage_core.clock import SystemClock
 from storage_core.engine.session import session
 from storage_core.engine.statement import parse
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import bounds_of, table_of
+from storage_core.log.checkpoints.manifest_info import bounds_of
+from storage_core.log.files.columns import table_of
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter, Predicate, col
 from storage_core.read.pruning import manifest_filter, prune_table

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.log.checkpoints.state import manifest_info
+from storage_core.log.checkpoints.manifest_info import manifest_info
 from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.files.listed import ListedFiles, Part
 from storage_core.log.files.live import LiveFiles

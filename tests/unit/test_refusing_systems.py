@@ -23,6 +23,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, OutcomeUnknown, Overwrite
 from storage_core.objectstore.local import LocalStore
 from storage_core.settings.table import TableConfig
+from storage_core.table import Table
 from tests.support.clock import ManualClock
 
 REPOSITORY = Path(__file__).parents[2]
@@ -248,6 +249,36 @@ def test_reads_without_a_file_left_to_open_are_unavailable(tmp_path: Path) -> No
     assert len(found) == 5 * len(READS)
     assert {each for each in found if not (each == "done" or each.startswith("Unavailable: "))} == set()
     assert sum("Too many open files; raise the number of files" in each for each in found) >= len(READS)
+
+
+FIRST_COMMITS = """
+import os, resource, sys
+from storage_core.errors import TidemarkError
+from storage_core.log.actions import Txn
+from storage_core.table import Table
+from tests.support import limits
+
+table = Table.open(sys.argv[1])
+free = os.dup(0); os.close(free)
+for left in range(4):
+    try:
+        with limits.limited(resource.RLIMIT_NOFILE, free + left):
+            table.log.commit(table.snapshot, [Txn(appId="app", version=left + 1)], operation="TEST")
+    except TidemarkError as error:
+        print(type(error).__name__)
+    else:
+        print("done")
+"""
+
+
+def test_a_first_commit_without_a_file_left_to_open_is_refused_in_terms_of_ours(tmp_path: Path) -> None:
+    table = Table.create(str(tmp_path / "t"), pa.schema([("a", pa.int64())]))
+    program = [sys.executable, "-c", FIRST_COMMITS, table.uri]
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.splitlines()
+    assert found[0] == "Unavailable"
+    assert set(found) <= {"Unavailable", "NotWritten", "done"}
 
 
 def test_an_object_larger_than_the_memory_is_unavailable(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from storage_core.formats.avro_state import StateManifest, decode_state
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import state_key
 from storage_core.log.checkpoints.checkpointed import Checkpointed
-from storage_core.log.interop.json_checkpoint import part_keys
 from storage_core.log.interop.manifest_paths import key_of_manifest
 from storage_core.objectstore.contract import ObjectStore
 
@@ -28,6 +27,8 @@ def named_keys(store: ObjectStore, checkpoint: Checkpointed) -> tuple[str, ...]:
     """
     if checkpoint.kind is CheckpointKind.AVRO_STATE:
         return manifest_keys(read_state(store, checkpoint.version))
+    from storage_core.log.interop.json_checkpoint import part_keys  # which few tables need
+
     return part_keys(store.get(checkpoint.key).data, checkpoint.key) or ()
 
 

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from storage_core.errors import Corrupt
 from storage_core.formats.avro_state import ManifestInfo, StateManifest
 from storage_core.formats.hint import CheckpointKind
@@ -23,7 +20,6 @@ from storage_core.log.actions import (
 )
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.encoding.codec import decode_line, encode_line
-from storage_core.log.files.columns import bounds_of
 from storage_core.log.files.listed import ListedFiles
 from storage_core.log.files.live import LiveFiles
 from storage_core.log.progress import Progress
@@ -91,22 +87,6 @@ def snapshot_of(state: StateManifest, listed: ListedFiles, metadata: Metadata, w
         segments=progress.segments,
         mergeskips=progress.mergeskips,
         checkpoint=Checkpointed(state.state_version, CheckpointKind.AVRO_STATE),
-    )
-
-
-def manifest_info(path: str, table: pa.Table, snapshot: Snapshot) -> ManifestInfo:
-    """Return the root's line about one manifest of these entries of the snapshot: versions, windows, partitions."""
-    versions = pc.min_max(table.column("addedAtVersion"))
-    bounds = bounds_of(table, schema=snapshot.schema, partition_columns=snapshot.metadata.partitionColumns)
-    return ManifestInfo(
-        path=path,
-        num_entries=table.num_rows,
-        min_added_at_version=versions["min"].as_py(),
-        max_added_at_version=versions["max"].as_py(),
-        partition_bounds=bounds.partitions or None,
-        windows=bounds.windows,
-        window_seconds=bounds.window_seconds,
-        without_window=table.column("windowStart").null_count,
     )
 
 

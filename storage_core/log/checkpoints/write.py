@@ -26,7 +26,8 @@ from storage_core.formats.keys import LOG_PREFIX, manifest_key, state_key
 from storage_core.log.checkpoints.checkpointed import Checkpointed
 from storage_core.log.checkpoints.hint import advance_hint
 from storage_core.log.checkpoints.load import load_checkpoint
-from storage_core.log.checkpoints.state import Listing, manifest_info, state_of
+from storage_core.log.checkpoints.manifest_info import manifest_info
+from storage_core.log.checkpoints.state import Listing, state_of
 from storage_core.log.checkpoints.state_layout import Layout, layout
 from storage_core.log.files.columns import entries_of
 from storage_core.log.files.listed import ListedFiles, Part, Recover

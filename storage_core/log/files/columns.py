@@ -6,7 +6,7 @@ looks at every split (data skipping, above all) works on these columns; only cho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.errors import Corrupt
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add
 from storage_core.log.encoding.safe_path import MACHINERY, MAX_LENGTH, PLAIN_PATH, is_data_path
-from storage_core.rows.map_lookup import map_column
-from storage_core.rows.sortable import bound_keys
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 _COUNTS = pa.map_(pa.string(), pa.int64())
@@ -161,6 +158,8 @@ def without_paths(files: pa.Table, paths: Collection[str]) -> pa.Table:
     """Return the rows whose path is not among these."""
     if not paths:
         return files
+    import pyarrow.compute as pc
+
     return files.filter(pc.invert(pc.is_in(files.column("path"), value_set=pa.array(sorted(paths), pa.string()))))
 
 
@@ -182,6 +181,8 @@ def conform(table: pa.Table, where: str) -> pa.Table:
 
 def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
     """Raise `Corrupt` for a path that is missing or leaves the table. What is not plain is looked at one by one."""
+    import pyarrow.compute as pc
+
     plain = pc.and_(
         pc.match_substring_regex(paths, f"^(?:{PLAIN_PATH})$"), pc.less_equal(pc.binary_length(paths), MAX_LENGTH)
     )
@@ -189,32 +190,6 @@ def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
     for path in paths.filter(pc.invert(pc.fill_null(plain, fill_value=False))).to_pylist():
         if path is None or not is_data_path(path):
             raise Corrupt(f"{where}: the path {path!r} leaves the table or its data", key=where)
-
-
-def bounds_of(files: pa.Table, *, schema: pa.Schema, partition_columns: Iterable[str]) -> ManifestBounds:
-    """Return the bounds of a table of splits that becomes one manifest; `schema` types the partition values."""
-    typed = [schema.field(name) for name in partition_columns if name in schema.names]
-    partitions = {each.name: _partition_bounds(files, each) for each in typed}
-    windowed = files.select(["windowStart", "windowSeconds"]).filter(files.column("windowStart").is_valid())
-    start, seconds = (pc.min_max(windowed.column(name)) for name in ("windowStart", "windowSeconds"))
-    return ManifestBounds(
-        partitions={name: bounds for name, bounds in partitions.items() if bounds is not None},
-        in_order_of_type=True,
-        windows=(start["min"].as_py(), start["max"].as_py()) if windowed.num_rows else None,
-        window_seconds=None if windowed.column("windowSeconds").null_count else seconds["max"].as_py(),
-        has_null_window=windowed.num_rows < files.num_rows,
-    )
-
-
-def _partition_bounds(files: pa.Table, column: pa.Field) -> tuple[str, str] | None:
-    """The texts of the least and greatest value; None when a split has none, or one that is not of the type."""
-    chunks = [map_column(chunk).lookup(column.name) for chunk in files.column("partitionValues").chunks]
-    texts = pa.concat_arrays([pa.array([], pa.string()), *chunks]).unique()
-    keys = bound_keys(texts, column.type)
-    if keys.null_count or not len(keys) or "" in texts.to_pylist():
-        return None
-    order = pc.sort_indices(keys)
-    return texts[order[0].as_py()].as_py(), texts[order[-1].as_py()].as_py()
 
 
 def _column(adds: Sequence[Add], wanted: pa.Field) -> pa.Array:

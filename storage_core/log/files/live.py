@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import adds_of, paths_of, table_of
-from storage_core.log.files.listed import Keep, ListedFiles
+
+if TYPE_CHECKING:
+    from storage_core.log.files.listed import Keep, ListedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ class LiveFiles(Mapping[str, Add]):
 
     def total(self, column: Literal["size", "numRecords"]) -> int:
         """Return the sum of a metric over the live splits; splits without it add nothing."""
+        import pyarrow.compute as pc
+
         listed = () if self.listed is None else self.listed.tables(self._dead)
         sums = (pc.sum(table.column(column)).as_py() or 0 for table in listed)
         return sum(sums) + sum(getattr(each.add, column) or 0 for each in self.added.values())
@@ -149,7 +152,7 @@ class LiveFiles(Mapping[str, Add]):
 
     def marked(self) -> list[Add]:
         """Return the live splits with a deletion vector, one of no rows included; only they have to be records."""
-        tables = (table.filter(pc.is_valid(table.column("deletionVector"))) for table in self.tables())
+        tables = (table.filter(table.column("deletionVector").is_valid()) for table in self.tables())
         return [add for table in tables for add in adds_of(table)]
 
     def added_table(self) -> pa.Table:
@@ -227,5 +230,5 @@ class FilesBuilder:
 
 
 def _times_of(table: pa.Table) -> list[tuple[int, int]]:
-    columns = (pc.fill_null(table.column(name), 0).to_pylist() for name in ("addedAtVersion", "addedAtTimestamp"))
+    columns = (table.column(name).fill_null(0).to_pylist() for name in ("addedAtVersion", "addedAtTimestamp"))
     return list(zip(*columns, strict=True))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from storage_core.errors import Corrupt, NotFound
-from storage_core.formats.avro_state import StateManifest
 from storage_core.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, from_json_object
-from storage_core.log.checkpoints.root import read_state
 from storage_core.log.encoding.codec import decode_numbered
 from storage_core.log.listing import listed_states
 from storage_core.objectstore.contract import ObjectStore
+
+if TYPE_CHECKING:
+    from storage_core.formats.avro_state import StateManifest
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class MetadataSearch:
 
     def _in_state(self, version: int) -> Metadata | None:
         if version not in self._seen:
+            from storage_core.log.checkpoints.root import read_state  # and Avro
+
             try:
                 self._seen[version] = metadata_of(read_state(self._store, version), state_key(version))
             except (NotFound, Corrupt) as error:
