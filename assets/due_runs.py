@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from assets.launcher import JobName
 from assets.partitions import Span, contiguous, partition_key, span_of
-from jobs.reports.lists import counted
 from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from storage_core.clock import Clock, SystemClock
 from storage_core.compaction import expiry
@@ -36,6 +35,7 @@ from storage_core.ingest.waiting import (
 from storage_core.region import merge as merging
 from storage_core.region import sorting
 from storage_core.table import Table, exists
+from storage_core.wording import counted
 
 MOST_PER_CHECK = 10
 

@@ -9,7 +9,7 @@ from dagster import JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
 from assets.partitions import partition_key
-from jobs.reports.lists import shortened
+from storage_core.wording import shortened
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
 _OF_A_WINDOW = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out")

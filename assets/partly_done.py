@@ -11,7 +11,7 @@ from dagster import AssetExecutionContext, AssetKey, AssetMaterialization, Failu
 from assets.launcher import PartlyDone
 from assets.metadata import metadata_of, metadata_of_partitions, windows_failed
 from assets.partitions import partition_key
-from jobs.reports.lists import listed
+from storage_core.wording import listed
 
 DATA_VERSION = "dagster/data_version"
 FAILED_PARTITIONS = "failed_partitions"

@@ -64,7 +64,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 def _table(path: Path, rows: pa.Table, time_column: str | None = None) -> tm.Table:
     daily = time_column is not None
     table = tm.Table.create(
-        str(path), rows.schema, time_column=time_column, window="1d" if daily else "15m", coarse_window=daily
+        str(path), rows.schema, time_column=time_column, window="1d" if daily else "auto", coarse_window=daily
     )
     table.append(rows)
     return table

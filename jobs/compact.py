@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from jobs.reports.lists import listed
 from jobs.reports.metrics import Metrics
 from jobs.reports.report import JobReport, with_report
 from jobs.requests.request import JobRequest
@@ -27,6 +26,7 @@ from storage_core.compaction.work import CompactionTask
 from storage_core.errors import TidemarkError
 from storage_core.log.snapshot import Snapshot
 from storage_core.rows.windows import by_start
+from storage_core.wording import listed
 
 LANES = 251
 """How many leases compactions of windows share; a prime (see `resource_of`)."""

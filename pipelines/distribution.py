@@ -10,10 +10,10 @@ from dagster import AssetSelection, Definitions, RunRequest, ScheduleDefinition,
 from assets.distribution import build_distributed_asset, distributed_key
 from assets.names import identifier
 from jobs import distribute
-from jobs.reports.lists import counted
 from jobs.spark.spark import Spark
 from pipelines.raw_logs import DeclaredRawLog
 from pipelines.run_requests import reason_tags
+from storage_core.wording import counted
 
 
 def build_raw_log(raw_log: DeclaredRawLog) -> Definitions:

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
 
-WINDOW = "15m"
-"""How long a window of a table with a time column is, unless it is said."""
+AUTO = "auto"
+"""The window of a table unless it is said: 15 minutes where there is a time column, none elsewhere."""
+_USUAL_WINDOW = "15m"
 
 
 _loading = typed("this process")  # modules and libraries are loaded where they are used, as far as the system lets it
@@ -82,7 +83,7 @@ class Table:
         *,
         time_column: str | None = None,
         sort_schema: str | None = None,
-        window: str | int | None = WINDOW,
+        window: str | int | None = AUTO,
         primary_key: str | Sequence[str] | None = None,
         indexes: Sequence[IndexDefinition | Mapping[str, object]] = (),
         regions: Sequence[DeclaredField] = (),
@@ -94,12 +95,13 @@ class Table:
     ) -> Table:
         """Create an empty table and return it at version 0.
 
-        `time_column` windows the table by `window`, above an hour only with `coarse_window`; `primary_key` makes it
-        keyed, `regions` (`region.spec.declared_fields`) divides it among writers, and `map_columns={"attrs": "merge"}`
-        lets patches merge the keys of that map instead of replacing it. `late_data` (`{"policy": "quarantine",
-        "acceptance_window": "1h"}`) says what becomes of rows that arrive late; without it none is late. Whole windows
-        leave when they ended as long ago as `retention` says, such as `"30d"`, or seconds. Splits have
-        a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single values. Raises
+        `time_column` windows the table by `window` (15 minutes unless it is said), above an hour only with
+        `coarse_window`; `primary_key` makes it keyed, `regions` (`region.spec.declared_fields`) divides it among
+        writers, and `map_columns={"attrs": "merge"}` lets patches merge the keys of that map instead of replacing it.
+        `late_data` (`{"policy": "quarantine", "acceptance_window": "1h"}`) says what becomes of rows that arrive late;
+        without it none is late. Whole windows leave when they ended as long ago as `retention` says, such as `"30d"`,
+        or seconds. Splits have a Parquet Bloom filter of each of `bloom_filters`, for readers that look for single
+        values. Raises
         `InvalidInput` when the location holds a table already or the parts contradict each other, `Unsupported`
         when the store cannot hold a table. One LIST and one PUT; on S3 the store is probed before.
         """
@@ -109,12 +111,15 @@ class Table:
         from storage_core.rows.sort_schema import parse as parse_sort_schema
         from storage_core.rows.windows import parse_duration, parse_milliseconds
 
-        if time_column is None and window not in (None, WINDOW):
-            raise InvalidInput(f"window={window!r} needs a time_column: windows are of the time of an event")
+        if time_column is None and (window not in (None, AUTO) or coarse_window):
+            found = "coarse_window" if window in (None, AUTO) else f"window={window!r}"
+            raise InvalidInput(f"{found} needs a time_column: windows are of the time of an event")
+        if window == AUTO:
+            window = None if time_column is None else _USUAL_WINDOW
         config = TableConfig(
             time_column=time_column,
             sort_schema=sort_schema,
-            window_seconds=None if window is None or time_column is None else parse_duration(window),
+            window_seconds=None if window is None else parse_duration(window),
             coarse_window=coarse_window,
             primary_key=key_columns(primary_key),
             indexes=index_definitions(indexes),

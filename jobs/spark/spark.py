@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from jobs.reports.failure import Failed
-from jobs.reports.lists import counted
 from jobs.spark.errors import failure_of, spark_errors
 from jobs.spark.master import LOCAL_SPARK, resolved
 from jobs.spark.session import active, start
 from jobs.spark.stopwatch import Stopwatch
 from storage_core.errors import TidemarkError
+from storage_core.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

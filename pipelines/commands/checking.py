@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.reports.lists import counted
 from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
 from pipelines.commands.running import windows
 from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt
+from storage_core.wording import counted
 
 if TYPE_CHECKING:
     from jobs.reports.report import JobReport

@@ -62,7 +62,7 @@ def init(
         read_schema(schema),
         time_column=time_column,
         sort_schema=sort_schema,
-        window=window or "15m",
+        window=window or "auto",
         primary_key=None if primary_key is None else primary_key.split(","),
         indexes=[_index(each) for each in index or ()],
     )

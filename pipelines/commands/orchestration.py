@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from jobs.reports.lists import counted, listed
 from jobs.spark.code_archive import first_on_path
 from pipelines.commands import output
 from pipelines.commands.arguments import Json
@@ -21,6 +20,7 @@ from pipelines.commands.target import declared
 from pipelines.interruption import noticed
 from storage_core.errors import Interrupted, InvalidInput, NotFound, TidemarkError
 from storage_core.extras import PIPELINE, needs
+from storage_core.wording import counted, listed
 
 _LONGEST_CHUNK_SECONDS = 3600.0  # chunks that take longer say nothing about the time that is left
 

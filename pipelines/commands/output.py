@@ -15,10 +15,10 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 from unicodedata import combining, east_asian_width
 
-from jobs.reports.lists import counted
 from pipelines.commands.plain import plain
 from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.foreign_text import escaped
+from storage_core.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

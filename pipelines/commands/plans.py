@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.reports.lists import counted
 from pipelines.commands import output
 from storage_core.log.actions import Add
 from storage_core.table import Table
+from storage_core.wording import counted
 
 Plan = dict[str, Any]
 

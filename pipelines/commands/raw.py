@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
-from jobs.reports.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, Uri
 from pipelines.commands.output import cell, instant_ms, number
 from pipelines.commands.target import resolve
 from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
+from storage_core.wording import counted
 
 if TYPE_CHECKING:
     from storage_core.formats.raw_chunk import Operation

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.reports.lists import counted
 from pipelines.commands import output
 from pipelines.commands.arguments import Everything, Json, Uri, duration_ms
 from pipelines.commands.output import cell, instant_ms, number
 from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput, Unavailable
+from storage_core.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

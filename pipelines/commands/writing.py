@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jobs.reports.lists import counted
 from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import All, Declaration, DryRun, From, Json, Master, To, Uri, Window
@@ -21,6 +20,7 @@ from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawT
 from pipelines.commands.running import run_job, windows
 from pipelines.commands.target import open_table, resolve
 from storage_core.errors import InvalidInput, NotFound
+from storage_core.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -88,11 +88,11 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
     for ref in plan.chunks:
         own.setdefault(ref.writer, []).append(ref.number)
     stretches = []
-    for writer, position in sorted(plan.offsets.items()):
+    for writer, offset in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
         # What was given up behind the last chunk is passed with that chunk only.
-        last = position if len(taken) == len(numbers) else max(taken, default=0)
+        last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
             stretches.append(Stretch(writer=writer, after=after.get(writer, 0), last=last))
     return Target(

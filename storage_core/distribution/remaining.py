@@ -68,15 +68,15 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     given_up: list[MissingChunks] = []
     for writer in history.writers:
         for ref in history.chunks_of(writer):
-            position = offsets.get(writer, 0)
-            if ref.number <= position:
+            offset = offsets.get(writer, 0)
+            if ref.number <= offset:
                 continue
             if (writer, ref.segment_ms) not in closed:
                 break
             is_sound = (writer, ref.number) not in terms.damaged
-            if ref.number > position + 1 or not is_sound:
+            if ref.number > offset + 1 or not is_sound:
                 last = ref.number - is_sound
-                missing = MissingChunks(writer=writer, first=position + 1, last=last)
+                missing = MissingChunks(writer=writer, first=offset + 1, last=last)
                 is_given_up = last <= terms.give_up_to.get(writer, 0)
                 (given_up if is_given_up else held).append(missing)
                 if not is_given_up:

@@ -103,7 +103,8 @@ def build(store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.
     bounded by the split. A column that the split does not have is null. Raises what `read_split` raises.
     """
     # The whole file is read even for few columns: a segment must not preserve damage that only a checksum shows.
-    from storage_core.split.read import conform_split, read_split  # and Parquet, which coverage does not need
+    from storage_core.split.conform import conform_split
+    from storage_core.split.read import read_split  # and Parquet, which coverage does not need
 
     rows = read_split(store, add.as_written, verify=True)
     return build_rows(conform_split(rows, pa.schema([schema.field(each) for each in definition.columns])), definition)

@@ -27,7 +27,7 @@ from storage_core.objectstore.create import put_or_unknown
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
-_SURELY_KEPT_MS = 60_000
+_SURELY_KEPT_MS = 5_000
 CLOCK_TOLERANCE_MS = 60_000
 """How far a version may be ahead of this machine's clock before a commit says so."""
 
@@ -105,6 +105,7 @@ class Committer:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
+                began_ms = self.clock.now_ms()
                 if (last := self._read_back(last.head, label.commit_id, last.reason)).landed:
                     # On a head from before the pause every attempt is lost to one who commits faster than we pause.
                     self._require_counted(last, label, began_ms)
@@ -131,13 +132,14 @@ class Committer:
         """Return when the version that we made is one that counts. No request for a put that was answered in time.
 
         Its number was free when the attempt began. It is free once more only after another's commit of that number has
-        outlived the retention, which takes as long, and the collector says so in its boundary before it deletes. So an
-        answer before that is proof; one that was slow, or lost, is compared with the boundary. Below it a version is
-        ours and dead, or ours and was collected just now.
+        outlived the retention, which takes as long, and the collector says so in its boundary before it deletes. An
+        answer within 5 s is believed: for it to be wrong somebody would have had to shorten the retention and collect
+        twice meanwhile, or to set this clock back by as much. One that was slower, or lost, is compared with the
+        boundary. Below it a version is ours and dead, or ours and was collected just now.
         """
         config = landed.head.config
         enough_ms = min(_SURELY_KEPT_MS, config.version_retention_ms)
-        if not landed.read_back and self.clock.now_ms() - began_ms < enough_ms:
+        if not landed.read_back and 0 <= self.clock.now_ms() - began_ms < enough_ms:
             return
         version = landed.head.version
         try:

@@ -26,7 +26,7 @@ from storage_core.log.replay import (
     recovery,
 )
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
+from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectStore, OutcomeUnknown
 from storage_core.objectstore.create import put_or_unknown, require_durable
 from storage_core.rows.schema import from_schema_string
 from storage_core.settings.table import TableConfig
@@ -72,8 +72,9 @@ class TransactionLog:
             metadata if metadata.createdTime is not None else replace(metadata, createdTime=now),
         )
         data = encode_version(content)
-        if not isinstance(put_or_unknown(self.store, version_key(0), data, IfAbsent()), Committed):
-            self._require_own_version_zero(label.commit_id)
+        outcome = put_or_unknown(self.store, version_key(0), data, IfAbsent())
+        if not isinstance(outcome, Committed):
+            self._require_own_version_zero(label.commit_id, outcome)
         _logger.info("created table %s at %s", metadata.id, self.store.uri)
         return Snapshot.apply(None, 0, decode_version(data, version_key(0)))
 
@@ -194,11 +195,13 @@ class TransactionLog:
     def _require_durable(self, version: int) -> None:
         require_durable(self.store, version_key(version), advice="look for it again; clean nothing up")
 
-    def _require_own_version_zero(self, commit_id: str) -> None:
+    def _require_own_version_zero(self, commit_id: str, outcome: Conflict | OutcomeUnknown) -> None:
         actions = read_version(self.store, 0)
         if actions is None:
+            why = outcome.reason if isinstance(outcome, OutcomeUnknown) else "it named another, which is not there"
             raise CommitUnknown(
-                f"{self.store.uri}: the store did not say whether the table was created; look again before retrying",
+                f"{self.store.uri}: the store did not say whether the table was created ({why}); look again before "
+                "retrying",
                 commit_id=commit_id,
                 version=0,
             )

@@ -32,7 +32,8 @@ from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.query_errors import query_errors
 from storage_core.rows.fingerprint import row_hashes
-from storage_core.split.read import conform_split, open_split
+from storage_core.split.conform import conform_split
+from storage_core.split.read import open_split
 from storage_core.split.vectors import deleted_rows
 
 CHANGE_TYPE = "_change_type"

@@ -26,7 +26,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import generation, wal
 from storage_core.region.manifest import read_version
 from storage_core.rows.fold import puts
-from storage_core.split.read import WHOLE_SPLIT_BYTES, conform_split, open_split
+from storage_core.split.conform import conform_split
+from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 
 @dataclass(frozen=True, slots=True)

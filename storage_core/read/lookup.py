@@ -150,7 +150,8 @@ def _candidates(snapshot: Snapshot, wanted: pa.Table) -> Sequence[Add]:
 
 def _held(store: ObjectStore, add: Add, wanted: pa.Table, schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of a split with one of the keys, with the columns of the table."""
-    from storage_core.split.read import conform_split, open_split  # and Parquet
+    from storage_core.split.conform import conform_split
+    from storage_core.split.read import open_split  # and Parquet
 
     key = wanted.column_names
     split = open_split(store, add, whole=False)

@@ -28,7 +28,8 @@ from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.search_order import least
 from storage_core.read.verified import Verified
 from storage_core.region import generation_segments
-from storage_core.split.read import WHOLE_SPLIT_BYTES, conform_split, open_split
+from storage_core.split.conform import conform_split
+from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _logger = logging.getLogger(__name__)
 

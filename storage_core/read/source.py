@@ -29,7 +29,8 @@ from storage_core.read.query_errors import TABLE, query_errors
 from storage_core.read.verified import Verified
 from storage_core.rows import fold
 from storage_core.settings.query import QueryLimits
-from storage_core.split.read import conform_split, read_split
+from storage_core.split.conform import conform_split
+from storage_core.split.read import read_split
 from storage_core.split.vectors import deleted_rows, positions
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from storage_core.errors import CommitUnknown, Overloaded, TidemarkError
 from storage_core.region.options import WriterOptions
+from storage_core.wording import counted
 
 
 @dataclass(slots=True, eq=False)
@@ -103,10 +104,11 @@ class Backlog:
 
     def overloaded(self, call: Call, bound: str, *, now_ms: int) -> Overloaded:
         """Return the error for a call that met the bound called `wait` or `refuse`."""
+        held, given = counted(self.held_rows, "row"), counted(call.records.num_rows, "row")
         rows, size_bytes = (getattr(self.options, f"{bound}_{unit}") for unit in ("rows", "bytes"))
         return Overloaded(
-            f"{self.held_rows} rows ({self.held_bytes} bytes) are given to the writer and not durable yet, and "
-            f"{len(self.asking)} calls wait; with the {call.records.num_rows} rows of this call that is above "
+            f"{held} ({self.held_bytes} bytes) given to the writer and not durable yet, {len(self.asking)} calls "
+            f"waiting: with the {given} of this call above "
             f"{bound}_rows {rows} or {bound}_bytes {size_bytes}, after {now_ms - call.arrived_ms} ms of waiting "
             f"(wait_ms {self.options.wait_ms}); nothing of this call was written: write it again later",
             bound=bound,
@@ -135,7 +137,7 @@ def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
     which = f"call {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} calls from {numbers[0]} to {numbers[-1]}"
     fate = "perhaps not written" if isinstance(error, CommitUnknown) else "not written"
     return error.reworded(
-        f"{error.found}; {rows} rows given with durable=False are {fate} ({which} of this writer)",
+        f"{error.found}; {counted(rows, 'row')} given with durable=False: {fate} ({which} of this writer)",
         lost_rows=rows,
         lost_calls=numbers,
     )

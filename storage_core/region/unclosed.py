@@ -16,6 +16,7 @@ import weakref
 
 from storage_core.process import HomeProcess
 from storage_core.region.backlog import Backlog
+from storage_core.wording import counted
 
 _logger = logging.getLogger(__name__)
 
@@ -42,10 +43,10 @@ def _say_lost(backlog: Backlog, name: str, home: HomeProcess) -> None:
     rows = backlog.unheard_rows
     if rows and home.is_here:
         _logger.error(
-            "%s: its writer ended without close(): %d rows given with durable=False are not known to be durable, and "
-            "lost unless a reader finds them; close the writer, or use it as a context manager",
+            "%s: its writer ended without close(): %s given with durable=False not known to be durable, and lost "
+            "unless a reader finds them; close the writer, or use it as a context manager",
             name,
-            rows,
+            counted(rows, "row"),
         )
 
 
@@ -53,8 +54,8 @@ def _warn_dropped(backlog: Backlog, name: str, home: HomeProcess) -> None:
     rows = backlog.unheard_rows
     if rows and home.is_here:
         warnings.warn(
-            f"{name}: its writer was dropped without close() while {rows} rows given with durable=False were not "
-            "durable; nobody hears whether they will be: close the writer, or use it as a context manager",
+            f"{name}: its writer was dropped without close(), {counted(rows, 'row')} given with durable=False not "
+            "durable yet; nobody hears whether they will be: close the writer, or use it as a context manager",
             ResourceWarning,
             stacklevel=2,
         )

@@ -14,9 +14,10 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.schema import from_schema_string
+from storage_core.split.conform import conform_split
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_checksum
-from storage_core.split.read import conform_split, open_split
+from storage_core.split.read import open_split
 from storage_core.split.writer import with_file_metrics
 from storage_core.system_errors import raise_refused
 

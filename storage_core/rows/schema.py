@@ -24,6 +24,7 @@ import pyarrow as pa
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.rows.incoming import require_each_once
+from storage_core.wording import counted
 
 _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -113,8 +114,8 @@ def _conform_column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if not field.nullable and column.null_count:
         row = column.is_null().index(True).as_py()
         raise InvalidInput(
-            f"column {field.name!r} is required, but row {row} has no value ({column.null_count} rows in all); "
-            "fill it or leave the rows out",
+            f"column {field.name!r} is required, but row {row} has no value "
+            f"({counted(column.null_count, 'row')} in all); fill it or leave the rows out",
             column=field.name,
             row=row,
         )

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, InvalidInput, NotFound, SnapshotExpired, Unsupported
+from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired, Unsupported
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
@@ -237,29 +237,6 @@ def read_split(
     """
     whole = verify or columns is None
     return open_split(store, add, whole=whole, as_dictionary=as_dictionary).read(columns)
-
-
-def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of `schema` in its order: missing ones all null, dictionaries decoded, unknown ones left out.
-
-    Raises `InvalidInput` for a column whose type is another one than the schema's.
-    """
-    return pa.table([_conform_column(table, field) for field in schema], schema=schema)
-
-
-def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in table.column_names:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(field.name)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if column.type != field.type:
-        raise InvalidInput(
-            f"column {field.name!r} is {column.type} in the split and {field.type} in the table; "
-            "the split was written under another schema",
-            column=field.name,
-        )
-    return column
 
 
 def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:

@@ -273,8 +273,12 @@ def test_init_drops_no_window_for_want_of_a_time_column(place: Path, run: Run) -
         refused = run("init", "made", "--schema", "s.yaml", "--window", window)
         assert (refused.code, "--window needs --time-column" in refused.err) == (2, True)
     assert run("init", "made", "--schema", "s.yaml", "--json").one["status"] == "created"
-    with pytest.raises(InvalidInput, match="needs a time_column"):
-        Table.create(str(place / "other"), pa.schema([("a", pa.int64())]), window="1h")
+    windows: tuple[str | int, ...] = ("1h", "15m", 900)
+    for length in windows:
+        with pytest.raises(InvalidInput, match="needs a time_column"):
+            Table.create(str(place / "other"), pa.schema([("a", pa.int64())]), window=length)
+    with pytest.raises(InvalidInput, match="coarse_window needs a time_column"):
+        Table.create(str(place / "other"), pa.schema([("a", pa.int64())]), coarse_window=True)
 
 
 def test_init_says_when_it_changes_a_table_that_exists(place: Path, run: Run) -> None:

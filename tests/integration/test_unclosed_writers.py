@@ -15,8 +15,8 @@ from storage_core.region.manifest import region_of
 from tests.support.keyed_table import KeyedTable, seats
 
 REPOSITORY = Path(__file__).parents[2]
-LOST = "3 rows given with durable=False are not known to be durable"
-DROPPED = "dropped without close() while 3 rows"
+LOST = "3 rows given with durable=False not known to be durable"
+DROPPED = "dropped without close(), 3 rows"
 
 # Each end in a process of its own, which ends as programs do; forking one is much faster than starting a program.
 PROGRAM = """

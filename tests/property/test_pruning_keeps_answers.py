@@ -30,8 +30,9 @@ from storage_core.read.sql_predicate import from_sql, where_of
 from storage_core.rows import statistics
 from storage_core.rows.sort_order import bind
 from storage_core.settings.table import TableConfig
+from storage_core.split.conform import conform_split
 from storage_core.split.context import SplitContext
-from storage_core.split.read import conform_split, read_split
+from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from storage_core.table import Table
 from tests.support.ids import SeededIds

@@ -26,8 +26,9 @@ from storage_core.rows import fold
 from storage_core.rows.schema import conform, to_schema_string
 from storage_core.settings.region_fields import Region
 from storage_core.settings.table import TableConfig
+from storage_core.split.conform import conform_split
 from storage_core.split.context import context_of
-from storage_core.split.read import conform_split, read_split
+from storage_core.split.read import read_split
 from storage_core.split.write import sort_and_write
 from tests.support import merge_plan
 from tests.support.clock import ManualClock

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from jobs.reports.lists import counted
 from pipelines.commands import output
+from storage_core.wording import counted
 
 COLUMNS = ("path", "bytes")
 LINES = (("/a", "12"), ("/" + "b" * 30, ""))

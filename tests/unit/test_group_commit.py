@@ -275,7 +275,7 @@ def test_a_put_that_fails_behind_the_callers_back_is_told_with_what_is_lost(gate
         error = failing({"put": lambda: writer.put(plane("z")), "sync": writer.sync, "flush": writer.flush}[call])
         assert isinstance(error, WriterFenced)
         assert (error.context["lost_rows"], error.context["lost_calls"]) == (3, (1, 2))
-        assert "3 rows given with durable=False are not written (2 calls from 1 to 2 of this writer)" in str(error)
+        assert "3 rows given with durable=False: not written (2 calls from 1 to 2 of this writer)" in str(error)
     with pytest.raises(WriterFenced, match="3 rows"):
         writer.close()
     writer.close()
@@ -286,7 +286,7 @@ def test_an_unknown_outcome_says_that_the_rows_may_be_there(gate: Gate) -> None:
     writer = table.writer(LATER)
     store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     writer.put(plane("a"))
-    with pytest.raises(CommitUnknown, match="1 rows given with durable=False are perhaps not written"):
+    with pytest.raises(CommitUnknown, match="1 row given with durable=False: perhaps not written"):
         writer.sync()
     with pytest.raises(CommitUnknown, match="perhaps not written"):
         writer.close()
@@ -305,7 +305,7 @@ def test_an_error_of_the_block_is_not_hidden_by_what_closing_finds(gate: Gate) -
 
     with pytest.raises(ZeroDivisionError) as caught:
         fenced_then_wrong()
-    assert ["1 rows given with durable=False are not written" in note for note in caught.value.__notes__] == [True]
+    assert ["1 row given with durable=False: not written" in note for note in caught.value.__notes__] == [True]
 
 
 def test_rows_wait_for_another_try_when_the_flush_before_them_fails(gate: Gate) -> None:

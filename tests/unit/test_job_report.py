@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.reports.lists import MOST_LISTED, listed, shortened
 from jobs.reports.metrics import Metrics
 from jobs.reports.report import JobReport
+from storage_core.wording import MOST_LISTED, listed, shortened
 
 
 def test_an_error_names_the_first_and_counts_the_others() -> None:

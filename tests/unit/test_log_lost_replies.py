@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from storage_core.clock import HOUR_MS
 from storage_core.errors import CommitUnknown, InvalidInput, NotFound, Unavailable
 from storage_core.formats.hint import CheckpointKind
 from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
@@ -20,6 +21,8 @@ from tests.support.log_tables import log_on, metadata, removal, split
 
 APPLIED = [PutFault.APPLIED_THEN_CONFLICT, PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_UNAVAILABLE]
 NOT_APPLIED = [PutFault.DROPPED_THEN_UNKNOWN, PutFault.CONFLICT_WITH_NOTHING]
+
+DAY_MS = 24 * HOUR_MS
 
 
 @pytest.fixture
@@ -185,9 +188,13 @@ def boundary_of(first: int) -> bytes:
     return f'{{"firstVersion":{first},"nonce":"x"}}'.encode()
 
 
-@pytest.mark.parametrize("fault", [None, PutFault.APPLIED_THEN_UNKNOWN], ids=["slow", "lost"])
+@pytest.mark.parametrize(
+    ("fault", "passes_ms"),
+    [(None, 31 * DAY_MS), (None, 10_000), (None, -10_000), (PutFault.APPLIED_THEN_UNKNOWN, 0)],
+    ids=["slow", "in which the retention was shortened", "in which the clock was set back", "lost"],
+)
 def test_a_commit_that_comes_back_below_the_collectors_boundary_is_never_acknowledged(
-    faulty: FaultStore, fault: PutFault | None
+    faulty: FaultStore, fault: PutFault | None, passes_ms: int
 ) -> None:
     clock = ManualClock()
     log = TransactionLog(faulty, clock=clock, ids=SeededIds(1))
@@ -195,7 +202,7 @@ def test_a_commit_that_comes_back_below_the_collectors_boundary_is_never_acknowl
     faulty.put("_gc/boundary.json", boundary_of(9), Overwrite())
 
     def slow() -> None:
-        clock.now += 31 * 24 * 3_600_000
+        clock.now += passes_ms
 
     faulty.on_put(version_key(1), fault or slow)
     with pytest.raises(CommitUnknown, match="versions below 9 were collected") as unknown:

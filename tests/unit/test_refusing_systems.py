@@ -152,6 +152,28 @@ def _judge(refused: TidemarkError, error: int, *, placed: bool = False) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_a_table_that_is_made_on_a_refusing_system_is_known_or_says_why_not(
+    error: int, tmp_path: Path, system: System
+) -> None:
+    unknown = 0
+    for step in range(400):
+        store = LocalStore(tmp_path / f"{step}")
+        system.arm(step, error)
+        try:
+            create(TransactionLog(store, clock=ManualClock()), pa.schema([("a", pa.int64())]), TableConfig())
+        except CommitUnknown as refused:
+            unknown += 1
+            assert os.strerror(error) in str(refused)  # noqa: PT017  # whatever it is, it tells the cause
+        except TidemarkError as refused:
+            _judge(refused, error)
+        made = len(system.calls)
+        system.arm(None)
+        if made <= step:
+            break
+    assert step > 3
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_a_commit_on_a_refusing_system_is_known_or_says_why_not(error: int, tmp_path: Path, system: System) -> None:
     known = unknown = 0
     for step in range(400):

@@ -18,7 +18,8 @@ from storage_core.log.deletion_vector import inline
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.objectstore.meter import MeteredStore
-from storage_core.split.read import conform_split, open_split, read_split
+from storage_core.split.conform import conform_split
+from storage_core.split.read import open_split, read_split
 from storage_core.split.vectors import INLINE_BYTES, deleted_rows, vector_for
 from storage_core.split.write import sort_and_write
 from tests.support.events import SCHEMA, context, events

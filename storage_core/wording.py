@@ -1,4 +1,4 @@
-"""Lists of any length as people read them: the first entries, and how many more there are."""
+"""Numbers and lists as people read them: one row, two rows; the first entries, and how many more there are."""
 
 from __future__ import annotations
 
