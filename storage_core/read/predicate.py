@@ -155,6 +155,8 @@ class Filter:
         return Filter(negate(self.predicate), (~self.expression,), self.depth + 1)
 
     def _chained(self, kind: type[And | Or], other: Filter) -> Filter:
+        if not isinstance(other, Filter):
+            raise _no_filter(other)
         (first, left, above), (second, right, below) = _links(self, kind), _links(other, kind)
         return Filter(kind((*first, *second)), (*left, *right), 1 + max(above, below))
 
@@ -182,17 +184,16 @@ class Column:
         """Raise `InvalidInput`, as a filter does."""
         raise _no_truth_value()
 
+    def __and__(self, *_: object) -> NoReturn:
+        """Raise `InvalidInput`: a column is no filter."""
+        raise _no_filter(self)
+
+    __or__ = __invert__ = __and__
+
     def _compare(self, comparison: Comparison, value: Scalar) -> Filter:
         column, constant = _column(self._name), _constant(value)
-        expression = {
-            Comparison.EQ: lambda: column == constant,
-            Comparison.NE: lambda: column != constant,
-            Comparison.LT: lambda: column < constant,
-            Comparison.LE: lambda: column <= constant,
-            Comparison.GT: lambda: column > constant,
-            Comparison.GE: lambda: column >= constant,
-        }[comparison]()
-        return Filter(Compare(self._name, comparison, value), (expression,))
+        compare = getattr(operator, comparison.name.lower())
+        return Filter(Compare(self._name, comparison, value), (compare(column, constant),))
 
     def __eq__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
         """Rows whose value equals `value`."""
@@ -247,6 +248,11 @@ def _no_truth_value() -> InvalidInput:
         "a filter is neither true nor false before it meets a row: write & for `and`, | for `or`, ~ for `not`, each "
         "comparison in parentheses, as in (col('n') > 1) & (col('n') < 9) for 1 < n < 9, and isin for `in`"
     )
+
+
+def _no_filter(found: object) -> InvalidInput:
+    shown = "a column" if isinstance(found, Column) else quoted(found)
+    return InvalidInput(f"&, | and ~ take filters, found {shown}; compare a column, as in col('done') == True")
 
 
 @cache

@@ -40,3 +40,19 @@ def test_the_refusal_is_a_value_error_as_that_of_arrow_is() -> None:
 def test_filters_combine_by_operators() -> None:
     both = (K == "a") & (N > 1)
     assert both.predicate == And((Compare("k", Comparison.EQ, "a"), Compare("n", Comparison.GT, 1)))
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda: (col("n") == 1) & True,  # type: ignore[operator]
+        lambda: (col("n") == 1) | col("done"),  # type: ignore[operator]
+        lambda: col("done") & (col("n") == 1),
+        lambda: col("done") | (col("n") == 1),
+        lambda: ~col("done"),
+        lambda: (col("n") == 1) & "n = 2",  # type: ignore[operator]
+    ],
+)
+def test_only_filters_are_combined(combine: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput, match=r"&, \| and ~ take filters, found .*; compare a column"):
+        combine()
