@@ -85,7 +85,8 @@ def _queries(name: str, table: tm.Table, words: Mapping[str, str], runs: int) ->
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET threads = 2")
-        connection.read_parquet(files, union_by_name=True).create_view("t")
+        connection.execute("SET parquet_metadata_cache = true")
+        connection.read_parquet(files).create_view("t")
         polars = pl.SQLContext(t=pl.scan_parquet(files))
         for query, template in QUERIES.items():
             text = template.format(**words)
