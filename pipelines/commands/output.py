@@ -64,14 +64,14 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = Fal
 
     What is not printed is not held. Raises `InvalidInput` for two columns of one name, which one object cannot hold.
     """
-    from storage_core.rows.calendar import as_text  # Arrow is not loaded for `--help`
+    from pipelines.commands.row_values import shown_rows  # Arrow is not loaded for `--help`
 
     names = found.schema.names
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInput(f"the answer has several columns called {', '.join(repeated)}; name each with `as`")
     if as_json:
         for batch in found:
-            for row in as_text(batch).to_pylist():
+            for row in shown_rows(batch):
                 json_line(row)
         return
     show, most = (whole, None) if everything else (excerpt, MOST_TEXT_ROWS)
@@ -79,7 +79,7 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = Fal
     total = 0
     for batch in found:
         wanted = batch if most is None else batch.slice(0, most - len(shown))
-        shown += [[show(value) for value in row.values()] for row in as_text(wanted).to_pylist()]
+        shown += [[show(value) for value in row.values()] for row in shown_rows(wanted)]
         total += batch.num_rows
     grid(names, shown, width=_terminal_width())
     line(counted(total, "row"))

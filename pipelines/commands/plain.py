@@ -14,7 +14,7 @@ def plain(value: object) -> object:
 
     Moments are ISO text in UTC with `Z` (without it when the column has no zone), decimals text with all their digits,
     except those without decimal places, which are integers; binary is base64; the floats that JSON lacks are "NaN",
-    "Infinity" and "-Infinity"; a map is a list of [key, value] pairs; an interval is [months, days, nanoseconds].
+    "Infinity" and "-Infinity"; an interval is [months, days, nanoseconds].
     """
     match value:
         case None | bool() | int() | str():

@@ -67,13 +67,13 @@ def _counts(key: str, entry: Entry) -> Iterator[output.Record]:
 
 
 def _show_json(found: Iterator[tuple[str, Entry]]) -> None:
+    from pipelines.commands.row_values import shown_rows
     from storage_core.formats.quarantine_entry import QuarantinedRows
-    from storage_core.rows.calendar import as_text
 
     for key, entry in found:
         if isinstance(entry, QuarantinedRows):
             about = {"key": key, "source": entry.source, "reason": entry.reason, "by": entry.by}
-            for row in as_text(entry.rows).to_pylist():
+            for row in shown_rows(entry.rows):
                 output.json_line({**about, "arrived_at": entry.arrived_ms, "row": row})
         else:
             for each in entry.rejected:

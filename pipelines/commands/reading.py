@@ -138,23 +138,19 @@ def get(
 
     It is the row as of the last acknowledged write, unless --at or --consistency says otherwise. No row is no error.
     """
+    from pipelines.commands.row_values import shown
+
     table = open_table(uri)
-    row = table.get(key, at=at, consistency=consistency)
+    found = table.get(key, at=at, consistency=consistency)
+    if found is None:
+        if not as_json:
+            output.line(f"no row with the key {output.printable(', '.join(key))}")
+        return
+    row = shown(found, table.schema)
     if as_json:
-        if row is not None:
-            output.json_line(_with_pairs(row, table.schema))
-    elif row is None:
-        output.line(f"no row with the key {output.printable(', '.join(key))}")
+        output.json_line(row)
     else:
         output.fields(row, dict.fromkeys(row, output.whole if everything else output.cell))
-
-
-def _with_pairs(row: dict[str, object], schema: pa.Schema) -> dict[str, object]:
-    """The row with maps as lists of pairs at any depth, as all commands print them (docs/spec.md, section 17)."""
-    import pyarrow as pa
-
-    nested = [each for each in schema if pa.types.is_nested(each.type)]
-    return row | {each.name: pa.array([row[each.name]], each.type)[0].as_py() for each in nested}
 
 
 def explain(

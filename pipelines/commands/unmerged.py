@@ -16,6 +16,8 @@ from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from storage_core.read.tail import CollectedEntries, Tail, TailRecord
     from storage_core.read.unmerged_metrics import UnmergedMetrics
     from storage_core.table import Table
@@ -56,7 +58,7 @@ def tail(
     table = _keyed(uri)
     waiting = Tail(table.store, table.snapshot)
     found = waiting.newest(limit)
-    _print(found, as_json=as_json)
+    _print(found, table.schema, as_json=as_json)
     if follow:
         _follow(table, waiting, as_json=as_json)
     elif not found and not as_json:
@@ -74,7 +76,8 @@ def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
     clock = table.log.clock
     try:
         while True:
-            _print(waiting.new(table.refresh().snapshot), as_json=as_json)
+            newest = table.refresh()
+            _print(waiting.new(newest.snapshot), newest.schema, as_json=as_json)
             sys.stdout.flush()
             clock.sleep_ms(_PAUSE_MS)
     except KeyboardInterrupt:
@@ -88,18 +91,20 @@ def _about(found: UnmergedMetrics, now_ms: int) -> output.Record:
     return {**flat.pop("progress"), **flat, "age_seconds": None if oldest is None else max(0, now_ms - oldest) // 1000}
 
 
-def _print(found: Iterable[TailRecord | CollectedEntries], *, as_json: bool) -> None:
+def _print(found: Iterable[TailRecord | CollectedEntries], schema: pa.Schema, *, as_json: bool) -> None:
+    from pipelines.commands.row_values import shown
     from storage_core.read.tail import CollectedEntries
 
     for each in found:
         if isinstance(each, CollectedEntries):
             _print_collected(each, as_json=as_json)
             continue
-        record = {"region_id": each.region_id, "operation": each.operation.name.lower(), "fields": each.fields}
+        fields = shown(each.fields, schema)
+        record = {"region_id": each.region_id, "operation": each.operation.name.lower(), "fields": fields}
         if as_json:
             output.json_line(record)
         else:
-            output.line(f"{record['operation']:<6} {output.excerpt(each.fields)}")
+            output.line(f"{record['operation']:<6} {output.excerpt(fields)}")
 
 
 def _print_collected(found: CollectedEntries, *, as_json: bool) -> None:

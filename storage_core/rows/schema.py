@@ -123,23 +123,31 @@ def _conform_column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    if column.type.equals(field.type):
-        # Lists and maps are equal whatever their inner fields are called; the cast renames them without a copy.
-        return column.cast(field.type) if pa.types.is_nested(field.type) else column
+    # Lists and maps are equal whatever their inner fields are called; the cast renames them without a copy.
+    if column.type.equals(field.type) and not pa.types.is_nested(field.type):
+        return column
     if not _is_exact(column.type, field.type):
         hint = _hint(column.type, field.type)
         raise InvalidInput(
             f"column {field.name!r} has type {column.type}, the table has {field.type}; {hint}", column=field.name
         )
-    if pa.types.is_dictionary(column.type) and not column.type.value_type.equals(field.type):
-        column = column.cast(column.type.value_type)
     try:
-        return column.cast(field.type, safe=True)
+        return _decoded(column, field.type).cast(field.type, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidInput(
             f"column {field.name!r}: a value of type {column.type} does not fit {field.type} exactly: {error}",
             column=field.name,
         ) from error
+
+
+def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """The values of a dictionary that holds another type than the target. Arrow decodes no views: they are cast."""
+    if not pa.types.is_dictionary(column.type) or column.type.value_type.equals(target):
+        return column
+    held = column.type.value_type
+    if pa.types.is_string_view(held) or pa.types.is_binary_view(held):
+        return pa.chunked_array([each.dictionary.cast(target).take(each.indices) for each in column.chunks], target)
+    return column.cast(held)
 
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:

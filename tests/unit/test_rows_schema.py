@@ -179,6 +179,31 @@ def test_dictionaries_with_nulls_duplicates_and_chunks_become_plain_values() -> 
     assert column.to_pylist() == ["x", None, None, "x", "y", "y"]
 
 
+@pytest.mark.parametrize(
+    ("values", "source", "target"),
+    [
+        (["a", "of more than twelve bytes"], pa.string_view(), pa.string()),
+        ([b"a", b"of more than twelve bytes"], pa.binary_view(), pa.binary()),
+        (["a", "of more than twelve bytes"], pa.large_string(), pa.string()),
+    ],
+)
+def test_a_dictionary_of_any_layout_of_text_becomes_plain_values(
+    values: list[object], source: pa.DataType, target: pa.DataType
+) -> None:
+    chunk = pa.DictionaryArray.from_arrays(pa.array([1, None, 0, 1], pa.uint32()), pa.array(values, source))
+    rows = pa.table({"c": pa.chunked_array([chunk, chunk.slice(0, 0), chunk.slice(1)])})
+    column = conform(rows, pa.schema([("c", target)])).column("c")
+    assert column.type.equals(target)
+    assert column.to_pylist() == [values[1], None, values[0], values[1], None, values[0], values[1]]
+
+
+def test_a_conversion_that_arrow_lacks_is_refused_with_the_column_and_both_types() -> None:
+    chosen = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array(["a"], pa.string_view()))
+    rows = pa.table({"c": pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), chosen)})
+    with pytest.raises(InvalidInput, match=r"column 'c'.*list<item: dictionary<.*string_view.*list<item: string>"):
+        conform(rows, pa.schema([("c", pa.list_(pa.string()))]))
+
+
 def test_columns_come_in_table_order_and_missing_ones_are_null() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.list_(pa.int64()))])
     rows = conform(pa.record_batch({"b": ["x"], "a": [1]}), schema)
