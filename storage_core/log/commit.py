@@ -27,7 +27,7 @@ from storage_core.objectstore.create import put_or_unknown
 MAX_ATTEMPTS = 10
 BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
-_SURELY_KEPT_MS = 5_000
+_BELIEVED_MS = 5_000
 CLOCK_TOLERANCE_MS = 60_000
 """How far a version may be ahead of this machine's clock before a commit says so."""
 
@@ -138,7 +138,7 @@ class Committer:
         boundary. Below it a version is ours and dead, or ours and was collected just now.
         """
         config = landed.head.config
-        enough_ms = min(_SURELY_KEPT_MS, config.version_retention_ms)
+        enough_ms = min(_BELIEVED_MS, config.version_retention_ms)
         if not landed.read_back and 0 <= self.clock.now_ms() - began_ms < enough_ms:
             return
         version = landed.head.version

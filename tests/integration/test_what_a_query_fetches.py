@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +17,7 @@ from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read import search_sources
+from storage_core.split.read import OpenSplit
 from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
@@ -85,6 +87,23 @@ def test_splits_that_are_no_files_are_fetched_side_by_side(table: Table, monkeyp
     monkeypatch.setattr(MemoryStore, "get", waiting)
     assert table.sql("select sum(a) as a from t").to_pylist() == [{"a": sum(n for n in range(40) if n % 10)}]
     assert table.scan(["a"]).to_arrow().num_rows == 36
+
+
+@pytest.mark.parametrize("table", ["memory"], indirect=True)
+def test_of_splits_that_are_no_files_only_what_is_read_is_decoded(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, read = list[Collection[str] | None](), OpenSplit.read
+
+    def noted(split: OpenSplit, columns: Collection[str] | None = None) -> pa.Table:
+        decoded.append(columns)
+        return read(split, columns)
+
+    monkeypatch.setattr(OpenSplit, "read", noted)
+    assert table.sql("select max(s) as s from t where s < 'row 5'").to_pylist() == [{"s": "row 4"}]
+    assert table.scan(["a"]).to_arrow().num_rows == 36
+    assert table.sql("from t").num_rows == 36
+    assert [each and set(each) for each in decoded] == [{"s"}] * SPLITS + [{"a"}] * SPLITS + [None] * SPLITS
 
 
 @pytest.mark.parametrize("uri", ["memory://{}", "{}"])

@@ -1,4 +1,4 @@
-"""The sessions of DuckDB that a sandbox keeps for queries over the same files: opening one takes longer than most."""
+"""Sessions of DuckDB that a sandbox keeps for queries over the same files: most queries take less than opening one."""
 
 from __future__ import annotations
 
