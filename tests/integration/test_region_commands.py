@@ -176,7 +176,7 @@ def test_an_append_that_is_refused_leaves_the_live_writer_alone() -> None:
 def test_a_follower_says_what_was_collected_before_it_was_read(
     capsys: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
-    _print([CollectedEntries(region_id="r", entries=1234)], as_json=as_json)
+    _print([CollectedEntries(region_id="r", entries=1234)], pa.schema([]), as_json=as_json)
     output = capsys.readouterr().out
     if as_json:
         assert json.loads(output) == {"region_id": "r", "collected_entries": 1234}
