@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from secrets import token_hex
 from typing import BinaryIO
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from storage_core.engine.session import session
 from storage_core.foreign_text import fitted
 from storage_core.ingest.convert import CONVERSION, RowFormat
-from storage_core.ingest.json_digits import as_written, without_exponent
+from storage_core.ingest.json_digits import marked, unmarked, without_exponent
 from storage_core.ingest.json_maps import is_json_map, map_column
 from storage_core.ingest.json_parts import MOST_PARTS, TOO_MANY, has_too_many, parts_of
 from storage_core.ingest.lines import LineBlock, read_lines
@@ -35,6 +36,7 @@ _WHY_NO_OBJECT = """
 _CELLS_PER_PART = 4
 _FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
+_MARK_BYTES = 8
 
 
 def pattern_blocks(
@@ -60,8 +62,8 @@ def pattern_blocks(
 def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
     """Yield the lines that are JSON objects whose fields are columns of the table.
 
-    A nested value is its JSON text; a missing field and a JSON null are null. Numbers keep the digits that a double
-    would lose; one with an exponent is a decimal if it is exactly one of the column's. An object is a map of text.
+    A nested value is its JSON text; a missing field and a JSON null are null. The text of a number is the one that was
+    written; one with an exponent is a decimal if it is exactly one of the column's. An object is a map of text.
     """
     columns = len(target.schema)
     for block in read_lines(stream, block_bytes):
@@ -116,7 +118,8 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
             columns = pa.array(names, pa.string())
             named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
             reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-        connection.register("objects", pa.table({"line": as_written(lines.filter(reasons.is_null()))}))
+        mark = token_hex(_MARK_BYTES)
+        connection.register("objects", pa.table({"line": marked(lines.filter(reasons.is_null()), mark)}))
         fields = connection.sql(
             # `chosen` is made of column numbers only.
             f"SELECT {chosen} FROM (SELECT json_extract_string(line, $pointers) AS found FROM objects)",  # noqa: S608
@@ -124,7 +127,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
         ).to_arrow_table()
     columns = [
         without_exponent(column) if pa.types.is_decimal(field.type) else column
-        for field, column in zip(target.schema, fields.columns, strict=True)
+        for field, column in zip(target.schema, (unmarked(each, mark) for each in fields.columns), strict=True)
     ]
     return _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
 

@@ -271,6 +271,15 @@ def test_numbers_in_text_and_in_nested_values_keep_their_digits(tmp_path: Path) 
     ]
 
 
+def test_digits_of_named_numbers_are_kept_without_a_step_per_line(tmp_path: Path) -> None:
+    def of(count: int) -> None:
+        line = '{"at": "2024-01-01", "text": {"price": 1.10, "n": -0}}\n'
+        result = parsed(tmp_path, "a.ndjson", line * count, format="ndjson")
+        assert result.rows.column("text").unique().to_pylist() == ['{"price":1.10,"n":-0}']
+
+    assert steps_of(partial(of, 5_000)).count < steps_of(partial(of, 50)).count + 1_000
+
+
 MAPS = pa.schema(
     [
         pa.field("id", pa.int64()),
