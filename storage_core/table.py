@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
+    from storage_core.engine.parameters import Parameters
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
     from storage_core.ingest.landing import LandingSpec
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
     from storage_core.read.pruning import Pruned
     from storage_core.read.scan import Scan
+    from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
     from storage_core.region.router import TableWriter
     from storage_core.region.spec import DeclaredField
@@ -289,15 +291,25 @@ class Table:
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         limits: QueryLimits | None = None,
-    ) -> pa.Table:
+        parameters: Parameters | None = None,
+    ) -> SqlResult:
         """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table.
 
+        `parameters` are the values of `?`, `$1` or `$name` in it: a list, or values by name.
         Raises `Unavailable` when it takes more time or memory than `limits` allow, by default those of `QueryLimits`.
         """
         from storage_core.read import sql
 
         snapshot, records = self._view.records(at, consistency)
-        return sql.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
+        return sql.query(
+            self._store,
+            snapshot,
+            query,
+            verified=self._verified,
+            records=records,
+            limits=limits,
+            parameters=parameters,
+        )
 
     @_loading
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
@@ -371,11 +383,11 @@ class Table:
         )
 
     @_loading
-    def explain(self, query: str) -> Pruned:
+    def explain(self, query: str, *, parameters: Parameters | None = None) -> Pruned:
         """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
         from storage_core.read import sql
 
-        return sql.explain(self.snapshot, query)
+        return sql.explain(self.snapshot, query, parameters)
 
     @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:

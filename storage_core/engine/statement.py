@@ -137,6 +137,8 @@ def _is_common_table(value: object) -> bool:
 
 def _objection(node: Node, tables: set[str]) -> str | None:
     """Why this record is none that a query may hold; None where it is."""
+    if node.get("class") == "PARAMETER":
+        return f"its parameter {node['identifier']} has no value; `parameters` of `Table.sql` gives one"
     unknown = node.keys() - _FIELDS
     if unknown:
         return f"a query may not hold {', '.join(sorted(unknown))}"

@@ -82,10 +82,9 @@ class Source:
             same_types=(TABLE, _TEMPLATE),
         )
 
-    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, stream_rows: int | None = None) -> Result:
+    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Result:
         """Return the answer of a SELECT that was checked, from a process that can do nothing else: see `Result`.
 
-        With `stream_rows` it comes in batches of at most so many rows, and `seconds` is the time from one to the next.
         Raises `InvalidInput` where a column of a split has another type than in the table.
         """
         query = Query(
@@ -94,8 +93,7 @@ class Source:
             seconds=limits.seconds,
             memory_bytes=limits.memory_bytes,
             spill_bytes=spill_bytes,
-            batch_rows=_BATCH_ROWS if stream_rows is None else stream_rows,
-            is_streamed=stream_rows is not None,
+            batch_rows=batch_rows,
         )
         try:
             return Result(query)

@@ -136,10 +136,12 @@ def _column(node: Node, table: str) -> str | None:
 
 
 def _constant(node: Node) -> Scalar | Instant | None:
-    """Return a literal's value, or None for what is not a literal, and for casts to anything but dates and times."""
+    """Return a literal's value, or None for what is none, and for casts to other than dates, times and DOUBLE."""
     if node["class"] == "CAST" and not node["try_cast"]:
         name = str(node["type_expr"].get("type_name", "")).upper()
         inner = _constant(node["child"])
+        if name == "DOUBLE" and isinstance(inner, int | float | Decimal) and not isinstance(inner, bool):
+            return float(inner)
         rounds = name == "DATE" and isinstance(inner, str) and len(inner) != len("2015-05-17")
         return Instant(inner) if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
     if node["class"] != "CONSTANT":

@@ -438,7 +438,7 @@ def test_a_query_that_takes_too_long_ends_with_the_name_of_the_setting(table: Ta
 @pytest.mark.parametrize("text", LARGE)
 def test_a_query_that_takes_too_much_memory_ends_with_the_name_of_the_setting(table: Table, text: str) -> None:
     with pytest.raises(Unavailable, match="memory_bytes"):
-        table.sql(text, limits=QueryLimits(memory_bytes=64 * 2**20, spill_bytes=0))
+        table.sql(text, limits=QueryLimits(memory_bytes=64 * 2**20, spill_bytes=0)).to_arrow()
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,9 @@ class Query:
     text: str
     relation: Relation
     seconds: float
-    """For the whole answer; of a stream, to its first rows and from each batch to the next."""
+    """For the whole answer, or to the next batch of what has become a stream: see `Result.stream`."""
     memory_bytes: int
     spill_bytes: int
     """On disk, for what memory does not hold."""
     batch_rows: int
     """Of the answer at a time, at most."""
-    is_streamed: bool
-    """The caller may take their time between batches."""
