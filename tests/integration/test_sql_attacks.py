@@ -258,7 +258,7 @@ def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
             asked(source, text)
     assert everything(tmp_path) == before
     assert asked(source, "select count(*) as n from t").to_pylist() == [{"n": 10}]
-    _requires_the_rights_that_the_process_gives_up(source.relation.files, tmp_path)
+    _requires_the_rights_that_the_process_gives_up(source.relation().files, tmp_path)
 
 
 def _requires_the_rights_that_the_process_gives_up(files: tuple[Path, ...], folder: Path) -> None:
