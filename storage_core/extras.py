@@ -11,6 +11,7 @@ PIPELINE = "pipeline"
 """Dagster, PySpark and pandas."""
 CONNECT = "connect"
 """PySpark as a client of a Spark Connect server."""
+POLARS = "polars"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from storage_core.clock import SystemClock
 from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.ids import SystemIds
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from storage_core.compaction.debt import Debt
     from storage_core.compaction.policy import Mode
     from storage_core.declaration import TableDeclaration
+    from storage_core.engine.parameters import Parameters
     from storage_core.formats.tags import Tag
     from storage_core.history.restore import Restored
     from storage_core.ingest.landing import LandingSpec
@@ -42,10 +44,12 @@ if TYPE_CHECKING:
     from storage_core.read.predicate import Filter
     from storage_core.read.pruning import Pruned
     from storage_core.read.scan import Scan
+    from storage_core.read.sql import TableView
+    from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
     from storage_core.region.router import TableWriter
     from storage_core.region.spec import DeclaredField
-    from storage_core.rows.incoming import Rows
+    from storage_core.rows.incoming import ArrowStream, Rows
     from storage_core.settings.index import IndexDefinition
     from storage_core.settings.late_data import LateData
     from storage_core.settings.query import QueryLimits
@@ -289,15 +293,26 @@ class Table:
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         limits: QueryLimits | None = None,
-    ) -> pa.Table:
-        """Return the answer of one SELECT that calls the table `t`. DuckDB's dialect; reads nothing but this table.
+        parameters: Parameters | None = None,
+        tables: Mapping[str, Table | ArrowStream] | None = None,
+    ) -> SqlResult:
+        """Return the answer of one SELECT that calls this table `t`, in DuckDB's dialect; it reads nothing else.
 
+        `parameters` are the values of `?`, `$1` or `$name` in it: a list, or values by name. `tables` are further ones
+        by name: tables, read as they see themselves with the same consistency, and Arrow data, which is held whole.
         Raises `Unavailable` when it takes more time or memory than `limits` allow, by default those of `QueryLimits`.
         """
         from storage_core.read import sql
 
+        others = {} if tables is None else {name: tables[name] for name in sql.other_names(tables)}
+        views = {name: _view_of(name, each, consistency) for name, each in others.items()}
+        return sql.query({"t": self._read(at, consistency)} | views, query, limits=limits, parameters=parameters)
+
+    def _read(self, at: At | None, consistency: str) -> TableView:
+        from storage_core.read.sql import TableView
+
         snapshot, records = self._view.records(at, consistency)
-        return sql.query(self._store, snapshot, query, verified=self._verified, records=records, limits=limits)
+        return TableView(self._store, snapshot, self._verified, records)
 
     @_loading
     def get(self, key: object, *, at: At | None = None, consistency: str | None = None) -> dict[str, object] | None:
@@ -371,11 +386,18 @@ class Table:
         )
 
     @_loading
-    def explain(self, query: str) -> Pruned:
-        """Return the splits that `sql` with this query reads, and what each step left out. Reads every manifest."""
+    def explain(
+        self,
+        query: str,
+        *,
+        parameters: Parameters | None = None,
+        tables: Mapping[str, Table | ArrowStream] | None = None,
+    ) -> Pruned:
+        """Return the splits of this table that `sql` reads, and what each step left out. Reads every manifest."""
         from storage_core.read import sql
 
-        return sql.explain(self.snapshot, query)
+        others = [] if tables is None else sql.other_names(tables)
+        return sql.explain(self.snapshot, query, parameters=parameters, others=others)
 
     @_loading
     def explain_search(self, *, index: str) -> dict[str, object]:
@@ -525,3 +547,16 @@ def exists(uri: str) -> bool:
 def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
     store = MeteredStore(open_store(uri))
     return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds())
+
+
+def _view_of(name: str, given: object, consistency: str) -> TableView | pa.Table:
+    if isinstance(given, Table):
+        return given._read(None, consistency)  # noqa: SLF001  # of this class
+    from storage_core.rows.incoming import is_stream, read_whole
+
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    rows = read_whole(given) if is_stream(given) else given
+    if not isinstance(rows, pa.Table):
+        raise InvalidInput(f"{name} of a query is a table or Arrow data, found {quoted(given)}", name=name)
+    return rows

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from storage_core.read.history_pages import HistoryPage
     from storage_core.read.predicate import Filter, col
     from storage_core.read.scan import Scan
+    from storage_core.read.sql_result import SqlResult
     from storage_core.read.view import Consistency
     from storage_core.region.options import WriterOptions
     from storage_core.settings.index import IndexDefinition
@@ -41,6 +42,7 @@ _HOMES = {
     "RawLog": "storage_core.raw_log.raw_log",
     "RawStore": "storage_core.raw_log.stores",
     "Scan": "storage_core.read.scan",
+    "SqlResult": "storage_core.read.sql_result",
     "Table": "storage_core.table",
     "WriterOptions": "storage_core.region.options",
     "col": "storage_core.read.predicate",
@@ -59,6 +61,7 @@ __all__ = [
     "RawLog",
     "RawStore",
     "Scan",
+    "SqlResult",
     "Table",
     "WriterOptions",
     "col",

@@ -63,7 +63,7 @@ def sql(
     answer = open_table(uri).sql(
         query, at=at, consistency=consistency or "snapshot", limits=_limits(seconds, memory_mib, spill_mib)
     )
-    output.rows(answer, as_json=as_json, everything=everything)
+    output.rows(answer.to_arrow(), as_json=as_json, everything=everything)
 
 
 def search(

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from storage_core.engine.functions import COPYING, NAMED, TABLE_FUNCTIONS, TYPES, words
@@ -95,8 +95,8 @@ def parse(text: object, what: str = "query") -> Node:
     return node
 
 
-def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
-    """Return when every part of the tree is known, and it reads `table` and its own common tables only."""
+def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query") -> None:
+    """Return when every part of the tree is known, and it reads `tables` and its own common tables only."""
     nodes = list(nodes_of(tree))
     parts = sum(str(node.get("type")) in _PARTS for node in nodes)
     if parts > MOST_PARTS:
@@ -107,10 +107,10 @@ def check(tree: Node, text: str, *, table: str, what: str = "query") -> None:
         raise refused(text, what, f"it has {joins} joins where {MOST_JOINS} are the most")
     named = {str(node["key"]).lower() for node in nodes if _is_common_table(node.get("value"))}
     for name in named:
-        if not _PLAIN_NAME.fullmatch(name) or _DUCKDBS_OWN.match(name):
+        if not is_table_name(name):
             raise refused(text, what, f"{name} cannot be the name of a common table")
     for node in nodes:
-        why = _objection(node, named | {table})
+        why = _objection(node, named, tables)
         if why is not None:
             raise refused(text, what, why)
     check_copies(tree, text, what)
@@ -131,12 +131,19 @@ def check_copies(tree: Any, text: str, what: str) -> None:
             waiting.extend((each, around) for each in node)
 
 
+def is_table_name(name: str) -> bool:
+    """Return whether a table of a query may be called so: by a plain name that is none of DuckDB's own."""
+    return bool(_PLAIN_NAME.fullmatch(name)) and not _DUCKDBS_OWN.match(name)
+
+
 def _is_common_table(value: object) -> bool:
     return isinstance(value, Mapping) and "query_node" in value
 
 
-def _objection(node: Node, tables: set[str]) -> str | None:
+def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | None:
     """Why this record is none that a query may hold; None where it is."""
+    if node.get("class") == "PARAMETER":
+        return f"its parameter {node['identifier']} has no value; `parameters` of `Table.sql` gives one"
     unknown = node.keys() - _FIELDS
     if unknown:
         return f"a query may not hold {', '.join(sorted(unknown))}"
@@ -150,9 +157,9 @@ def _objection(node: Node, tables: set[str]) -> str | None:
     match kind:
         case "BASE_TABLE":
             path = [str(each).lower() for each in node["qualified_name"]["path"]]
-            if len(path) != 1 or path[0] not in tables or node["at_clause"] is not None:
+            if len(path) != 1 or path[0] not in {*common, *tables} or node["at_clause"] is not None:
                 name = ".".join(map(str, node["qualified_name"]["path"]))
-                return f"Table with name {name} does not exist! A query calls the table t, and reads no other"
+                return f"Table with name {name} does not exist! A query {_reading(tables)}"
         case "TABLE_FUNCTION":
             name = str(node["function"]["function_name"]).lower()
             return None if name in TABLE_FUNCTIONS else f"{name} is no function that a query may read from"
@@ -161,6 +168,12 @@ def _objection(node: Node, tables: set[str]) -> str | None:
         case "PIVOT":
             return "the values of a pivot are written out" if node["pivots"] and _from_type(node) else None
     return None
+
+
+def _reading(tables: Collection[str]) -> str:
+    if len(tables) == 1:
+        return f"calls the table {', '.join(tables)}, and reads no other"
+    return f"reads the tables {', '.join(tables)}, and no other"
 
 
 def _from_type(pivot: Node) -> bool:

@@ -9,7 +9,7 @@ from storage_core.engine.tree import Node, called_on, nodes_of
 
 
 def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str] | None:
-    """Return those of the columns `names` on which the answer may depend; None for all, and where there is no telling.
+    """Return those of a table's columns `names` on which the answer may depend; None for all, or where none can tell.
 
     The number of rows is no column: `select count(*)` reads none. More may be returned than are read, never fewer: a
     name counts wherever it stands, as DuckDB compares it, whatever it means there.
@@ -20,7 +20,9 @@ def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str]
     nodes = list(nodes_of(tree))
     if any(_names_what_is_there(node) for node in nodes):
         return None
-    rows = {table.lower()} | {str(node["alias"]).lower() for node in nodes if node.get("type") == "BASE_TABLE"}
+    name = table.lower()
+    reads = [node for node in nodes if node.get("type") == "BASE_TABLE" and str(node["table_name"]).lower() == name]
+    rows = {name} | {str(node["alias"]).lower() for node in reads}
     read = set[str]()
     for parts in _named(nodes):
         found = {name for part in parts if part in known for name in known[part]}

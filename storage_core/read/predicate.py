@@ -18,8 +18,9 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
+from storage_core.engine.constants import constant
 from storage_core.errors import InvalidInput
-from storage_core.foreign_text import quoted, shortened
+from storage_core.foreign_text import quoted
 from storage_core.headroom import require_headroom
 
 if TYPE_CHECKING:
@@ -109,8 +110,6 @@ MOST_NESTED = 200
 """Filters within filters; a chain of `&`, or of `|`, is one."""
 MOST_CLAUSES = 10_000
 """Conditions of a chain, and values of `isin`."""
-MOST_BITS = 4096
-"""Of an integer: no column holds half as many, and comparing takes more than one step per digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,14 +269,7 @@ def _column(name: str) -> duckdb.Expression:
 
 
 def _constant(value: Scalar) -> duckdb.Expression:
-    import duckdb
-
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise InvalidInput(f"a column is compared with an integer of {value.bit_length():,} bits; none holds so many")
-    try:
-        return duckdb.ConstantExpression(value)
-    except (TypeError, duckdb.Error) as error:
-        raise InvalidInput(f"a column cannot be compared with {quoted(value)}: {shortened(str(error))}") from error
+    return constant(value, "a column cannot be compared with")
 
 
 def col(name: str) -> Column:

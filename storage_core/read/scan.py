@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from storage_core.engine.sandbox.pool import prepare
 from storage_core.engine.sandbox.result import Result
-from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
-from storage_core.extras import PIPELINE, needs
 from storage_core.foreign_text import shortened
 from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
+from storage_core.read.conversions import BATCH_ROWS, Conversions
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned
 from storage_core.read.query_errors import TABLE, query_errors
@@ -27,15 +25,9 @@ from storage_core.read.sql_predicate import from_sql
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 
-if TYPE_CHECKING:
-    import duckdb
-    import pandas as pd
-
-BATCH_ROWS = 65_536
-
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Conversions):
     """The rows a reader asked for, not read yet. Every conversion reads the same snapshot.
 
     `filter` keeps the rows where it is true, by DuckDB's rules. With a consistency above `snapshot`, records that are
@@ -62,13 +54,6 @@ class Scan:
         """Return the splits this scan reads and what each pruning step left out. Reads every manifest not read yet."""
         return pruning.explain(self.snapshot, self._predicate)
 
-    def to_duckdb(self) -> duckdb.DuckDBPyRelation:
-        """Return the rows, which are read now, as a DuckDB relation.
-
-        Its session can open no file: DuckDB's right to read a split would be one to write it, by any text it is given.
-        """
-        return session().from_arrow(self.to_arrow())
-
     def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded.
 
@@ -82,7 +67,8 @@ class Scan:
             if bounds is None:
                 rows = source.opened().sql(self._text).to_arrow_reader(batch_rows)
             else:
-                rows = source.answer(self._text, bounds, stream_rows=batch_rows)
+                rows = source.answer(self._text, bounds, batch_rows=batch_rows)
+                rows.stream()
         return pa.RecordBatchReader.from_batches(rows.schema, self._batches(rows, splits, source, bounds))
 
     def to_arrow(self) -> pa.Table:
@@ -99,17 +85,6 @@ class Scan:
             self.verified.recheck(self.store, source.splits)
             names = self.columns if self.columns is not None else self.snapshot.schema.names
             return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return all rows as a pandas data frame. Raises `Unavailable` where pandas is not installed."""
-        with needs(PIPELINE, "to_pandas"):
-            import pandas as pd  # noqa: F401  # before the rows are read
-
-        return self.to_arrow().to_pandas()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return the rows as a stream for any library that takes Arrow data: see `to_reader`."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def _batches(
         self,

@@ -1,4 +1,4 @@
-"""Splits of a snapshot as a DuckDB relation named `t`, with the table's columns whatever a split holds.
+"""Splits of a snapshot as a view of DuckDB, with the table's columns whatever a split holds.
 
 DuckDB streams the Parquet files of a local store by itself, projecting and filtering inside them; objects of other
 stores are read first. A session may read the given splits and nothing else: no other file, no network, no extension.
@@ -6,7 +6,7 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.engine.sandbox.query import Query, Relation, TypesDiffer
+from storage_core.engine.sandbox.query import Query, Relation, TypesDiffer, joined
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session
 from storage_core.errors import InvalidInput
@@ -38,23 +38,21 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 16
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
-_TEMPLATE = "tidemark_template"
-_DELETED = "tidemark_deleted"
+_TEMPLATE = "tidemark_template_"
+_DELETED = "tidemark_deleted_"
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 # And a folder on the way to a table may be called `year=2026`, which is no column of it.
 _OPTIONS = "union_by_name = true, can_have_nan = true, hive_partitioning = false"
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
-_WITHOUT_DELETED = (
-    f"AS split ANTI JOIN {_DELETED} AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
-)
+_WITHOUT_DELETED = "AS split ANTI JOIN {} AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
 _PLACES = frozenset({"file_index", "file_row_number"})
 _DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What `t` is made of: rows in memory, or files of splits, of which some have rows that are deleted.
+    """What a view is made of: rows in memory, or files of splits, of which some have rows that are deleted.
 
     Or `unread` rows of which only the number matters: their columns are null.
     """
@@ -64,59 +62,42 @@ class Source:
     deleted: pa.Table | None = None
     unread: int = 0
 
-    @property
-    def relation(self) -> Relation:
-        """The view `t`: the columns of the table in its order, null where a split has none."""
+    def relation(self, name: str = TABLE) -> Relation:
+        """Return the view of this name: the columns of the table in its order, null where a split has none."""
         if not self.splits and not self.unread:
-            return Relation(rows={TABLE: self.rows})
+            return Relation(rows={name: self.rows})
+        template, deleted = f"{_TEMPLATE}{name}", f"{_DELETED}{name}"
         whole = [path for add, path in self.splits if add.deleted_rows is None]
         marked = [path for add, path in self.splits if add.deleted_rows is not None]
-        parts = [f"FROM {_TEMPLATE}"]
+        parts = [f"FROM {_quoted(template)}"]
         parts += [f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"] if self.unread else []
         parts += [f"FROM {_parquet(whole)}"] if whole else []
-        parts += [f"FROM {_parquet(marked)} {_WITHOUT_DELETED}"] if marked else []
+        parts += [f"FROM {_parquet(marked)} {_WITHOUT_DELETED.format(_quoted(deleted))}"] if marked else []
         return Relation(
-            rows={_TEMPLATE: self.rows} | ({} if self.deleted is None else {_DELETED: self.deleted}),
+            rows={template: self.rows} | ({} if self.deleted is None else {deleted: self.deleted}),
             files=tuple(path for _, path in self.splits),
-            views=(f"CREATE VIEW {TABLE} AS {' UNION ALL BY NAME '.join(parts)}",),
-            same_types=(TABLE, _TEMPLATE),
+            views=(f"CREATE VIEW {_quoted(name)} AS {' UNION ALL BY NAME '.join(parts)}",),
+            same_types=((name, template),),
         )
 
-    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, stream_rows: int | None = None) -> Result:
-        """Return the answer of a SELECT that was checked, from a process that can do nothing else: see `Result`.
-
-        With `stream_rows` it comes in batches of at most so many rows, and `seconds` is the time from one to the next.
-        Raises `InvalidInput` where a column of a split has another type than in the table.
-        """
-        query = Query(
-            text=text,
-            relation=self.relation,
-            seconds=limits.seconds,
-            memory_bytes=limits.memory_bytes,
-            spill_bytes=spill_bytes,
-            batch_rows=_BATCH_ROWS if stream_rows is None else stream_rows,
-            is_streamed=stream_rows is not None,
-        )
-        try:
-            return Result(query)
-        except TypesDiffer:
-            self._require_types()
-            return Result(replace(query, relation=replace(query.relation, same_types=None)))
+    def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Result:
+        """Return the answer of a SELECT over `t`: see `answer`."""
+        return answer({TABLE: self}, text, limits, spill_bytes=spill_bytes, batch_rows=batch_rows)
 
     def opened(self) -> duckdb.DuckDBPyConnection:
         """Return a session of this process, with the view `t`, for what holds no text from outside.
 
         Raises what `answer` raises of types.
         """
-        relation = self.relation
+        relation = self.relation()
         connection = session(files=relation.files)
         try:
             relation.bind(connection)
         except TypesDiffer:
-            self._require_types()
+            self.require_types()
         return connection
 
-    def _require_types(self) -> None:
+    def require_types(self) -> None:
         """Return where DuckDB may cast the columns of splits. Raises `InvalidInput` where one has another type.
 
         Where columns have several types DuckDB casts all of them to one that holds each, and says nothing. Of a split
@@ -128,6 +109,35 @@ class Source:
                     conform_split(pq.read_schema(path).remove_metadata().empty_table(), self.rows.schema)
                 except InvalidInput as error:
                     raise InvalidInput(f"{add.path}: {error}", **error.context) from error
+
+
+def answer(
+    sources: Mapping[str, Source],
+    text: str,
+    limits: QueryLimits,
+    *,
+    spill_bytes: int = 0,
+    batch_rows: int = _BATCH_ROWS,
+) -> Result:
+    """Return the answer of a SELECT over views that was checked, from a process that can do nothing else.
+
+    See `Result`. Raises `InvalidInput` where a column of a split has another type than in its table.
+    """
+    relation = joined(source.relation(name) for name, source in sources.items())
+    query = Query(
+        text=text,
+        relation=relation,
+        seconds=limits.seconds,
+        memory_bytes=limits.memory_bytes,
+        spill_bytes=spill_bytes,
+        batch_rows=batch_rows,
+    )
+    try:
+        return Result(query)
+    except TypesDiffer:
+        for source in sources.values():
+            source.require_types()
+        return Result(replace(query, relation=replace(relation, same_types=())))
 
 
 def splits_source(
@@ -216,6 +226,11 @@ def _parquet(paths: Sequence[Path]) -> str:
 
 
 def _null(column: str) -> str:
+    return f"SELECT NULL AS {_quoted(column)}"
+
+
+def _quoted(name: str) -> str:
+    """A name as DuckDB writes it."""
     import duckdb
 
-    return f"SELECT NULL AS {duckdb.ColumnExpression(column)}"
+    return str(duckdb.ColumnExpression(name))

@@ -1,84 +1,123 @@
-"""SQL over one snapshot: DuckDB runs the query, Tidemark leaves out the splits its condition cannot match."""
+"""SQL over snapshots: DuckDB runs the query, Tidemark leaves out the splits its conditions cannot match."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from storage_core.engine.parameters import Parameters, with_values
 from storage_core.engine.sandbox.pool import prepare
-from storage_core.engine.statement import check, parse
-from storage_core.engine.tree import Node, shown
-from storage_core.errors import Unavailable
+from storage_core.engine.statement import check, is_table_name, parse
+from storage_core.engine.tree import Node
+from storage_core.errors import InvalidInput
+from storage_core.foreign_text import quoted
 from storage_core.headroom import QUERY_BYTES, require_headroom
+from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.columns_read import columns_read
 from storage_core.read.pruning import Pruned, PruneStep
 from storage_core.read.query_errors import TABLE, query_errors
-from storage_core.read.source import is_counted, source_of
+from storage_core.read.source import Source, answer, is_counted, source_of
 from storage_core.read.sql_predicate import where_of
+from storage_core.read.sql_result import SqlResult
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
 
 
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A table as a query reads it. With `records`, they are folded over the base first and nothing is pruned."""
+
+    store: ObjectStore
+    snapshot: Snapshot
+    verified: Verified
+    records: pa.Table | None = None
+
+    def source(self, tree: Node, name: str, text: str) -> tuple[tuple[Add, ...], Source]:
+        """Return the splits that the query may need, and the rows that it calls by this name."""
+        splits, source = source_of(
+            self.store,
+            self.snapshot,
+            where_of(tree, name),
+            verified=self.verified,
+            records=self.records,
+            columns=columns_read(tree, self.snapshot.schema.names, name),
+            query=text,
+        )
+        return tuple(splits), source
+
+
 @require_headroom("a query", size=QUERY_BYTES)
 def query(
-    store: ObjectStore,
-    snapshot: Snapshot,
+    views: Mapping[str, TableView | pa.Table],
     text: str,
     *,
-    verified: Verified,
-    records: pa.Table | None = None,
     limits: QueryLimits | None = None,
-) -> pa.Table:
-    """Return the answer of one SELECT over the table, which the query calls `t`.
+    parameters: Parameters | None = None,
+) -> SqlResult:
+    """Return the answer of one SELECT over tables and rows in memory, which the query calls by their names.
 
-    Raises `InvalidInput` for anything but one SELECT, or when the query is wrong, and `Unavailable` when it passes one
-    of its limits. The query can read the table's splits and nothing else, and write nothing (decision 0083). With
-    `records`, they are folded over the base first and nothing is pruned.
+    Raises `InvalidInput` for anything but one SELECT, when the query is wrong, or its parameters are others than have
+    values, and `Unavailable` when it passes one of its limits. The query can read the splits of the tables and nothing
+    else, and write nothing (decision 0083).
     """
     prepare()  # a process starts while the text is checked, as most are sound
-    tree = _checked(text)
+    text, tree = _checked(text, parameters, views)
     bounds = QueryLimits() if limits is None else limits
-    splits, source = source_of(
-        store,
-        snapshot,
-        where_of(tree, TABLE),
-        verified=verified,
-        records=records,
-        columns=columns_read(tree, snapshot.schema.names, TABLE),
-        query=text,
-    )
-    with (
-        query_errors(text, splits, bounds, files=source.splits),
-        source.answer(text, bounds, spill_bytes=bounds.spill_bytes) as result,
-    ):
-        rows = pa.Table.from_batches(_bounded(result, text, bounds), result.schema)
-    verified.recheck(store, source.splits)
-    return rows
+    found = {
+        name: view.source(tree, name, text) if isinstance(view, TableView) else ((), Source(view))
+        for name, view in views.items()
+    }
+    splits = [add for each, _ in found.values() for add in each]
+    files = [file for _, source in found.values() for file in source.splits]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with query_errors(text, splits, bounds, files=files), result:
+            yield from result
+            for name, view in views.items():
+                if isinstance(view, TableView):
+                    view.verified.recheck(view.store, found[name][1].splits)
+
+    with query_errors(text, splits, bounds, files=files):
+        sources = {name: source for name, (_, source) in found.items()}
+        result = answer(sources, text, bounds, spill_bytes=bounds.spill_bytes)
+    return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=bounds.memory_bytes, query=text)
 
 
-def explain(snapshot: Snapshot, text: str) -> Pruned:
-    """Return the splits the query reads and what each pruning step left out. Reads every manifest not read yet."""
-    tree = _checked(text)
+def explain(
+    snapshot: Snapshot, text: str, *, parameters: Parameters | None = None, others: Collection[str] = ()
+) -> Pruned:
+    """Return the splits of `t` the query reads and what each pruning step left out. Reads every manifest not read yet.
+
+    `others` are the names of other tables of the query.
+    """
+    _, tree = _checked(text, parameters, [TABLE, *others])
     if is_counted(snapshot, columns_read(tree, snapshot.schema.names, TABLE)):
         return Pruned((), (PruneStep("count", len(snapshot.splits), snapshot.bytes),))
     return pruning.explain(snapshot, where_of(tree, TABLE))
 
 
-def _checked(text: str) -> Node:
+def other_names(tables: object) -> list[str]:
+    """Return the names by which a query calls tables besides `t`. Raises `InvalidInput` for what is none."""
+    if not isinstance(tables, Mapping):
+        raise InvalidInput(f"tables are given by name, as in tables={{'p': planes}}, found {quoted(tables)}")
+    taken = {TABLE}
+    for name in tables:
+        if not isinstance(name, str) or not is_table_name(name) or name.lower() in taken:
+            advice = "a plain name that no other table of the query has, nor DuckDB for its own"
+            raise InvalidInput(f"a query cannot call a table {quoted(name)}: give it {advice}", name=name)
+        taken.add(name.lower())
+    return list(tables)
+
+
+def _checked(text: str, parameters: Parameters | None, names: Collection[str]) -> tuple[str, Node]:
+    """The query with its values, and its tree."""
+    if parameters is not None:
+        text = with_values(text, parameters)
     tree = parse(text)
-    check(tree, text, table=TABLE)
-    return tree
-
-
-def _bounded(batches: Iterable[pa.RecordBatch], text: str, limits: QueryLimits) -> Iterator[pa.RecordBatch]:
-    held = 0
-    for batch in batches:
-        held += batch.nbytes
-        if held > limits.memory_bytes:
-            found = f"its answer is larger than `memory_bytes` = {limits.memory_bytes}"
-            raise Unavailable(f"{shown(text)}: {found}; ask for less, or raise it (--memory-mib)", query=text)
-        yield batch
+    check(tree, text, tables=[name.lower() for name in names])
+    return text, tree

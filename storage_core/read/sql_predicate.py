@@ -6,6 +6,7 @@ closes the condition and goes on (`1=1) union select …`), or that holds a subq
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
 
 from storage_core.engine.statement import check, parse
@@ -48,24 +49,50 @@ def from_sql(text: str) -> Filter:
 
     query = f"SELECT * FROM t WHERE {text}"  # noqa: S608  # parsed only, to be checked below
     node = parse(query, "filter")
-    check(node, query, table="t", what="filter")
+    check(node, query, tables=["t"], what="filter")
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
     shape = node.get("type") == "SELECT_NODE" and _is_plain_table(node.get("from_table"), "t")
     where = node.get("where_clause")
     if not shape or extra or where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
         raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(_predicate(where, "t"), (duckdb.SQLExpression(text),))
+    return Filter(_predicate(where, _Names("t")), (duckdb.SQLExpression(text),))
 
 
 def where_of(query: Node, table: str) -> Predicate | None:
-    """Return the condition that every row of `table` used by this query must meet, or None when there is no telling."""
-    if query.get("type") != "SELECT_NODE" or not _is_plain_table(query.get("from_table"), table):
-        return None
-    shadowed = any(entry["key"].lower() == table.lower() for entry in query["cte_map"]["map"])
+    """Return the condition that every row of `table` used by this query must meet, or None when there is no telling.
+
+    Of joined tables it is what the WHERE clause says of columns before which the name of the table stands.
+    """
     where = query.get("where_clause")
-    if shadowed or where is None or _reads(query, table) > 1:
+    if query.get("type") != "SELECT_NODE" or where is None or _reads(query, table) != 1:
         return None
-    return _predicate(where, str(query["from_table"].get("alias") or table))
+    source = query["from_table"]
+    read = _kept_of(source, table)
+    shadowed = any(entry["key"].lower() == table.lower() for entry in query["cte_map"]["map"])
+    if read is None or shadowed:
+        return None
+    return _predicate(where, _Names(str(read.get("alias") or table), is_joined=read is not source))
+
+
+def _kept_of(source: Node | None, table: str) -> Node | None:
+    """Where a FROM clause reads `table`, if of its rows only those count that the WHERE clause keeps.
+
+    A row of the other side of an outer join counts, with nulls, where no row of `table` meets it.
+    """
+    if source is None or source.get("type") != "JOIN":
+        return source if _is_plain_table(source, table) else None
+    if source["join_type"] not in ("INNER", "LEFT") or source["ref_type"] not in ("REGULAR", "CROSS"):
+        return None
+    sides = ("left", "right") if source["join_type"] == "INNER" else ("left",)
+    return next((found for side in sides if (found := _kept_of(source[side], table)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """How columns of a table are named: with its name before them, or without where it is the only one."""
+
+    table: str
+    is_joined: bool = False
 
 
 def _reads(tree: object, table: str) -> int:
@@ -88,11 +115,8 @@ def _is_plain_table(node: Node | None, table: str) -> bool:
     )
 
 
-def _predicate(node: Node, table: str) -> Predicate:
-    """Translate one condition; whatever is not understood becomes `Opaque`, which never prunes.
-
-    Before its columns the name of the table may stand.
-    """
+def _predicate(node: Node, table: _Names) -> Predicate:
+    """Translate one condition; whatever is not understood becomes `Opaque`, which never prunes."""
     kind = str(node["type"])
     if kind in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
         children = tuple(_predicate(child, table) for child in node["children"])
@@ -114,32 +138,36 @@ def _predicate(node: Node, table: str) -> Predicate:
     return Opaque(kind)
 
 
-def _comparison(node: Node, comparison: Comparison, table: str) -> Predicate:
+def _comparison(node: Node, comparison: Comparison, table: _Names) -> Predicate:
     if _column(node["left"], table) is not None:
         return _compare(node["left"], comparison, node["right"], table)
     return _compare(node["right"], MIRRORED[comparison], node["left"], table)
 
 
-def _compare(subject: Node, comparison: Comparison, constant: Node, table: str) -> Predicate:
+def _compare(subject: Node, comparison: Comparison, constant: Node, table: _Names) -> Predicate:
     column, value = _column(subject, table), _constant(constant)
     return Opaque(str(comparison)) if column is None or value is None else Compare(column, comparison, value)
 
 
-def _column(node: Node, table: str) -> str | None:
-    """The column that is named, with or without its table; None for all else, such as a field of a struct."""
+def _column(node: Node, table: _Names) -> str | None:
+    """The column that is named; None for all else, such as a field of a struct."""
     if node["class"] != "COLUMN_REF":
         return None
     first, *rest = map(str, node["column_names"])
-    if rest and first.lower() == table.lower():
+    if rest and first.lower() == table.table.lower():
         first, *rest = rest
+    elif table.is_joined:
+        return None
     return None if rest else first
 
 
 def _constant(node: Node) -> Scalar | Instant | None:
-    """Return a literal's value, or None for what is not a literal, and for casts to anything but dates and times."""
+    """Return a literal's value, or None for what is none, and for casts to other than dates, times and DOUBLE."""
     if node["class"] == "CAST" and not node["try_cast"]:
         name = str(node["type_expr"].get("type_name", "")).upper()
         inner = _constant(node["child"])
+        if name == "DOUBLE" and isinstance(inner, int | float | Decimal) and not isinstance(inner, bool):
+            return float(inner)
         rounds = name == "DATE" and isinstance(inner, str) and len(inner) != len("2015-05-17")
         return Instant(inner) if name in _TEMPORAL_CASTS and isinstance(inner, str) and not rounds else None
     if node["class"] != "CONSTANT":

@@ -16,9 +16,9 @@ class QueryLimits:
     """The limits of one query; what passes one ends with `Unavailable`, which names it.
 
     `seconds` bounds the whole answer, from the moment at which its process has read the question; of a stream, the time
-    to the first rows and from each batch to the next. `memory_bytes`
-    bounds what DuckDB keeps for the query, and the answer of `sql`. What does not fit is spilled, up to `spill_bytes`,
-    to a private folder; a scan spills nothing.
+    to the first rows and from each batch to the next. An answer of `sql` is a stream after its first 32 MiB.
+    `memory_bytes` bounds what DuckDB keeps for the query, and an answer of `sql` that is held whole. What does not fit
+    is spilled, up to `spill_bytes`, to a private folder; a scan spills nothing.
 
     The process that answers is killed when the time is over, and may take 1 GiB beside `memory_bytes` (decision
     0098).

@@ -428,7 +428,7 @@ def test_sessions_are_kept_for_files_and_not_for_rows_in_memory(tmp_path: Path) 
     def has_views(rows: pa.Table, seconds: float = 1, memory_mib: int = 64, name: str = "t") -> bool:
         relation = Relation(rows={name: rows})
         limits = {"memory_bytes": memory_mib * 2**20, "spill_bytes": 0}
-        query = Query(text="", relation=relation, seconds=seconds, batch_rows=1, is_streamed=False, **limits)
+        query = Query(text="", relation=relation, seconds=seconds, batch_rows=1, **limits)
         with sessions.opened(query) as (connection, found):
             if not found:
                 relation.bind(connection)

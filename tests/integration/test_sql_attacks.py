@@ -258,7 +258,7 @@ def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
             asked(source, text)
     assert everything(tmp_path) == before
     assert asked(source, "select count(*) as n from t").to_pylist() == [{"n": 10}]
-    _requires_the_rights_that_the_process_gives_up(source.relation.files, tmp_path)
+    _requires_the_rights_that_the_process_gives_up(source.relation().files, tmp_path)
 
 
 def _requires_the_rights_that_the_process_gives_up(files: tuple[Path, ...], folder: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_query_that_takes_too_long_ends_with_the_name_of_the_setting(table: Ta
 @pytest.mark.parametrize("text", LARGE)
 def test_a_query_that_takes_too_much_memory_ends_with_the_name_of_the_setting(table: Table, text: str) -> None:
     with pytest.raises(Unavailable, match="memory_bytes"):
-        table.sql(text, limits=QueryLimits(memory_bytes=64 * 2**20, spill_bytes=0))
+        table.sql(text, limits=QueryLimits(memory_bytes=64 * 2**20, spill_bytes=0)).to_arrow()
 
 
 @pytest.mark.parametrize(

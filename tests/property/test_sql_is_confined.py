@@ -216,7 +216,7 @@ def test_every_function_of_the_engine_is_tried_with_a_file_and_with_a_canary(tra
     for name in FUNCTIONS:
         for text in (f"select {name}('CANARY')", f"select * from {name}('canary.parquet')"):
             try:
-                check(parse(text), text, table="t")
+                check(parse(text), text, tables=["t"])
             except InvalidInput:
                 continue  # those that are not refused are run
             must_be_confined(trap, text)

@@ -78,6 +78,9 @@ READS = {
     "select {'r': t} from t": None,
     "select (select t) from t": None,
     "select main.t from t": None,
+    "select p.q, t.a from t, p": "a",
+    "select p, t.a from t, p": "a",
+    "select q from t as q, p": None,
     "select 1 from t group by t": None,
     "select x from (select unnest([t]) as x from t)": None,
     "select a from t order by all": None,
@@ -91,7 +94,7 @@ READS = {
 @pytest.mark.parametrize("text", READS)
 def test_the_columns_that_are_named_are_found(text: str) -> None:
     tree = parse(text)
-    check(tree, text, table="t")
+    check(tree, text, tables=["t", "p"])
     found = columns_read(tree, ROWS.column_names, "t")
     expected = READS[text]
     assert found == (None if expected is None else {each for each in ROWS.column_names if each in _names(expected)})
@@ -112,6 +115,7 @@ def test_an_answer_does_not_depend_on_other_columns(text: str) -> None:
 def _answer(text: str, rows: pa.Table) -> list[tuple[object, ...]]:
     with duckdb.connect() as connection:
         connection.register("t", rows)
+        connection.register("p", pa.table({"q": [1, 2]}))
         return sorted(connection.sql(text).fetchall(), key=repr)
 
 

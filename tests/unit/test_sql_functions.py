@@ -70,4 +70,4 @@ def test_what_is_not_listed_can_neither_be_called_nor_read_from(name: str) -> No
         f"select count(*) over (order by {name}(1))",
     ):
         with pytest.raises(InvalidInput):
-            check(parse(text), text, table="t")
+            check(parse(text), text, tables=["t"])

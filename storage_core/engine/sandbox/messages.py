@@ -131,7 +131,7 @@ def decoded(message: Message) -> Query:
         rows={name: _mapped(file) for name, file in zip(given.pop("rows"), message.files, strict=True)},
         files=tuple(map(Path, given.pop("files"))),
         views=tuple(given.pop("views")),
-        same_types=tuple(given.pop("same_types") or ()) or None,
+        same_types=tuple((view, other) for view, other in given.pop("same_types")),
     )
     return Query(relation=relation, **given)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +33,8 @@ class Relation:
     files: tuple[Path, ...] = ()
     views: tuple[str, ...] = ()
     """Statements that create views over `rows`, `files` and each other, in this order."""
-    same_types: tuple[str, str] | None = None
-    """Two views, of which the first begins with the types of the second."""
+    same_types: tuple[tuple[str, str], ...] = ()
+    """Pairs of views, of which the first begins with the types of the second."""
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
@@ -42,12 +42,21 @@ class Relation:
             connection.from_arrow(rows).create_view(name)
         for statement in self.views:
             connection.execute(statement)
-        if self.same_types is not None:
-            found, wanted = (
-                [each for (each,) in connection.execute(_TYPES, [view]).fetchall()] for view in self.same_types
-            )
+        for pair in self.same_types:
+            found, wanted = ([each for (each,) in connection.execute(_TYPES, [view]).fetchall()] for view in pair)
             if found[: len(wanted)] != wanted:
                 raise TypesDiffer
+
+
+def joined(relations: Iterable[Relation]) -> Relation:
+    """Return what a session reads that has all of these, whose names differ."""
+    parts = list(relations)
+    return Relation(
+        rows={name: rows for each in parts for name, rows in each.rows.items()},
+        files=tuple(file for each in parts for file in each.files),
+        views=tuple(view for each in parts for view in each.views),
+        same_types=tuple(pair for each in parts for pair in each.same_types),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +66,9 @@ class Query:
     text: str
     relation: Relation
     seconds: float
-    """For the whole answer; of a stream, to its first rows and from each batch to the next."""
+    """For the whole answer, or to the next batch of what has become a stream: see `Result.stream`."""
     memory_bytes: int
     spill_bytes: int
     """On disk, for what memory does not hold."""
     batch_rows: int
     """Of the answer at a time, at most."""
-    is_streamed: bool
-    """The caller may take their time between batches."""

@@ -31,6 +31,7 @@ class Result:
         self._sandbox: Sandbox | None = None
         self._sandbox = _begun(query)
         self._query = query
+        self._is_streamed = False
         self._began = time.monotonic()
         content = self._content()
         self.schema: pa.Schema = pa.ipc.read_schema(content)
@@ -60,6 +61,10 @@ class Result:
         """Close it."""
         self.close()
 
+    def stream(self) -> None:
+        """From now on the caller may take their time between batches: the time of the query is that to the next."""
+        self._is_streamed = True
+
     def close(self) -> None:
         """Kill the process that makes the rows, unless it has made the last."""
         sandbox, self._sandbox = self._sandbox, None
@@ -71,7 +76,7 @@ class Result:
         if self._sandbox is None:
             return None
         self._sandbox.home.require("a stream of rows", "scan the table here")
-        waited = 0.0 if self._query.is_streamed else time.monotonic() - self._began
+        waited = 0.0 if self._is_streamed else time.monotonic() - self._began
         try:
             message = self._sandbox.receive(self._query, self._query.seconds - waited)
         except BaseException:

@@ -1,0 +1,60 @@
+"""Rows in the form that a caller works with: one list of forms for scans and for the answers of queries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from storage_core.engine.session import session
+from storage_core.extras import PIPELINE, POLARS, needs
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
+BATCH_ROWS = 65_536
+
+
+class Conversions(ABC):
+    """Rows that can be had as a stream or whole."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def to_reader(self, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
+        """Return the rows as a stream of record batches of at most `batch_rows` rows; memory stays bounded."""
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Table:
+        """Return all rows as one Arrow table."""
+
+    def fetch_batches(self, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in record batches of at most `batch_rows` rows: see `to_reader`."""
+        yield from self.to_reader(batch_rows)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all rows as a pandas data frame. Raises `Unavailable` where pandas is not installed."""
+        with needs(PIPELINE, "to_pandas"):
+            import pandas as pd  # noqa: F401  # before the rows are read
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return all rows as a Polars data frame. Raises `Unavailable` where Polars is not installed."""
+        with needs(POLARS, "to_polars"):
+            import polars as pl
+        return pl.DataFrame(self.to_arrow())
+
+    def to_duckdb(self) -> duckdb.DuckDBPyRelation:
+        """Return the rows, which are read now, as a DuckDB relation.
+
+        Its session can open no file: DuckDB's right to read a split would be one to write it, by any text it is given.
+        """
+        return session().from_arrow(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the rows as a stream for any library that takes Arrow data: see `to_reader`."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
