@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from storage_core.ingest.landing import LandingSpec
     from storage_core.log.history import HistoryEntry
     from storage_core.read.history_pages import HistoryPage
-    from storage_core.read.predicate import Filter
+    from storage_core.read.predicate import Filter, Predicate
     from storage_core.read.pruning import Pruned
     from storage_core.read.scan import Scan
-    from storage_core.read.sql import TableView
+    from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
     from storage_core.region.router import TableWriter
@@ -282,7 +282,8 @@ class Table:
         from storage_core.read.scan import Scan, chosen_columns, wanted_filter
 
         chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
-        snapshot, records = self._view.records(at, consistency, partial(matching_regions, self._store, filter=wanted))
+        regions = partial(matching_regions, self._store, predicate=None if wanted is None else wanted.predicate)
+        snapshot, records = self._view.records(at, consistency, regions)
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits)
 
     @_loading
@@ -305,13 +306,16 @@ class Table:
         from storage_core.read import sql
 
         others = {} if tables is None else {name: tables[name] for name in sql.other_names(tables)}
-        views = {name: _view_of(name, each, consistency) for name, each in others.items()}
-        return sql.query({"t": self._read(at, consistency)} | views, query, limits=limits, parameters=parameters)
+        opened = {name: _opened(name, each, consistency) for name, each in others.items()}
+        mine = {"t": partial(self._opened, at, consistency)}
+        return sql.query(mine | opened, query, limits=limits, parameters=parameters)
 
-    def _read(self, at: At | None, consistency: str) -> TableView:
+    def _opened(self, at: At | None, consistency: str, predicate: Predicate | None) -> TableView:
+        from storage_core.read.regions import matching_regions
         from storage_core.read.sql import TableView
 
-        snapshot, records = self._view.records(at, consistency)
+        regions = partial(matching_regions, self._store, predicate=predicate)
+        snapshot, records = self._view.records(at, consistency, regions)
         return TableView(self._store, snapshot, self._verified, records)
 
     @_loading
@@ -549,9 +553,9 @@ def _log_at(uri: str) -> tuple[MeteredStore, TransactionLog]:
     return store, TransactionLog(store, clock=SystemClock(), ids=SystemIds())
 
 
-def _view_of(name: str, given: object, consistency: str) -> TableView | pa.Table:
+def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
     if isinstance(given, Table):
-        return given._read(None, consistency)  # noqa: SLF001  # of this class
+        return partial(given._opened, None, consistency)  # noqa: SLF001  # of this class
     from storage_core.rows.incoming import is_stream, read_whole
 
     if isinstance(given, pa.RecordBatch):

@@ -127,7 +127,7 @@ def manifest_filter(
             return True
         partitions = {column: bounds for column, bounds in manifest.partitions.items() if column in trusted}
         source = manifest_source(replace(manifest, partitions=partitions), schema, time_column)
-        return bool(_may_match(predicate, _by_bounds(source), 1)[0])
+        return bool(possible(predicate, _by_bounds(source), 1)[0])
 
     return may_match
 
@@ -159,7 +159,7 @@ def _prune_batch(files: pa.RecordBatch, predicate: Predicate, steps: Sequence[St
         if left.sum() * _FEW < len(rows):
             rows, files = rows[left], files.filter(pa.array(left))
             left = left[left]
-        keeps = _may_match(predicate, leaf(files), files.num_rows)
+        keeps = possible(predicate, leaf(files), files.num_rows)
         removed_by[rows[left & ~keeps]] = number
     return removed_by
 
@@ -168,20 +168,20 @@ def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
     return int(removed.sum()), int(sizes[removed].sum())
 
 
-def _may_match(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
-    """Return False only for those of the `count` splits where no row can make the predicate true."""
+def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
+    """Return per part of a table, of which there are `count`, False only where no row can make the predicate true."""
     match predicate:
         case And(children):
             mask = np.ones(count, dtype=bool)
             for child in children:
                 if mask.any():
-                    mask &= _may_match(child, leaf, count)
+                    mask &= possible(child, leaf, count)
             return mask
         case Or(children):
             mask = np.zeros(count, dtype=bool)
             for child in children:
                 if not mask.all():
-                    mask |= _may_match(child, leaf, count)
+                    mask |= possible(child, leaf, count)
             return mask
         case IsNull() | Compare():
             found = leaf(predicate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.columns_read import columns_read
+from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import Pruned, PruneStep
 from storage_core.read.query_errors import TABLE, query_errors
 from storage_core.read.source import Source, answer, is_counted, source_of
@@ -37,23 +38,28 @@ class TableView:
     verified: Verified
     records: pa.Table | None = None
 
-    def source(self, tree: Node, name: str, text: str) -> tuple[tuple[Add, ...], Source]:
-        """Return the splits that the query may need, and the rows that it calls by this name."""
-        splits, source = source_of(
-            self.store,
-            self.snapshot,
-            where_of(tree, name),
-            verified=self.verified,
-            records=self.records,
-            columns=columns_read(tree, self.snapshot.schema.names, name),
-            query=text,
-        )
-        return tuple(splits), source
+
+Opened = Callable[[Predicate | None], TableView]
+"""Gives the view of a table in which a query finds the rows that meet a condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a query reads by one name: the splits that it may need, and the rows."""
+
+    source: Source
+    splits: Sequence[Add] = ()
+    view: TableView | None = None
+
+    def recheck(self) -> None:
+        """See `Verified.recheck`."""
+        if self.view is not None:
+            self.view.verified.recheck(self.view.store, self.source.splits)
 
 
 @require_headroom("a query", size=QUERY_BYTES)
 def query(
-    views: Mapping[str, TableView | pa.Table],
+    tables: Mapping[str, Opened | pa.Table],
     text: str,
     *,
     limits: QueryLimits | None = None,
@@ -66,24 +72,23 @@ def query(
     else, and write nothing (decision 0083).
     """
     prepare()  # a process starts while the text is checked, as most are sound
-    text, tree = _checked(text, parameters, views)
+    text, tree = _checked(text, parameters, tables)
     bounds = QueryLimits() if limits is None else limits
-    found = {
-        name: view.source(tree, name, text) if isinstance(view, TableView) else ((), Source(view))
-        for name, view in views.items()
+    read = {
+        name: _Read(Source(table)) if isinstance(table, pa.Table) else _read(table, tree, name, text)
+        for name, table in tables.items()
     }
-    splits = [add for each, _ in found.values() for add in each]
-    files = [file for _, source in found.values() for file in source.splits]
+    splits = [add for each in read.values() for add in each.splits]
+    files = [file for each in read.values() for file in each.source.splits]
 
     def batches() -> Iterator[pa.RecordBatch]:
         with query_errors(text, splits, bounds, files=files), result:
             yield from result
-            for name, view in views.items():
-                if isinstance(view, TableView):
-                    view.verified.recheck(view.store, found[name][1].splits)
+            for each in read.values():
+                each.recheck()
 
     with query_errors(text, splits, bounds, files=files):
-        sources = {name: source for name, (_, source) in found.items()}
+        sources = {name: each.source for name, each in read.items()}
         result = answer(sources, text, bounds, spill_bytes=bounds.spill_bytes)
     return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=bounds.memory_bytes, query=text)
 
@@ -112,6 +117,21 @@ def other_names(tables: object) -> list[str]:
             raise InvalidInput(f"a query cannot call a table {quoted(name)}: give it {advice}", name=name)
         taken.add(name.lower())
     return list(tables)
+
+
+def _read(opened: Opened, tree: Node, name: str, text: str) -> _Read:
+    predicate = where_of(tree, name)
+    view = opened(predicate)
+    splits, source = source_of(
+        view.store,
+        view.snapshot,
+        predicate,
+        verified=view.verified,
+        records=view.records,
+        columns=columns_read(tree, view.snapshot.schema.names, name),
+        query=text,
+    )
+    return _Read(source, splits, view)
 
 
 def _checked(text: str, parameters: Parameters | None, names: Collection[str]) -> tuple[str, Node]:
