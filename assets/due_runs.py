@@ -32,8 +32,8 @@ from storage_core.ingest.waiting import (
     look,
     waiting_files,
 )
-from storage_core.region import merge as merging
 from storage_core.region import sorting
+from storage_core.region.idle import merge_due
 from storage_core.table import Table, exists
 from storage_core.wording import counted
 
@@ -146,8 +146,22 @@ def _outside(declaration: TableDeclaration, waiting: Iterable[Waiting], span: Sp
 
 def _merge(state: TableInputs) -> DueRuns:
     table = state.table
-    work = merging.plan(table.store, table.snapshot) if table else []
-    return _for_generations("wait", [(each.region, each.after, len(each.generations)) for each in work])
+    if table is None:
+        return DueRuns()
+    due = merge_due(table.store, table.snapshot)
+    generations = _for_generations("wait", [(each.region, each.after, len(each.generations)) for each in due.works])
+    if not due.idle:
+        return generations
+    keys = [f"{each.manifest.region_id}:log{each.last_entry}" for each in due.idle]
+    reason = f"{counted(len(due.idle), 'region')} with rows of a silent writer"
+    return DueRuns(
+        (
+            DueRun(
+                work_key=" ".join([*(each.work_key for each in generations.wanted), *keys]),
+                reason=", ".join([*(each.reason for each in generations.wanted), reason]),
+            ),
+        )
+    )
 
 
 def _sort(state: TableInputs) -> DueRuns:

@@ -69,13 +69,15 @@ PutResult = Committed | Conflict | OutcomeUnknown
 class ObjectInfo:
     """What a HEAD or a LIST tells: key, size in bytes, ETag, and last modification by the store's own clock.
 
-    `write_id` names the put that made the object: only a HEAD tells it, and only where replies can be lost.
+    `age_ms` is how long ago that was when a HEAD told it, by the same clock; a LIST says 0. `write_id` names the put
+    that made the object: only a HEAD tells it, and only where replies can be lost.
     """
 
     key: str
     size: int
     etag: str
     last_modified_ms: int
+    age_ms: int = field(default=0, compare=False)
     write_id: str | None = field(default=None, compare=False)
 
 
