@@ -34,6 +34,8 @@ class RegionLog:
     requests of a claim, and goes on with what the log holds.
     """
 
+    memtable: Memtable
+
     def __init__(
         self,
         claimed: Claim,
@@ -156,7 +158,7 @@ class RegionLog:
         self._oldest_ms = self._clock.now_ms()
         for each in claimed.unflushed:
             memtable.add(each.id, each.entry.records)
-        self.memtable: Memtable = memtable
+        self.memtable = memtable
 
     def _is_full(self) -> bool:
         rows, size_bytes = self._options.flush_rows, self._options.flush_bytes
