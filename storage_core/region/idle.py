@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from storage_core.clock import Clock
-from storage_core.errors import Corrupt, Unsupported, WriterFenced
+from storage_core.errors import Corrupt, NotFound, Unsupported, WriterFenced
 from storage_core.formats import keys
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.ids import Ids
@@ -81,11 +82,11 @@ def _look(store: ObjectStore, idle_after_ms: int, manifest: RegionManifest) -> I
     if last == after:
         return None
     newest = (keys.wal_entry_key(region, last), keys.region_manifest_key(region, manifest.version))
-    if any(store.head(key).age_ms < idle_after_ms for key in newest):
-        return None
-    if not any(_may_have_rows(store, region, entry) for entry in range(last, after, -1)):
-        return None
-    return IdleRegion(manifest=manifest, last_entry=last)
+    with suppress(NotFound):  # collected since: another manifest is the newest by now
+        silent = all(store.head(key).age_ms >= idle_after_ms for key in newest)
+        if silent and any(_may_have_rows(store, region, entry) for entry in range(last, after, -1)):
+            return IdleRegion(manifest=manifest, last_entry=last)
+    return None
 
 
 def _may_have_rows(store: ObjectStore, region: str, entry: int) -> bool:
