@@ -152,16 +152,13 @@ def _merge(state: TableInputs) -> DueRuns:
     generations = _for_generations("wait", [(each.region, each.after, len(each.generations)) for each in due.works])
     if not due.idle:
         return generations
-    keys = [f"{each.manifest.region_id}:log{each.last_entry}" for each in due.idle]
-    reason = f"{counted(len(due.idle), 'region')} with rows of a silent writer"
-    return DueRuns(
-        (
-            DueRun(
-                work_key=" ".join([*(each.work_key for each in generations.wanted), *keys]),
-                reason=", ".join([*(each.reason for each in generations.wanted), reason]),
-            ),
-        )
+    logs = DueRun(
+        work_key=" ".join(f"{each.manifest.region_id}:log{each.last_entry}" for each in due.idle),
+        reason=f"{counted(len(due.idle), 'region')} with rows of a silent writer",
     )
+    runs = [*generations.wanted, logs]
+    both = DueRun(work_key=" ".join(run.work_key for run in runs), reason=", ".join(run.reason for run in runs))
+    return DueRuns((both,))
 
 
 def _sort(state: TableInputs) -> DueRuns:

@@ -69,16 +69,16 @@ PutResult = Committed | Conflict | OutcomeUnknown
 class ObjectInfo:
     """What a HEAD or a LIST tells: key, size in bytes, ETag, and last modification by the store's own clock.
 
-    `age_ms` is how long ago that was when a HEAD told it, by the same clock; a LIST says 0. `write_id` names the put
-    that made the object: only a HEAD tells it, and only where replies can be lost.
+    `write_id` names the put that made the object: only a HEAD tells it, and only where replies can be lost. `age_ms` is
+    how long before the HEAD that told it the object was written, by the same clock; 0 in a LIST.
     """
 
     key: str
     size: int
     etag: str
     last_modified_ms: int
-    age_ms: int = field(default=0, compare=False)
     write_id: str | None = field(default=None, compare=False)
+    age_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

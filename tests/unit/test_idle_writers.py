@@ -292,6 +292,20 @@ def test_a_writer_that_is_paused_while_it_claims_gets_the_region_all_the_same(in
     world.check(dict.fromkeys(NAMES, 1) | {NAMES[0]: 2})
 
 
+@pytest.mark.parametrize("instant", range(11))
+def test_a_region_that_is_being_claimed_is_not_silent_however_old_its_log_is(instant: int) -> None:
+    world = World()
+    with world.table.writer() as ended:
+        ended.put(planes(1))
+    world.wait()
+    merge = Meanwhile(instant, world.process().flush_idle)
+    writer = world.process(FaultStore(world.memory, watch=merge)).writer()
+    assert merge.acted
+    assert writer.epoch in (2, 3), "the merge came before it, or not at all"
+    writer.put(planes(2, NAMES[:1]))
+    world.check(dict.fromkeys(NAMES, 1) | {NAMES[0]: 2})
+
+
 def requests_of_a_merge() -> int:
     world = World()
     with world.table.writer() as writer:
