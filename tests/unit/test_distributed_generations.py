@@ -69,16 +69,16 @@ def test_distributed_rows_are_read_before_and_after_the_merge_and_the_mark_moves
 
 def test_after_a_distribution_the_log_is_read_from_behind_the_sentinel_of_its_claim() -> None:
     table = KeyedTable(MemoryStore("planes")).create()
-    for round_number in range(3):
-        distribute(table, puts(a=round_number), round_number, round_number + 1)
-        (manifest,) = known_manifests(table.store, table.snapshot)
-        assert manifest.replay_after_wal_id == round_number + 1
+    for last in (1, 2, 3):
+        distribute(table, puts(a=last), last - 1, last)
+    (manifest,) = known_manifests(table.store, table.snapshot)
+    assert manifest.replay_after_wal_id == 3
     store = MeteredStore(table.store)
     assert find_idle(store, table.snapshot, [manifest]) == []
     assert store.meter.requests == {"get": 0, "put": 0, "list": 0, "head": 1, "delete": 0}
     with table.writer() as writer:
         writer.put({"tailnum": "b", "seats": 1})
-    assert seats(table) == {"a": 2, "b": 1}
+    assert seats(table) == {"a": 3, "b": 1}
 
 
 def test_what_a_direct_writer_left_comes_before_the_distributed_rows_and_it_is_fenced() -> None:
