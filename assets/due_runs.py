@@ -32,8 +32,8 @@ from storage_core.ingest.waiting import (
     look,
     waiting_files,
 )
-from storage_core.region import merge as merging
 from storage_core.region import sorting
+from storage_core.region.idle import merge_due
 from storage_core.table import Table, exists
 from storage_core.wording import counted
 
@@ -146,8 +146,19 @@ def _outside(declaration: TableDeclaration, waiting: Iterable[Waiting], span: Sp
 
 def _merge(state: TableInputs) -> DueRuns:
     table = state.table
-    work = merging.plan(table.store, table.snapshot) if table else []
-    return _for_generations("wait", [(each.region, each.after, len(each.generations)) for each in work])
+    if table is None:
+        return DueRuns()
+    due = merge_due(table.store, table.snapshot)
+    generations = _for_generations("wait", [(each.region, each.after, len(each.generations)) for each in due.works])
+    if not due.idle:
+        return generations
+    logs = DueRun(
+        work_key=" ".join(f"{each.manifest.region_id}:log{each.last_entry}" for each in due.idle),
+        reason=f"{counted(len(due.idle), 'region')} with rows of a silent writer",
+    )
+    runs = [*generations.wanted, logs]
+    both = DueRun(work_key=" ".join(run.work_key for run in runs), reason=", ".join(run.reason for run in runs))
+    return DueRuns((both,))
 
 
 def _sort(state: TableInputs) -> DueRuns:

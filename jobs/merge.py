@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from jobs.reports.metrics import Metrics
 from jobs.reports.report import JobReport
@@ -16,8 +18,9 @@ from jobs.running.command import table_command
 from jobs.running.run import JobRun
 from jobs.spark import tasks
 from jobs.spark.spark import Spark
+from storage_core.region.idle import MergeDue, flush_idle, merge_due
 from storage_core.region.merge import actions_of, plan
-from storage_core.region.merge_work import MergeResult, MergeWork
+from storage_core.region.merge_work import MergeResult
 
 SUMMARY = "Apply flushed generations to the base table."
 
@@ -25,6 +28,8 @@ SUMMARY = "Apply flushed generations to the base table."
 def run(request: JobRequest, spark: Spark) -> JobReport:
     """Merge consecutive generations, region by region in parallel, in one commit with their progress.
 
+    Before that the driver flushes what silent writers left (`region.idle`). A region whose log is damaged keeps none of
+    the others from being merged: its `Corrupt` is raised when they are.
     With `quarantine` the records of keys that cannot be applied go to quarantine, which no other upkeep touches.
     A run takes up to about a million records of a region: run it again until it says that there is nothing to do.
     Raises `Held` while another run merges this table, `Fenced` when one took over, and `CommitConflict` when a
@@ -32,24 +37,40 @@ def run(request: JobRequest, spark: Spark) -> JobReport:
     """
     job = JobRun("merge", request, spark)
     store = job.table.store
-    with job.leased(lambda snapshot: plan(store, snapshot), ["merge"]) as work:
-        if not work:
+    with job.leased(partial(merge_due, store), ["merge"]) as due:
+        if not due:
             return job.report("nothing_to_do")
         if request.dry_run:
-            return job.report("planned", details=_details(work))
-        answers = job.map(tasks.merge, [{"work": item.to_json(), "quarantine": request.quarantine} for item in work])
-        results = [MergeResult.from_json(answer["result"]) for answer in answers]
-        return job.commit(
-            actions_of(store, results, ids=job.table.log.ids, now_ms=job.table.log.clock.now_ms()),
-            operation="MERGE",
-            metrics=Metrics.of([each.rewrite for each in results]),
-            requirements=[each for item in work for each in item.requirements],
-            details=_details(work),
-        )
+            return job.report("planned", details=_details(due))
+        damaged = flush_idle(store, job.before, due.idle, clock=job.table.log.clock, ids=job.table.log.ids)
+        flushed = replace(due, works=plan(store, job.before)) if due.idle else due
+        report = _merge(job, flushed, quarantine=request.quarantine)
+    for error in damaged:
+        raise error
+    return report
 
 
-def _details(work: Sequence[MergeWork]) -> dict[str, object]:
-    return {"generations": sum(len(item.generations) for item in work), "regions": len(work)}
+def _merge(job: JobRun, due: MergeDue, *, quarantine: bool) -> JobReport:
+    if not due.works:
+        return job.report("nothing_to_do")
+    answers = job.map(tasks.merge, [{"work": item.to_json(), "quarantine": quarantine} for item in due.works])
+    results = [MergeResult.from_json(answer["result"]) for answer in answers]
+    log = job.table.log
+    return job.commit(
+        actions_of(job.table.store, results, ids=log.ids, now_ms=log.clock.now_ms()),
+        operation="MERGE",
+        metrics=Metrics.of([each.rewrite for each in results]),
+        requirements=[each for item in due.works for each in item.requirements],
+        details=_details(due),
+    )
+
+
+def _details(due: MergeDue) -> dict[str, object]:
+    return {
+        "generations": sum(len(item.generations) for item in due.works),
+        "regions": len(due.works),
+        "idle_regions": len(due.idle),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

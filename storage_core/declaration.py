@@ -66,6 +66,7 @@ class TableDeclaration(Closed):
     landing: LandingDeclaration | None = None
     late_data: LateDeclaration | None = None
     retention: Milliseconds | None = None
+    idle_after: Milliseconds = TableConfig().idle_after_ms
     partitions: PartitionsDeclaration | None = None
     schedule: ScheduleDeclaration = ScheduleDeclaration()
     gc: GcDeclaration = GcDeclaration()
@@ -95,6 +96,7 @@ class TableDeclaration(Closed):
             gc_horizon_ms=self.gc.horizon,
             version_retention_ms=self.gc.retention,
             retention_ms=self.retention,
+            idle_after_ms=self.idle_after,
             late_data=self.late_data.setting() if self.late_data else None,
             map_columns=self.map_columns,
             compaction=self.compaction.setting(),

@@ -36,7 +36,8 @@ class RegionManifest:
 
     `distributed` is the offset of the raw log: per writer the number of its last chunk whose rows are all in the
     region. `collected_generation` is the last generation that is not listed because it is collected
-    (`region.collected`).
+    (`region.collected`). `idle_epoch` is that of the writer from which a merge took the region (`region.idle`), 0 while
+    a writer holds it.
     """
 
     region_id: str
@@ -51,6 +52,7 @@ class RegionManifest:
     closed_by: int = 0
     distributed: Mapping[str, int] = field(default_factory=dict)
     collected_generation: int = 0
+    idle_epoch: int = 0
 
 
 def encode(manifest: RegionManifest) -> bytes:
@@ -84,6 +86,7 @@ def _body(manifest: RegionManifest) -> bytes:
             {"writer": writer, "chunk": manifest.distributed[writer]} for writer in sorted(manifest.distributed)
         ],
         collected_generation=manifest.collected_generation,
+        idle_epoch=manifest.idle_epoch,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -125,6 +128,7 @@ def decode(data: bytes, where: str) -> RegionManifest:
         closed_by=message.closed_by,
         distributed={each.writer: each.chunk for each in message.distributed},
         collected_generation=message.collected_generation,
+        idle_epoch=message.idle_epoch,
     )
     if message.checksum and message.checksum != xxhash.xxh3_64_intdigest(_body(found)):
         raise Corrupt(f"{where}: damaged region manifest: its content does not match its checksum", key=where)

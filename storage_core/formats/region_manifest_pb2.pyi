@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegionManifest(_message.Message):
-    __slots__ = ("version", "writer_epoch", "replay_after_wal_id", "wal_id_last_seen", "current_generation", "flushed_generations", "region_spec_id", "region_id", "writer_id", "checksum", "closed_by", "distributed", "collected_generation")
+    __slots__ = ("version", "writer_epoch", "replay_after_wal_id", "wal_id_last_seen", "current_generation", "flushed_generations", "region_spec_id", "region_id", "writer_id", "checksum", "closed_by", "distributed", "collected_generation", "idle_epoch")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WRITER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLAY_AFTER_WAL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class RegionManifest(_message.Message):
     CLOSED_BY_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTED_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    IDLE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     version: int
     writer_epoch: int
     replay_after_wal_id: int
@@ -34,7 +35,8 @@ class RegionManifest(_message.Message):
     closed_by: int
     distributed: _containers.RepeatedCompositeFieldContainer[Distributed]
     collected_generation: int
-    def __init__(self, version: _Optional[int] = ..., writer_epoch: _Optional[int] = ..., replay_after_wal_id: _Optional[int] = ..., wal_id_last_seen: _Optional[int] = ..., current_generation: _Optional[int] = ..., flushed_generations: _Optional[_Iterable[_Union[FlushedGeneration, _Mapping]]] = ..., region_spec_id: _Optional[int] = ..., region_id: _Optional[_Union[UUID, _Mapping]] = ..., writer_id: _Optional[str] = ..., checksum: _Optional[int] = ..., closed_by: _Optional[int] = ..., distributed: _Optional[_Iterable[_Union[Distributed, _Mapping]]] = ..., collected_generation: _Optional[int] = ...) -> None: ...
+    idle_epoch: int
+    def __init__(self, version: _Optional[int] = ..., writer_epoch: _Optional[int] = ..., replay_after_wal_id: _Optional[int] = ..., wal_id_last_seen: _Optional[int] = ..., current_generation: _Optional[int] = ..., flushed_generations: _Optional[_Iterable[_Union[FlushedGeneration, _Mapping]]] = ..., region_spec_id: _Optional[int] = ..., region_id: _Optional[_Union[UUID, _Mapping]] = ..., writer_id: _Optional[str] = ..., checksum: _Optional[int] = ..., closed_by: _Optional[int] = ..., distributed: _Optional[_Iterable[_Union[Distributed, _Mapping]]] = ..., collected_generation: _Optional[int] = ..., idle_epoch: _Optional[int] = ...) -> None: ...
 
 class FlushedGeneration(_message.Message):
     __slots__ = ("generation", "path", "sorted_from")

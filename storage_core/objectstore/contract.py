@@ -69,7 +69,8 @@ PutResult = Committed | Conflict | OutcomeUnknown
 class ObjectInfo:
     """What a HEAD or a LIST tells: key, size in bytes, ETag, and last modification by the store's own clock.
 
-    `write_id` names the put that made the object: only a HEAD tells it, and only where replies can be lost.
+    `write_id` names the put that made the object: only a HEAD tells it, and only where replies can be lost. `age_ms` is
+    how long before the HEAD that told it the object was written, by the same clock; 0 in a LIST.
     """
 
     key: str
@@ -77,6 +78,7 @@ class ObjectInfo:
     etag: str
     last_modified_ms: int
     write_id: str | None = field(default=None, compare=False)
+    age_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

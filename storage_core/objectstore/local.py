@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -97,7 +97,8 @@ class LocalStore:
         """Return the metadata of the object. Raises `NotFound`."""
         folder_segments, name = _split(key)
         with open_folder(self._root, folder_segments, key=key, create=False) as folder:
-            return object_info(key, stat_object(folder, name, key))
+            found = object_info(key, stat_object(folder, name, key))
+        return replace(found, age_ms=self._clock.now_ms() - found.last_modified_ms)
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Write one object; `Committed` means that file and folders are fsynced, `Conflict` that the folders are.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -61,7 +61,8 @@ class MemoryStore:
 
     def head(self, key: str) -> ObjectInfo:
         """Return the metadata of the object. Raises `NotFound`."""
-        return _info(key, self._find(key))
+        found = _info(key, self._find(key))
+        return replace(found, age_ms=self._clock.now_ms() - found.last_modified_ms)
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Write one object; never `OutcomeUnknown`."""

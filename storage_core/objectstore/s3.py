@@ -89,7 +89,9 @@ class S3Store:
         found = self._stored(self._name(key))
         if isinstance(found, Failure):
             raise found.error(key)
-        return ObjectInfo(key, found.size, found.etag, found.last_modified_ms, found.write_id)
+        return ObjectInfo(
+            key, found.size, found.etag, found.last_modified_ms, write_id=found.write_id, age_ms=found.age_ms
+        )
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Write one object; S3 answers when it is durable. One PUT, and one HEAD unless it is a plain success.

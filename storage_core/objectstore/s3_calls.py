@@ -59,6 +59,10 @@ class S3Calls:
         """How often a call is tried."""
         return self._retries.attempts
 
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch by this machine's clock."""
+        return self._clock.now_ms()
+
     def once(self, act: Callable[[Any], T]) -> T | Failure:
         """Return what `act` makes of the client, or what went wrong. One attempt.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, assert_never
 
 from storage_core.objectstore.contract import (
@@ -35,11 +36,15 @@ _NOT_APPLIED = frozenset({Trouble.NOT_SENT, Trouble.CONTENTION, Trouble.PRECONDI
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a HEAD tells of an object: metadata, and the write id of the put that made it, if a put of ours did."""
+    """What a HEAD tells of an object: metadata, and the write id of the put that made it, if a put of ours did.
+
+    `age_ms` is by the clock that dated the answer, the server's; by this machine's where the answer has no date.
+    """
 
     size: int
     etag: str
     last_modified_ms: int
+    age_ms: int
     write_id: str | None
 
 
@@ -237,7 +242,7 @@ class MultipartPut:
 
 def head(calls: S3Calls, bucket: str, name: str) -> Stored | Failure:
     """Return what a HEAD tells of an object. One HEAD, more where the server is busy."""
-    return calls.retried(lambda client: _stored(client.head_object(Bucket=bucket, Key=name)))
+    return calls.retried(lambda client: _stored(client.head_object(Bucket=bucket, Key=name), calls.now_ms()))
 
 
 def quoted(etag: str) -> str:
@@ -245,10 +250,19 @@ def quoted(etag: str) -> str:
     return '"' + etag.strip('"') + '"'
 
 
-def _stored(reply: Mapping[str, Any]) -> Stored:
+def _stored(reply: Mapping[str, Any], now_ms: int) -> Stored:
+    modified_ms = int(reply["LastModified"].timestamp()) * 1000
     return Stored(
         size=int(reply["ContentLength"]),
         etag=quoted(reply["ETag"]),
-        last_modified_ms=int(reply["LastModified"].timestamp()) * 1000,
+        last_modified_ms=modified_ms,
+        age_ms=_answered_ms(reply, now_ms) - modified_ms,
         write_id=reply.get("Metadata", {}).get(WRITE_ID),
     )
+
+
+def _answered_ms(reply: Mapping[str, Any], now_ms: int) -> int:
+    try:
+        return int(parsedate_to_datetime(reply["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()) * 1000
+    except (KeyError, ValueError):
+        return now_ms

@@ -33,11 +33,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A distributor's turn in a region: the epoch that it owns and the generation that comes next."""
+    """A distributor's turn in a region: the epoch that it owns, the generation that comes next, the last WAL entry.
+
+    All rows of the log are in generations by then.
+    """
 
     region: str
     epoch: int
     generation: int
+    last_entry: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,12 @@ def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: 
     with RegionWriter.open(store, snapshot, clock=clock, ids=ids, region=region) as writer:
         writer.flush()
         manifest = check_epoch(store, writer.region_id, writer.epoch)
-        return Turn(region=writer.region_id, epoch=writer.epoch, generation=manifest.current_generation)
+        return Turn(
+            region=writer.region_id,
+            epoch=writer.epoch,
+            generation=manifest.current_generation,
+            last_entry=writer.last_entry,
+        )
 
 
 def write(
@@ -111,6 +120,8 @@ def finish(
         return replace(
             latest,
             current_generation=turn.generation + 1,
+            replay_after_wal_id=turn.last_entry,
+            wal_id_last_seen=turn.last_entry,
             flushed_generations=(*latest.flushed_generations, flushed),
             distributed={**latest.distributed, **{each.writer: each.last for each in stretches}},
         )

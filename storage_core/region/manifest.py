@@ -88,14 +88,19 @@ def check_epoch(store: ObjectStore, region: str, epoch: int) -> RegionManifest:
     """Return the newest manifest after making sure that `epoch` still owns the region. Raises `WriterFenced`."""
     latest = read_latest(store, region)
     if latest is None or latest.writer_epoch != epoch:
-        found = "no manifest" if latest is None else f"epoch {latest.writer_epoch} of writer {latest.writer_id}"
-        raise WriterFenced(
-            f"region {region}: this writer holds epoch {epoch}, the manifest says {found}; another writer claimed the "
-            "region, so stop using this one and open a new one if it should write again",
-            region=region,
-            epoch=epoch,
-        )
+        raise fenced(region, epoch, latest)
     return latest
+
+
+def fenced(region: str, epoch: int, latest: RegionManifest | None) -> WriterFenced:
+    """Return the error of a writer that lost the region to whom the newest manifest names."""
+    found = "no manifest" if latest is None else f"epoch {latest.writer_epoch} of writer {latest.writer_id}"
+    return WriterFenced(
+        f"region {region}: this writer holds epoch {epoch}, the manifest says {found}; another writer claimed the "
+        "region, so stop using this one and open a new one if it should write again",
+        region=region,
+        epoch=epoch,
+    )
 
 
 @dataclass(frozen=True, slots=True)

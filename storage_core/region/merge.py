@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt
 from storage_core.formats.generation_manifest import Generation
-from storage_core.formats.region_manifest import FlushedGeneration
+from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.ids import Ids
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
 from storage_core.log.commit import CommitResult
@@ -28,11 +28,10 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.region import generation
-from storage_core.region.manifest import read_latest
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.overlap import may_overlap
 from storage_core.region.refused import REFUSALS, Attempt, Records, naming_works, quarantine_records, refused
-from storage_core.region.registry import known_regions
+from storage_core.region.registry import known_manifests
 from storage_core.region.superseded import Superseded, find, removal
 from storage_core.rows import fold
 from storage_core.rows.keys import key_codes
@@ -47,22 +46,29 @@ _logger = logging.getLogger(__name__)
 MAX_RECORDS = 1_000_000
 
 
-def plan(store: ObjectStore, snapshot: Snapshot, *, max_records: int = MAX_RECORDS) -> list[MergeWork]:
+def plan(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    *,
+    manifests: Sequence[RegionManifest] | None = None,
+    max_records: int = MAX_RECORDS,
+) -> list[MergeWork]:
     """Return what there is to merge: at most one work per region, and none when the base has everything.
 
     Works may touch the same splits of the base: `actions_of` unites what they hide. A work takes the oldest unmerged
-    generations, at least one, up to about `max_records` records; plan again for the rest. About three requests per
-    region, and one GET per generation taken. Raises `Corrupt` when a region's manifest skips a generation.
+    generations, at least one, up to about `max_records` records; plan again for the rest. One GET per generation taken,
+    and those of `known_manifests` unless its answer is given. Raises `Corrupt` when a region's manifest skips a
+    generation.
     """
-    works = (_plan_region(store, snapshot, each.id, max_records) for each in known_regions(store, snapshot))
+    newest = known_manifests(store, snapshot) if manifests is None else manifests
+    works = (_plan_region(store, snapshot, each, max_records) for each in newest)
     return [work for work in works if work is not None]
 
 
-def _plan_region(store: ObjectStore, snapshot: Snapshot, region: str, max_records: int) -> MergeWork | None:
+def _plan_region(
+    store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest, max_records: int
+) -> MergeWork | None:
     key = snapshot.config.primary_key
-    manifest = read_latest(store, region)
-    if manifest is None:
-        return None
     after = snapshot.merged_generations.get(manifest.region_id, 0)
     waiting = generation.unmerged(store, manifest, after)
     if not waiting:

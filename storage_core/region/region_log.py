@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -21,13 +22,19 @@ from storage_core.settings.index import IndexDefinition
 
 _logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class RegionLog:
     """Appends entries and flushes generations, strictly in order.
 
     `stopped` is the error that every further call would end in, once there is one. `memtable` is replaced by an empty
-    one when a generation holds its records: whoever has taken hold of it may go on reading.
+    one when a generation holds its records: whoever has taken hold of it may go on reading. So it is when a merge took
+    the region, believing that its writer had ended (`region.idle`): then the next call claims the region again, for the
+    requests of a claim, and goes on with what the log holds.
     """
+
+    memtable: Memtable
 
     def __init__(
         self,
@@ -39,18 +46,13 @@ class RegionLog:
         indexes: Sequence[IndexDefinition] = (),
     ) -> None:
         """Take over what a claim found; `memtable` is empty, `indexes` are those of the table."""
-        self.memtable = memtable
         self.stopped: TidemarkError | None = None
-        self._appender = claimed.appender
         self._store = claimed.appender.store
         self._clock = claimed.appender.clock
         self._ids = ids
         self._options = options
         self._indexes = indexes
-        self._generation = claimed.manifest.current_generation
-        self._oldest_ms = self._clock.now_ms()
-        for each in claimed.unflushed:
-            memtable.add(each.id, each.entry.records)
+        self._take_over(claimed, memtable)
 
     @property
     def name(self) -> str:
@@ -67,6 +69,11 @@ class RegionLog:
         """The fencing token of the claim."""
         return self._appender.epoch
 
+    @property
+    def last_entry(self) -> int:
+        """The number of the last entry that was put."""
+        return self._appender.next_id - 1
+
     def append(self, records: pa.Table) -> None:
         """Make the records durable as one entry and put them into the memtable. One PUT; before it a flush that is due.
 
@@ -76,11 +83,7 @@ class RegionLog:
         if self._is_full() or self.flush_due_in_ms() == 0:
             # Before the append, so that a flush that fails fails a call of which nothing is written yet.
             self.flush()
-        with self._settling():
-            entry = self._appender.append(records, generation=self._generation)
-            if not self.memtable.rows:
-                self._oldest_ms = self._clock.now_ms()
-            self.memtable.add(entry, records)
+        self._held(lambda: self._append(records))
 
     def flush_due_in_ms(self) -> int | None:
         """Return after how many milliseconds the memtable is too old, at least 0; None when it never is."""
@@ -90,11 +93,21 @@ class RegionLog:
         return max(0, self._oldest_ms + age - self._clock.now_ms())
 
     def flush(self) -> int | None:
-        """Make a generation of the memtable and return its number; None when it is empty.
+        """Make a generation of the memtable and return its number; None when it is empty, or a merge has flushed it.
 
         Whatever fails before the region's manifest is committed leaves the memtable as it is, and the next flush takes
         all of it into another directory. Raises `WriterFenced`, `Unavailable`, or `CommitUnknown`.
         """
+        return self._held(self._flush)
+
+    def _append(self, records: pa.Table) -> None:
+        with self._settling():
+            entry = self._appender.append(records, generation=self._generation)
+            if not self.memtable.rows:
+                self._oldest_ms = self._clock.now_ms()
+            self.memtable.add(entry, records)
+
+    def _flush(self) -> int | None:
         flushed = self.memtable
         if not flushed.rows:
             return None
@@ -119,12 +132,40 @@ class RegionLog:
         self._generation += 1
         return written.generation
 
+    def _held(self, act: Callable[[], T]) -> T:
+        """What comes of `act`, which changes nothing when it raises `WriterFenced`, holding the region."""
+        while True:
+            try:
+                return act()
+            except WriterFenced as fenced:
+                self._claim_again(fenced)
+
+    def _claim_again(self, fenced: WriterFenced) -> None:
+        """Take the region back from a merge, and what is in no generation yet. Raises `fenced` when a writer has it."""
+        if self._again is None:
+            raise fenced
+        try:
+            with self._settling():
+                claimed = self._again()
+        except WriterFenced:
+            self.stopped = fenced
+            raise fenced from None
+        self._take_over(claimed, Memtable(self.memtable.schema, self.memtable.key))
+
+    def _take_over(self, claimed: Claim, memtable: Memtable) -> None:
+        self._appender, self._again = claimed.appender, claimed.again
+        self._generation = claimed.manifest.current_generation
+        self._oldest_ms = self._clock.now_ms()
+        for each in claimed.unflushed:
+            memtable.add(each.id, each.entry.records)
+        self.memtable = memtable
+
     def _is_full(self) -> bool:
         rows, size_bytes = self._options.flush_rows, self._options.flush_bytes
         return self.memtable.rows > 0 and (self.memtable.rows >= rows or self.memtable.size_bytes >= size_bytes)
 
     def _commit_flush(self, flushed: FlushedGeneration) -> None:
-        last = self._appender.next_id - 1
+        last = self.last_entry
         while True:
             latest = self._checked_manifest()
             self._require_next(latest, flushed)

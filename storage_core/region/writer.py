@@ -43,10 +43,12 @@ class RegionWriter:
     before the call returns, or none was acknowledged. With `durable=False` a call returns before that, `sync` waits for
     it, and until then the rows are visible to `scan` and `get` of this writer only. Late rows that the table does not
     accept are in its quarantine by then, one PUT more, or dropped (decision 0051); deletes are never late. Another
-    claim of the region fences this writer: its next call raises `WriterFenced`, and none of its later rows is ever
-    visible. After `CommitUnknown` the writer refuses every call; open a new one, which finds out by replaying what is
-    there. Either error says which rows given with `durable=False` were lost by it (`lost_rows`, `lost_calls` of its
-    context). Calls wait, or raise `Overloaded`, while too much is given (`WriterOptions`).
+    writer's claim of the region fences this one: its next call raises `WriterFenced`, and none of its later rows is
+    ever visible. After a merge, which claims what was silent for the table's `idle_after`, the next call claims the
+    region again instead, for about nine requests, and goes on. After `CommitUnknown` the writer refuses every call;
+    open a new one, which finds out by replaying what is there. Either error says which rows given with `durable=False`
+    were lost by it (`lost_rows`, `lost_calls` of its context). Calls wait, or raise `Overloaded`, while too much is
+    given (`WriterOptions`).
     """
 
     def __init__(
@@ -115,8 +117,13 @@ class RegionWriter:
 
     @property
     def epoch(self) -> int:
-        """The fencing token that this writer's claim took."""
+        """The fencing token that this writer's last claim took."""
         return self._log.epoch
+
+    @property
+    def last_entry(self) -> int:
+        """The number of the last WAL entry that this writer put: at first the sentinel of its claim."""
+        return self._log.last_entry
 
     @property
     def metrics(self) -> LateMetrics:
@@ -158,7 +165,7 @@ class RegionWriter:
         self._group.sync()
 
     def flush(self) -> int | None:
-        """Make a generation of everything written so far and return its number; None when there is nothing.
+        """Make a generation of everything written so far and return its number; None when nothing is in none yet.
 
         Four PUTs and the hint, and before them what `sync` does; with `segment_rows` records one PUT more per index of
         the table as it was when the writer was opened. A flush makes rows mergeable. One that fails loses

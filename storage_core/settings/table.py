@@ -73,6 +73,7 @@ class TableConfig:
     `checkpoint_interval` counts commits, 0 switches checkpoints after commits off. Without `late_data` no row is late.
     Windows that ended `retention_ms` ago leave the table; without it none does. It is about rows, unlike
     `version_retention_ms`, which says how long versions can be read.
+    A merge flushes the rows of a region whose writer was silent for `idle_after_ms` (`region.idle`).
     `map_columns` says what a patch does to a map column: `replace` it, as where nothing is said, or `merge` its keys
     (`rows.fold`). Splits have a Parquet Bloom filter of each of the `bloom_filters` columns. `region_specs` are all
     there ever were, the current one last.
@@ -97,6 +98,7 @@ class TableConfig:
     )
     # With a retention of 0, rows would be gone as soon as their window ends.
     retention_ms: Annotated[int | None, _Stored("tidemark.retentionMs", _NUMBER, least=1, changeable=True)] = None
+    idle_after_ms: Annotated[int, _Stored("tidemark.idleAfterMs", _NUMBER, least=0, changeable=True)] = 300_000
     coarse_window: Annotated[bool, _Stored("tidemark.coarseWindow", _FLAG)] = False
     primary_key: Annotated[tuple[str, ...], _Stored("tidemark.primaryKey", _NAMES)] = ()
     bloom_filters: Annotated[tuple[str, ...], _Stored("tidemark.bloomFilters", _NAMES, changeable=True)] = ()

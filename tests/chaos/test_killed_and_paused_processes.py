@@ -129,14 +129,14 @@ def run_and_judge(
 
 
 def create_tables(items: str, events: str) -> None:
-    """Both tables, with versions that can be pruned at once and the smallest horizon."""
+    """Both tables, with versions that can be pruned at once and the smallest horizon; a merge waits for no silence."""
     common = TableConfig(
         indexes=(IndexDefinition("tags", "bitmap", ("tag",)),),
         gc_horizon_ms=1,
         version_retention_ms=0,
         checkpoint_interval=5,
     )
-    create(TransactionLog(open_store(items)), ITEMS, replace(common, primary_key=("id",)))
+    create(TransactionLog(open_store(items)), ITEMS, replace(common, primary_key=("id",), idle_after_ms=0))
     windowed = replace(common, time_column="timestamp", window_seconds=HOUR_S, sort_schema="id|timestamp/V2")
     create(TransactionLog(open_store(events)), EVENTS, windowed)
 

@@ -13,8 +13,8 @@ from storage_core.gc.collect import CollectionReport
 from storage_core.gc.collect import collect as run_collector
 from storage_core.index import catch_up as indexing
 from storage_core.log.actions import Action
+from storage_core.region import idle, sorting
 from storage_core.region import merge as merging
-from storage_core.region import sorting
 from storage_core.region.sorting import SortingTerms
 from storage_core.table import Table
 
@@ -38,9 +38,12 @@ class FixedClock:
 
 
 def merge(table: Table) -> dict[str, int]:
-    """Merge what is flushed and return the last generation by region; of nothing to merge, nothing."""
+    """Merge what is flushed, or left by a silent writer, and return the last generation by region that was merged."""
     log = table.log
     snapshot = log.snapshot()
+    found = idle.merge_due(table.store, snapshot).idle
+    for error in idle.flush_idle(table.store, snapshot, found, clock=log.clock, ids=log.ids):
+        raise error
     works = merging.plan(table.store, snapshot)
     if not works:
         return {}

@@ -1,76 +1,124 @@
-"""The recipe of docs/operations.md for the rows of a writer that ended without a flush, as it is written there."""
+"""Writers in real processes end without a flush, are killed, or stand still: the job `merge` brings in what they left.
+
+The files that they wrote are made old, so that nobody waits. One that stood still wakes up when its rows are merged.
+"""
 
 from __future__ import annotations
 
-import re
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from storage_core.read.unmerged_metrics import unmerged_metrics
-from storage_core.region.spec import DeclaredField
+from assets.due_runs import due_runs
+from jobs import merge
+from jobs.requests.request import JobRequest
+from jobs.spark.spark import Spark
+from storage_core.declaration import TableDeclaration
+from storage_core.fsck.check import fsck
+from storage_core.region.registry import read_registry
 from tidemark import Table
 
+pytestmark = pytest.mark.spark
+
 ROOT = Path(__file__).parents[2]
-SCHEMA = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("year", pa.int64())])
-REGIONS: Sequence[DeclaredField] = [{"transform": "identity", "source": "tailnum"}]
+REGIONS = 16
+NAMES = [f"N{number}" for number in range(100)]
+
+WRITER = """
+import os, signal, sys
+from tidemark import Table
+
+def put(year):
+    writer.put([{"tailnum": f"N{number}", "year": year} for number in range(100)])
+
+writer = Table.open(sys.argv[1]).writer()
+put(2004)
+match sys.argv[2]:
+    case "ended":
+        writer.close()
+    case "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    case "paused":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        put(2005)
+        writer.flush()
+        writer.delete("N0")
+"""
 
 
 @pytest.fixture
-def recipe() -> str:
-    """The program, as the page shows it."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    section = text.split("### Rows of a keyed table are not in `sql`\n")[1].split("\n### ")[0]
-    (program,) = re.findall(r'^\.venv/bin/python -c "\n(.*?)"$', section, re.MULTILINE | re.DOTALL)
-    return str(program)
-
-
-def abandoned(folder: Path, regions: Sequence[DeclaredField]) -> Table:
-    """A table whose only row is acknowledged and in no generation."""
-    table = Table.create(str(folder / "warehouse" / "planes"), SCHEMA, primary_key="tailnum", regions=regions)
-    with table.writer() as writer:
-        writer.put({"tailnum": "N1", "year": 2004})
-    return table.refresh()
-
-
-def follow(recipe: str, folder: Path) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{recipe}"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
+def declaration(tmp_path: Path) -> TableDeclaration:
+    return TableDeclaration.model_validate(
+        {
+            "name": "planes",
+            "uri": str(tmp_path / "planes"),
+            "columns": {"tailnum": "string", "year": "long"},
+            "primary_key": ["tailnum"],
+            "regions": [{"transform": "bucket", "source": "tailnum", "n": str(REGIONS)}],
+            "idle_after": "10m",
+        }
     )
-    return ended.stdout.strip()
 
 
-def waiting(table: Table) -> tuple[int, int]:
-    """Records in generations, and in WAL entries alone."""
-    metrics = unmerged_metrics(table.store, table.snapshot)
-    return sum(each.generation_records for each in metrics), sum(each.wal_records for each in metrics)
+@contextmanager
+def writer_until(end: str, uri: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has written, and has ended or stands still."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, uri, end], cwd=ROOT) as process:
+        try:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status) == (end == "paused")
+            assert os.WIFSIGNALED(status) == (end == "killed")
+            yield process
+        finally:
+            process.kill()
 
 
-def test_the_recipe_flushes_the_rows_of_an_ended_writer_and_says_so(tmp_path: Path, recipe: str) -> None:
-    table = abandoned(tmp_path, [])
-    assert waiting(table) == (0, 1)
-    assert int(follow(recipe, tmp_path)) > 0
-    assert waiting(table) == (1, 0)
-    assert follow(recipe, tmp_path) == "None"
+def make_old(table: Table, seconds: int) -> None:
+    """Let everything of the regions have been written so long ago."""
+    at = time.time() - seconds
+    for path in Path(table.uri.removeprefix("file://")).rglob("_mem_wal/**/*.*"):
+        os.utime(path, (at, at))
 
 
-def test_on_a_table_with_regions_it_says_that_it_flushed_nothing_and_the_next_writer_of_the_region_does(
-    tmp_path: Path, recipe: str
+def years(table: Table) -> dict[object, object]:
+    return {row["tailnum"]: row["year"] for row in table.refresh().scan().to_arrow().to_pylist()}
+
+
+@pytest.mark.parametrize("end", ["ended", "killed", "paused"])
+def test_its_rows_are_in_the_base_after_the_next_merge_and_one_that_wakes_up_goes_on(
+    declaration: TableDeclaration, spark: Spark, end: str
 ) -> None:
-    table = abandoned(tmp_path, REGIONS)
-    assert follow(recipe, tmp_path) == "{}"
-    assert waiting(table) == (0, 1)
-    assert table.get("N1") == {"tailnum": "N1", "year": 2004}
-    with table.writer() as writer:
-        writer.put({"tailnum": "N1", "year": 2005})
-        writer.flush()
-    assert waiting(table)[1] == 0
-    assert table.get("N1") == {"tailnum": "N1", "year": 2005}
+    table = Table.declare(declaration)
+    request = JobRequest(table_uri=table.uri)
+    with writer_until(end, table.uri) as process:
+        assert len(read_registry(table.store).regions) == REGIONS
+        make_old(table, 60)
+        assert due_runs("merge", declaration).wanted == ()
+        assert merge.run(request, spark).status == "nothing_to_do"
+        make_old(table, 3600)
+        (due,) = due_runs("merge", declaration).wanted
+        assert due.reason == "16 regions with rows of a silent writer"
+        planned = merge.run(JobRequest(table_uri=table.uri, dry_run=True), spark)
+        assert planned.details == {"generations": 0, "regions": 0, "idle_regions": REGIONS}
+        assert due_runs("merge", declaration).wanted == (due,), "nothing was changed"
+        done = merge.run(request, spark)
+        assert (done.status, done.metrics.rows_out) == ("committed", len(NAMES))
+        assert done.details == {"generations": REGIONS, "regions": REGIONS, "idle_regions": REGIONS}
+        assert years(table) == dict.fromkeys(NAMES, 2004)
+        assert due_runs("merge", declaration).wanted == ()
+        expected = dict.fromkeys(NAMES, 2004)
+        if end == "paused":
+            process.send_signal(signal.SIGCONT)
+            assert process.wait() == 0, "its caller saw an error"
+            expected = dict.fromkeys(NAMES[1:], 2005)
+            make_old(table, 3600)
+            assert merge.run(request, spark).details["idle_regions"] == 1
+        assert years(table) == expected
+        assert fsck(table.store, clock=table.log.clock, deep=True).clean

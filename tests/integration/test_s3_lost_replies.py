@@ -292,6 +292,18 @@ def test_a_read_that_is_not_answered_as_s3_does_is_unavailable(store: S3Store, f
         assert front.requests == {kind: 3}
 
 
+def test_the_age_of_an_object_is_by_the_clock_of_the_server_where_it_dates_its_answers(
+    store: S3Store, front: Front, clock: ManualClock
+) -> None:
+    told = (("ETag", '"e"'), ("Last-Modified", "Sun, 17 May 2015 10:00:00 GMT"))
+    clock.now = 1_431_856_800_000 + 7_000  # seven seconds later
+    dates = {None: 7_000, "nonsense": 7_000, "Sun, 17 May 2015 11:00:00 GMT": 3_600_000}
+    for date, age_ms in dates.items():
+        dated = () if date is None else (("Date", date),)
+        front.on("head", "/k", Answer(200, body=b"", headers=(*told, *dated)))
+        assert store.head("k").age_ms == age_ms
+
+
 def test_a_listing_that_never_goes_on_is_unavailable(store: S3Store, front: Front) -> None:
     onward = "<IsTruncated>true</IsTruncated><NextContinuationToken>a</NextContinuationToken>"
     page = Answer(200, body=f"<ListBucketResult>{onward}</ListBucketResult>".encode())

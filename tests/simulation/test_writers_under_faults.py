@@ -1,4 +1,5 @@
-"""Writers take a region from each other on stores that lose replies, refuse, delay and end processes; mergers run too.
+"""Writers take a region from each other on stores that lose replies, refuse, delay and end processes; mergers run too,
+and take it from writers that they believe to have ended: those go on under an epoch of their own.
 
 One thread plays all processes: before any request of one the seed may let another do a whole piece of work, or let a
 delayed put arrive. Their clocks differ by ten minutes. The oracle is a set of dictionaries: what the table may hold
@@ -21,8 +22,10 @@ import pytest
 
 from storage_core.errors import CommitConflict, CommitUnknown, Unavailable, WriterFenced
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.options import WriterOptions
 from storage_core.region.writer import RegionWriter
+from storage_core.settings.table import TableConfig
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import contents
@@ -97,7 +100,10 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.objects = MemoryStore("planes", clock=ManualClock(step_ms=1))
-        KeyedTable(self.objects, ids=SeededIds(seed)).create()
+        # Every region is idle at once: whoever is fenced by that is alive more often than not.
+        config = TableConfig(primary_key=("tailnum",), idle_after_ms=0)
+        table = KeyedTable(self.objects, ids=SeededIds(seed)).create(config=config)
+        self.region = region_of(table.snapshot.table_id)
         self.rates = PROFILES[seed % len(PROFILES)]
         self.possible = {Possible(frozenset(), frozenset())}
         self.epoch = 0
@@ -143,9 +149,10 @@ class World:
         return frozenset((str(name), (each["seats"], each["model"])) for name, each in found.items())  # type: ignore[misc]
 
     def begin(self, change: Change, epoch: int) -> int:
-        """From now on a call may have taken effect; never under an epoch that was lost before."""
+        """From now on a call may have taken effect; never under an epoch that was lost to another writer before."""
         self.calls += 1
-        if epoch == self.epoch:
+        manifest = read_latest(self.objects, self.region)
+        if epoch == self.epoch or (manifest is not None and manifest.idle_epoch == epoch):
             self.possible |= {each.after(self.calls, change) for each in self.possible}
         return self.calls
 
@@ -170,6 +177,12 @@ class World:
         seen = self.read()
         self.possible = {each for each in self.possible if each.known == seen}
         assert self.possible, "a claim does not see what was acknowledged, or sees more"
+
+    def claimed_again(self, epoch: int) -> None:
+        """A writer may have taken the region back from a merge while it made a call."""
+        if epoch > self.epoch:
+            self.tell("claimed again")
+            self.epoch = epoch
 
     def tell(self, what: str) -> None:
         self.met[what] = self.met.get(what, 0) + 1
@@ -203,7 +216,7 @@ class Process:
         if self.random.random() < CRASHES:
             self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
         writes = [self.put, self.put, self.patch, self.delete, self.reset]
-        moves = [*writes, self.flush, self.flush, self.merge, self.merge, self.claim]
+        moves = [*writes, self.flush, self.flush, self.merge, self.merge, self.flush_idle, self.claim]
         try:
             self.random.choice(moves)()
         except Crash:
@@ -271,11 +284,18 @@ class Process:
         else:
             # A flush that finds nothing to do says nothing, not even that the epoch is still ours.
             (self.world.acknowledged if done is not NOTHING else self.world.refused)(call)
+            self.world.claimed_again(self.writer.epoch)
 
     def drop_writer(self, chance: float) -> None:
         """A process that goes on with a writer that failed is told so again."""
         if self.random.random() < chance:
             self.writer = None
+
+    def flush_idle(self) -> None:
+        """Take over what a writer left, or has not flushed yet."""
+        with suppress(Unavailable, CommitUnknown):
+            if self.table.flush_idle():
+                self.world.tell("flushed")
 
     def merge(self) -> None:
         """Merge what is flushed; another merger may have been faster."""
@@ -306,7 +326,7 @@ def test_a_seed_replays_every_request_and_every_byte(seed: int) -> None:
 
 
 def test_the_seeds_meet_every_outcome() -> None:
-    outcomes = ("acknowledged", "refused", "unknown", "claimed", "crashed", "merged")
+    outcomes = ("acknowledged", "refused", "unknown", "claimed", "claimed again", "crashed", "flushed", "merged")
     run_until_met(lambda seed: simulate(seed).met, outcomes)
 
 

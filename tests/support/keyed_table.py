@@ -16,7 +16,7 @@ from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import merge, sorting, unmerged
+from storage_core.region import idle, merge, sorting, unmerged
 from storage_core.region.merge_work import MergeResult, MergeWork
 from storage_core.region.options import WriterOptions
 from storage_core.region.router import RoutingWriter
@@ -92,6 +92,14 @@ class KeyedTable:
         if not works:
             return None
         return merge.commit(self.log, snapshot, works, [self.execute(work) for work in works])
+
+    def flush_idle(self) -> int:
+        """Flush what silent writers left, and return in how many regions some was found. Raises for a damaged log."""
+        snapshot = self.snapshot
+        found = idle.merge_due(self.store, snapshot).idle
+        for error in idle.flush_idle(self.store, snapshot, found, clock=self.clock, ids=self.ids):
+            raise error
+        return len(found)
 
     def merge_all(self) -> None:
         """Merge until nothing is left to merge."""

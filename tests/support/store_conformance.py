@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import pytest
 
+from storage_core.clock import HOUR_MS
 from storage_core.errors import Corrupt, InvalidInput, NotFound
 from storage_core.objectstore.contract import (
     Blob,
@@ -185,6 +186,11 @@ class StoreConformance:
         info = store.head("k")
         assert (info.key, info.size, info.etag) == ("k", 5, etag)
         assert info.last_modified_ms > 0
+
+    def test_head_tells_the_age_of_an_object(self, store: ObjectStore) -> None:
+        _committed(store.put("k", b"12345", IfAbsent()))
+        assert 0 <= store.head("k").age_ms < HOUR_MS
+        assert [info.age_ms for info in store.list("k")] == [0]
 
     def test_list_matches_the_prefix_as_text(self, store: ObjectStore) -> None:
         for key in ("a/1", "a/2", "a/b/3", "ab", "b/1"):

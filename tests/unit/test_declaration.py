@@ -50,6 +50,7 @@ columns:
   tailnum: string
   at: timestamp
 primary_key: tailnum
+idle_after: 30m
 """
 
 
@@ -95,6 +96,7 @@ def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -
 def test_key_columns_are_required(tmp_path: Path) -> None:
     table = declaration.load(write(tmp_path, KEYED))
     assert table.config().primary_key == ("tailnum",)
+    assert table.config().idle_after_ms == 1_800_000
     assert table.config().late_data is None
     assert not table.schema().field("tailnum").nullable
     assert table.schema().field("at").nullable

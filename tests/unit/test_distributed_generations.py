@@ -15,10 +15,13 @@ from storage_core.fsck.check import fsck as check
 from storage_core.fsck.report import Kind
 from storage_core.objectstore.contract import ObjectStore, Overwrite
 from storage_core.objectstore.memory import MemoryStore
+from storage_core.objectstore.meter import MeteredStore
 from storage_core.region import distributor, generation
 from storage_core.region.distributor import Stretch, Turn
+from storage_core.region.idle import find_idle
 from storage_core.region.manifest import read_latest, region_of
 from storage_core.region.records import RecordBuilder
+from storage_core.region.registry import known_manifests
 from storage_core.region.spec import whole_table
 from storage_core.repair.repair import repair
 from tests.support.ids import SeededIds
@@ -62,6 +65,20 @@ def test_distributed_rows_are_read_before_and_after_the_merge_and_the_mark_moves
     assert table.merge() is not None
     assert sorted(str(row["tailnum"]) for row in table.base_rows()) == ["a", "c"]
     assert seats(table) == {"a": 1, "c": 3}
+
+
+def test_after_a_distribution_the_log_is_read_from_behind_the_sentinel_of_its_claim() -> None:
+    table = KeyedTable(MemoryStore("planes")).create()
+    for last in (1, 2, 3):
+        distribute(table, puts(a=last), last - 1, last)
+    (manifest,) = known_manifests(table.store, table.snapshot)
+    assert manifest.replay_after_wal_id == 3
+    store = MeteredStore(table.store)
+    assert find_idle(store, table.snapshot, [manifest]) == []
+    assert store.meter.requests == {"get": 0, "put": 0, "list": 0, "head": 1, "delete": 0}
+    with table.writer() as writer:
+        writer.put({"tailnum": "b", "seats": 1})
+    assert seats(table) == {"a": 3, "b": 1}
 
 
 def test_what_a_direct_writer_left_comes_before_the_distributed_rows_and_it_is_fenced() -> None:

@@ -269,6 +269,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         gc_horizon_ms=1,
         version_retention_ms=1,
         retention_ms=86_400_000,
+        idle_after_ms=1,
         late_data=LateData(),
     )
     assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []

@@ -112,6 +112,14 @@ def test_the_mark_of_collected_generations_is_field_104_and_under_the_checksum()
     assert region_manifest.decode(region_manifest.encode(marked), "here") == marked
 
 
+def test_the_epoch_that_a_merge_took_the_region_from_is_field_105_and_under_the_checksum() -> None:
+    bare = RegionManifest(region_id=REGION, version=1, writer_epoch=2)
+    taken = replace(bare, idle_epoch=1)
+    body = region_manifest.encode(bare)[:-10] + bytes.fromhex("c806 01")
+    assert region_manifest.encode(taken) == body + _checksum(body)
+    assert region_manifest.decode(region_manifest.encode(taken), "here") == taken
+
+
 def test_every_flipped_bit_of_a_region_manifest_is_noticed_or_changes_nothing() -> None:
     flushed = (FlushedGeneration(generation=3, path="a1b2c3d4_gen_3"),)
     manifest = RegionManifest(
