@@ -22,6 +22,10 @@ Syntax = Annotated[
     str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
 ]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
+Offset = Annotated[int, typer.Option(metavar="N", help="Leave out so many of the best rows: the next page.")]
+Filter = Annotated[
+    str | None, typer.Option("--filter", metavar="CONDITION", help="Only rows that meet it: \"status >= 500\".")
+]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
 Seconds = Annotated[
     float | None,
@@ -72,6 +76,8 @@ def search(
     *,
     index: Index,
     limit: Limit = 10,
+    offset: Offset = 0,
+    filter_: Filter = None,
     syntax: Syntax = "lenient",
     columns: Columns = None,
     at: At = None,
@@ -83,10 +89,14 @@ def search(
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
-    answer = open_table(uri).search(
+    table = open_table(uri)
+    answer = table.search(
         query,
         index=index,
         limit=limit,
+        offset=offset,
+        columns=_columns_of(table, columns),
+        filter=filter_,
         syntax=syntax,
         at=at,
         consistency=consistency or "snapshot",

@@ -30,7 +30,9 @@ class KeptValues:
             return found[0]
 
     def keep(self, name: _Name, value: object, size: int) -> None:
-        """Keep a value of `size` bytes, and as many of those used last as there is room for."""
+        """Keep a value of `size` bytes, unless that is too large, and of the others those used last."""
+        if size > self._most:
+            return
         with self._lock:
             self._bytes += size - self._kept.pop(name, (None, 0))[1]
             self._kept[name] = (value, size)

@@ -55,7 +55,13 @@ class _Pages:
 
 
 def take(
-    store: ObjectStore, add: Add, path: Path, places: Positions, columns: Collection[str] | None, kept: KeptValues
+    store: ObjectStore,
+    add: Add,
+    path: Path,
+    places: Positions,
+    *,
+    columns: Collection[str] | None = None,
+    kept: KeptValues,
 ) -> pa.Table:
     """Return the rows at these ascending places in the file `path` of a split, whether they are gone or not.
 
@@ -86,7 +92,7 @@ class _Taking:
             values = self._values(group, ranges)
             for name, each in ranges.items():
                 for start, stop in each:
-                    rows = inside[(inside >= start) & (inside < stop)] - start
+                    rows = inside[slice(*np.searchsorted(inside, (start, stop)))] - start
                     parts[name].append(values[name, start].take(pa.array(rows)))
         fields = [footer.schema.field(name) for name in names]
         arrays = [pa.chunked_array(parts[field.name], field.type) for field in fields]

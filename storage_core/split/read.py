@@ -115,15 +115,15 @@ class OpenSplit:
                 first += batch.num_rows
                 yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
 
-    def take(self, places: npt.NDArray[np.int64]) -> pa.Table:
-        """Return the rows at these ascending places in the file, whether they are gone or not.
+    def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
+        """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.
 
         Reads the row groups that hold one of them; at most one and the result are in memory.
         """
         first_rows = self.first_rows
         groups = np.searchsorted(first_rows, places, side="right") - 1
         parts = [
-            self._row_group(int(index), None).take(pa.array(places[groups == index] - first_rows[index]))
+            self._row_group(int(index), columns).take(pa.array(places[groups == index] - first_rows[index]))
             for index in np.unique(groups)
         ]
         return pa.concat_tables(parts) if parts else self.schema.empty_table()
