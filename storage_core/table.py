@@ -361,16 +361,17 @@ class Table:
         equal scores have one order, so pages of one version neither overlap nor leave a row out. Unpacked segments stay
         in `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers and
         decoded pages are kept with this object, in bounded memory and temporary files (`index.searchers`,
-        `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a query
-        or filter that cannot be read.
+        `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a
+        query or filter that cannot be read.
         """
         from storage_core.read.scan import chosen_columns, wanted_filter
         from storage_core.read.search import search
         from storage_core.read.search_kept import Kept
 
-        chosen, wanted = chosen_columns(columns, self.schema), wanted_filter(filter)
+        wanted = wanted_filter(filter)
         self._kept = self._kept or Kept(self._verified)
         snapshot, captured = self._view.captured(at, consistency)
+        chosen = chosen_columns(columns, snapshot.schema)
         unmerged = () if captured is None else captured.parts(snapshot)
         return search(
             self._store,

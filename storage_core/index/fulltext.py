@@ -101,7 +101,7 @@ class TextQuery:
     text: str
     definition: IndexDefinition
     completed: str
-    parsed: tantivy.Query | None = field(default=None, compare=False)
+    parsed: tantivy.Query = field(compare=False)
 
     def hits(self, searcher: Searcher, limit: int, *, live: Live | None = None) -> list[Hit]:
         """Return the best `limit` live documents of a searcher, and all that score as the last of them.
@@ -158,7 +158,7 @@ def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -
 
     if syntax not in SYNTAXES:
         raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
-    query = TextQuery(text=text, definition=definition, completed=text)
+    query = TextQuery(text=text, definition=definition, completed=text, parsed=tantivy.Query.empty_query())
     if not text.strip():
         raise _unparsable(query, "it is empty")
     with _refusing(query):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -33,7 +33,7 @@ KEPT_BYTES: Final = 2 * 2**30
 _MOST_PARTS: Final = 4096  # of all searchers: Linux lets a process map 65,530 files, six of them per part
 _PREFIX: Final = "tidemark-searchers-"
 
-_Key = tuple[str, tuple[str, ...]]
+_Key = tuple[str, ...]
 
 
 class Part(Protocol):
@@ -41,7 +41,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """Text that fixes what is in the files."""
+        """Text that fixes what is in the files, for one definition of the index."""
         ...
 
     def directory(self) -> Path:
@@ -74,8 +74,8 @@ class _Copies:
                 raise
         self.parts[name] = (target, _size(target))
 
-    def keep_only(self, names: frozenset[str]) -> None:
-        for name in self.parts.keys() - names:
+    def keep_only(self, names: Collection[str]) -> None:
+        for name in self.parts.keys() - set(names):
             shutil.rmtree(self.parts.pop(name)[0], ignore_errors=True)
 
 
@@ -105,17 +105,18 @@ class Searchers:
         """
         if not self._home.is_here:  # a copy by fork() has locks that nobody opens, and no folder
             self._begin()
-        key = (segments.fingerprint_of(definition), tuple(part.name for part in parts))
-        found = self._found(key)
+        fingerprint = segments.fingerprint_of(definition)
+        named = {f"{fingerprint} {part.name}": part for part in parts}
+        found = self._found(tuple(named))
         if found is None:
             with self._opening:
-                found = self._found(key) or self._opened(key, definition, parts, scratch)
+                found = self._found(tuple(named)) or self._opened(definition, named, scratch)
         try:
             yield found
         except Corrupt:
             with self._opening, self._looking:
                 self._open.clear()
-                self._copies.keep_only(frozenset())
+                self._copies.keep_only(())
             raise
 
     def _found(self, key: _Key) -> Searcher | None:
@@ -125,26 +126,31 @@ class Searchers:
                 self._open[key] = found
             return found
 
-    def _opened(self, key: _Key, definition: IndexDefinition, parts: Sequence[Part], scratch: Path) -> Searcher:
-        new = {part.name: part.directory() for part in parts if part.name not in self._copies.parts}
+    def _opened(self, definition: IndexDefinition, named: Mapping[str, Part], scratch: Path) -> Searcher:
+        new = {name: part.directory() for name, part in named.items() if name not in self._copies.parts}
         with native_errors.reading(f"index {definition.name!r}"):
-            is_kept = self._copied(new, parts)
+            is_kept = self._copied(new, named)
             copies = {name: path for name, (path, _) in self._copies.parts.items()}
-            found = [copies[part.name] if part.name in copies else new[part.name] for part in parts]
+            found = [copies[name] if name in copies else new[name] for name in named]
             opened = open_searcher(found, definition, self._copies.folder if is_kept else scratch)
         if is_kept:
             with self._looking:
-                self._open[key] = opened
-                while self._is_too_much() and len(self._open) > 1:
-                    self._open.pop(next(iter(self._open)))
-        self._copies.keep_only(frozenset(chain.from_iterable(names for _, names in self._open)))
+                self._open[tuple(named)] = opened
         return opened
 
-    def _copied(self, new: Mapping[str, Path], parts: Sequence[Part]) -> bool:
-        """Copy the parts that are new, where there is room for all of them."""
-        known = sum(self._copies.parts[part.name][1] for part in parts if part.name not in new)
-        if known + sum(map(_size, new.values())) > self._kept_bytes:
+    def _copied(self, new: Mapping[str, Path], names: Collection[str]) -> bool:
+        """Copy what is new, in place of what was not used for the longest time; only where all that is named has room.
+
+        A searcher goes on that others use while its copies are removed: its files are mapped.
+        """
+        sizes = {name: size for name, (_, size) in self._copies.parts.items()}
+        sizes |= {name: _size(directory) for name, directory in new.items()}
+        if sum(sizes[name] for name in names) > self._kept_bytes:
             return False
+        with self._looking:
+            while self._open and self._is_too_much(names, sizes):
+                self._open.pop(next(iter(self._open)))
+            self._copies.keep_only({*names, *chain.from_iterable(self._open)})
         try:
             for name, directory in new.items():
                 self._copies.add(name, directory)
@@ -153,10 +159,9 @@ class Searchers:
             return False
         return True
 
-    def _is_too_much(self) -> bool:
-        names = frozenset(chain.from_iterable(names for _, names in self._open))
-        size = sum(self._copies.parts[name][1] for name in names)
-        return size > self._kept_bytes or sum(len(names) for _, names in self._open) > _MOST_PARTS
+    def _is_too_much(self, names: Collection[str], sizes: Mapping[str, int]) -> bool:
+        size = sum(sizes[name] for name in {*names, *chain.from_iterable(self._open)})
+        return size > self._kept_bytes or len(names) + sum(map(len, self._open)) > _MOST_PARTS
 
 
 def _size(directory: Path) -> int:

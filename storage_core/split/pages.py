@@ -212,7 +212,7 @@ class _Shifted(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
         return self._at
 
-    def read(self, size: int = -1, /) -> bytes | memoryview:  # type: ignore[override]  # Arrow takes any buffer
+    def read(self, size: int = -1, /) -> bytes | memoryview:  # Arrow takes any buffer
         start = self._at
         self._at += size
         for begin, (end, first, shift) in self._shifts.items():
