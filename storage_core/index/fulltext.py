@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +46,7 @@ _PAGE_HITS = 250_000
 Found: TypeAlias = "tuple[Any, tantivy.DocAddress]"
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """One matching document: `source` is the position of its segment among those composed, `row` its row number."""
 
     source: int

@@ -119,6 +119,7 @@ def search(
             case _:
                 assert_never(parsed)
         best = _best(found, matches, Best(snapshot, most, names))
+        live.require_sound()
         return best.answer(names, offset=cast("int", offset), score=score_name(snapshot.schema))
 
 

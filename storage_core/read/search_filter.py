@@ -27,7 +27,7 @@ class RowFilter:
     """Those that the filter reads, and one at least."""
 
     def __init__(self, snapshot: Snapshot, wanted: Filter, limits: QueryLimits | None) -> None:
-        """Raise `InvalidInput` for a filter that does not fit the table, `Unavailable` where no process starts."""
+        """Start the process that is asked later. Raises `Unavailable` where the system gives none."""
         prepare()  # while rows are found
         self._snapshot = snapshot
         self._wanted = wanted
@@ -37,18 +37,24 @@ class RowFilter:
         read = columns_read(tree, snapshot.schema.names, TABLE)
         names = snapshot.schema.names
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
-        self.mask(snapshot.schema.empty_table(), 0)  # also where nothing is found
+        self._was_asked = False
 
     @cached_property
     def splits(self) -> frozenset[str]:
         """The paths of the splits that may hold a row that meets the filter. Requests: those of `pruning.prune`."""
         return frozenset(add.path for add in prune(self._snapshot, self._wanted.predicate))
 
+    def require_sound(self) -> None:
+        """Raise as `mask` does for a filter that was asked of no row, because none was found."""
+        if not self._was_asked:
+            self.mask(self._snapshot.schema.empty_table(), 0)
+
     def mask(self, rows: pa.Table, count: int) -> Mask:
         """Return which of `count` rows, of which the `columns` are given, meet the filter.
 
         Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
         """
+        self._was_asked = True
         place = "place"
         while place in self._condition.lower() or place in map(str.lower, self._snapshot.schema.names):
             place += "_"

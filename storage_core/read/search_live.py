@@ -32,13 +32,20 @@ class Live:
 
     def __call__(self, hits: list[Hit]) -> list[Hit]:
         """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
-        live = [hit for hit in hits if not self.excludes(hit.source) and hit.row not in self._deleted_of(hit.source)]
+        sources = {hit.source for hit in hits}
+        deleted = {source: self._deleted_of(source) for source in sources if not self.excludes(source)}
+        live = [hit for hit in hits if hit.source in deleted and hit.row not in deleted[hit.source]]
         return live if self._filter is None or not live else self._filtered(live, self._filter)
 
     def excludes(self, source: int) -> bool:
         """Whether the filter leaves out every row of a source, by what the log says of it."""
         path = self.sources[source].split
         return self._filter is not None and path is not None and path not in self._filter.splits
+
+    def require_sound(self) -> None:
+        """Raise `InvalidInput` for a filter that cannot be evaluated, also where it met no hit."""
+        if self._filter is not None:
+            self._filter.require_sound()
 
     def _deleted_of(self, source: int) -> BitMap:
         if source not in self._deleted:

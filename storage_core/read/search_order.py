@@ -31,6 +31,12 @@ def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*first, *snapshot.schema.names]))
 
 
+def order_of(snapshot: Snapshot) -> tuple[str, str]:
+    """Return the first of the `tie_columns` and its type: what `least` depends on besides the split."""
+    name = tie_columns(snapshot)[0]
+    return name, str(snapshot.schema.field(name).type)
+
+
 def least(add: Add, snapshot: Snapshot) -> Any:
     """Return what no value of the first of the `tie_columns` is below in this split, as `rows.sortable`; or None."""
     name = tie_columns(snapshot)[0]

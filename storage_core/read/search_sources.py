@@ -27,13 +27,15 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
 from storage_core.read.search_kept import Kept
-from storage_core.read.search_order import least
+from storage_core.read.search_order import least, order_of
 from storage_core.region import generation_segments
 from storage_core.split import pages
 from storage_core.split.conform import conform_split
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _logger = logging.getLogger(__name__)
+
+_LOW_BYTES = 500  # of a bound and its name
 
 
 class Source(Protocol):
@@ -77,7 +79,8 @@ def sources(
     kept: Kept,
 ) -> Iterator[list[Source]]:
     """The sources of a search: splits of the base by path, generations by region and number, what is in neither."""
-    base = [_Split(store, snapshot, covered, overlay, cache, kept, path) for path in sorted(snapshot.splits)]
+    order = order_of(snapshot)
+    base = [_Split(store, snapshot, covered, overlay, cache, kept, order, path) for path in sorted(snapshot.splits)]
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
     with ExitStack() as passing:
@@ -93,6 +96,7 @@ class _Split:
     overlay: Overlay
     cache: SegmentCache
     kept: Kept
+    order: tuple[str, str]
     path: str
 
     @property
@@ -117,7 +121,12 @@ class _Split:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 
     def low(self) -> Any:
-        return least(self.snapshot.splits[self.path], self.snapshot)
+        kept, name = self.kept.values, (self.path, "low", *self.order)
+        found = kept.get(name)
+        if found is None:
+            found = (least(self.snapshot.splits[self.path], self.snapshot),)
+            kept.keep(name, found, _LOW_BYTES)
+        return cast("tuple[Any]", found)[0]
 
     def deleted(self) -> BitMap:
         return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])

@@ -25,6 +25,7 @@ from storage_core.rows.keys import Positions
 from storage_core.split.kept_values import KeptValues
 from storage_core.split.read import corrupt_on_failure, mapped, open_split
 
+_FEW_ROWS: Final = 8
 _READ_BYTES: Final = 65_536
 _FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
 # Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
@@ -93,10 +94,10 @@ class _Taking:
             for name, each in ranges.items():
                 for start, stop in each:
                     rows = inside[slice(*np.searchsorted(inside, (start, stop)))] - start
-                    parts[name].append(values[name, start].take(pa.array(rows)))
+                    parts[name] += _rows(values[name, start], rows)
         fields = [footer.schema.field(name) for name in names]
         arrays = [pa.chunked_array(parts[field.name], field.type) for field in fields]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
 
     def _ranges(self, group: int, name: str, inside: Positions) -> list[tuple[int, int]]:
         """The rows from which to which a page of the column goes, of the pages that hold one of the rows."""
@@ -185,6 +186,11 @@ class _Taking:
     @cached_property
     def _data(self) -> memoryview:
         return memoryview(mapped(self._add, self._path).read_buffer()).cast("B")
+
+
+def _rows(page: pa.Array, rows: Positions) -> list[pa.Array]:
+    """Return the values at these places: of a few a slice each, which takes a tenth of what Arrow takes to gather."""
+    return [page.slice(row, 1) for row in rows.tolist()] if len(rows) <= _FEW_ROWS else [page.take(pa.array(rows))]
 
 
 class _Shifted(io.RawIOBase):

@@ -17,7 +17,7 @@ import pytest
 from storage_core.errors import Corrupt, SnapshotExpired
 from storage_core.index import searchers
 from storage_core.index.searchers import Searchers
-from storage_core.index.text_composed import Searcher
+from storage_core.index.text_composed import Searcher, open_searcher
 from storage_core.objectstore.contract import Overwrite
 from storage_core.read.search_kept import Kept
 from storage_core.split.kept_values import KeptValues
@@ -61,7 +61,7 @@ def table(tmp_path: Path) -> Table:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each searcher was opened over."""
-    noted, open_searcher = list[int](), searchers.open_searcher
+    noted = list[int]()
 
     def noting(directories: Sequence[Path], *rest: Any) -> Searcher:
         noted.append(len(directories))
