@@ -54,10 +54,6 @@ class Hit(NamedTuple):
     score: float
 
 
-Live = Callable[[list[Hit]], list[Hit]]
-"""Returns those of the hits that are rows to be found, in their order."""
-
-
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     """Return only when the index can be built over tables of `schema`; raises `InvalidInput`.
 
@@ -102,11 +98,14 @@ class TextQuery:
     completed: str
     parsed: tantivy.Query = field(compare=False)
 
-    def hits(self, searcher: Searcher, limit: int, *, live: Live | None = None) -> list[Hit]:
+    def hits(
+        self, searcher: Searcher, limit: int, *, live: Callable[[list[Hit]], list[Hit]] | None = None
+    ) -> list[Hit]:
         """Return the best `limit` live documents of a searcher, and all that score as the last of them.
 
-        By score, then position, then row. Without `live` all are. Documents that are not live count in the statistics
-        behind the scores, as in every search of these files.
+        By score, then position, then row. `live` returns those of some hits that are live, in their order; without it
+        all are. Documents that are not live count in the statistics behind the scores, as in every search of these
+        files.
         """
         found: list[Hit] = []
         for page in self._pages(searcher, limit + _SPARE_HITS):

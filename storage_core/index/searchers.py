@@ -2,7 +2,7 @@
 
 A search names the parts it needs, segments and what is indexed on the fly. The files of a part are copied once, into a
 folder that is this process's own: what becomes of the cache meanwhile does no harm to files that are mapped. A search
-of more parts copies what is new and opens all of them anew, which takes as long as reading their dictionaries' ends.
+of more parts copies what is new, and opens all of them as another searcher.
 """
 
 from __future__ import annotations

@@ -121,10 +121,11 @@ class _Split:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 
     def low(self) -> Any:
-        kept, name = self.kept.values, (self.path, "low", *self.order)
+        kept, add = self.kept.values, self.snapshot.splits[self.path]
+        name = (self.path, add.xxh3, "low", *self.order)
         found = kept.get(name)
         if found is None:
-            found = (least(self.snapshot.splits[self.path], self.snapshot),)
+            found = (least(add, self.snapshot),)
             kept.keep(name, found, _LOW_BYTES)
         return cast("tuple[Any]", found)[0]
 

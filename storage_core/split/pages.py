@@ -81,6 +81,7 @@ class _Taking:
         self._add = add
         self._path = path
         self._kept = kept
+        self._name = (add.path, add.xxh3)
 
     def take(self, places: Positions, columns: Collection[str] | None) -> pa.Table:
         footer = self._footer
@@ -113,7 +114,7 @@ class _Taking:
         missing = defaultdict[tuple[int, int], list[str]](list)
         for name, each in ranges.items():
             for start, stop in each:
-                found = self._kept.get((self._add.path, group, name, start))
+                found = self._kept.get((*self._name, group, name, start))
                 if isinstance(found, pa.Array):
                     values[name, start] = found
                 else:
@@ -123,7 +124,7 @@ class _Taking:
             for name in names:
                 array = decoded.column(name).combine_chunks()
                 values[name, start] = array
-                self._kept.keep((self._add.path, group, name, start), array, array.nbytes)
+                self._kept.keep((*self._name, group, name, start), array, array.nbytes)
         return values
 
     def _decoded(self, group: int, start: int, stop: int, names: Sequence[str]) -> pa.Table:
@@ -146,10 +147,10 @@ class _Taking:
 
     @cached_property
     def _footer(self) -> _Footer:
-        found = self._kept.get((self._add.path,))
+        found = self._kept.get(self._name)
         if not isinstance(found, _Footer):
             found = self._read_footer()
-            self._kept.keep((self._add.path,), found, _FOOTER_FACTOR * found.metadata.serialized_size)
+            self._kept.keep(self._name, found, _FOOTER_FACTOR * found.metadata.serialized_size)
         return found
 
     def _read_footer(self) -> _Footer:
@@ -162,7 +163,7 @@ class _Taking:
         return _Footer(metadata, opened.schema, opened.first_rows, leaves)
 
     def _pages(self, group: int, name: str) -> _Pages:
-        key = (self._add.path, group, name)
+        key = (*self._name, group, name)
         found = self._kept.get(key)
         if not isinstance(found, _Pages):
             found = self._read_pages(group, self._footer.leaves[name])
