@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from storage_core.read.predicate import Filter, Predicate
     from storage_core.read.pruning import Pruned
     from storage_core.read.scan import Scan
+    from storage_core.read.search_kept import Kept
     from storage_core.read.sql import Opened, TableView
     from storage_core.read.sql_result import SqlResult
     from storage_core.region.options import WriterOptions
@@ -74,6 +75,7 @@ class Table:
         self._log = log
         self._view = View(log, snapshot, pinned=pinned)
         self._verified = Verified()
+        self._kept: Kept | None = None
 
     def __repr__(self) -> str:
         """Say which table this is, at which version; nothing is requested."""
@@ -359,23 +361,36 @@ class Table:
         *,
         index: str,
         limit: int = 10,
+        offset: int = 0,
+        columns: Sequence[str] | None = None,
+        filter: Filter | str | None = None,  # noqa: A002  # as of `scan`
         syntax: str = "lenient",
         at: At | None = None,
         consistency: str = Consistency.SNAPSHOT,
         cache_dir: Path | None = None,
+        limits: QueryLimits | None = None,
     ) -> pa.Table:
         """Return the best `limit` rows for a query on an index, with a `score` column, best first.
 
         All matches are found however far index and merge lag: what no segment covers is read and indexed on the fly.
         Deleted and superseded rows are never found, and weigh in scores until they are compacted away (decision 0094).
         A full-text query that does not parse (`can't`), or names no column of the index, asks for any of its words;
-        with `syntax="strict"` it is refused. `consistency` is that of `scan`. Unpacked segments stay in `cache_dir`, a
-        folder that nobody else may write to; None keeps them for this call only. Raises `NotFound` for an unknown
-        index, `InvalidInput` for a query it cannot read.
+        with `syntax="strict"` it is refused. `filter`, `columns`, `consistency` and `limits` are those of `scan`: only
+        rows that meet the filter count towards `limit` and `offset`, the number of best rows to leave out. Rows with
+        equal scores have one order, so pages of one version neither overlap nor leave a row out. Unpacked segments stay
+        in `cache_dir`, a folder that nobody else may write to; None keeps them for this call only. Open searchers and
+        decoded pages are kept with this object, in bounded memory and temporary files (`index.searchers`,
+        `split.kept_values`). Raises `NotFound` for an unknown index, `InvalidInput` for an unknown column and for a
+        query or filter that cannot be read.
         """
+        from storage_core.read.scan import chosen_columns, wanted_filter
         from storage_core.read.search import search
+        from storage_core.read.search_kept import Kept
 
+        wanted = wanted_filter(filter)
+        self._kept = self._kept or Kept(self._verified)
         snapshot, captured = self._view.captured(at, consistency)
+        chosen = chosen_columns(columns, snapshot.schema)
         unmerged = () if captured is None else captured.parts(snapshot)
         return search(
             self._store,
@@ -383,10 +398,14 @@ class Table:
             query,
             index=index,
             limit=limit,
+            offset=offset,
+            columns=chosen,
+            filter=wanted,
+            limits=limits,
             syntax=syntax,
             cache_dir=cache_dir,
             unmerged=unmerged,
-            verified=self._verified,
+            kept=self._kept,
         )
 
     @_loading

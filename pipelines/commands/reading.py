@@ -13,15 +13,18 @@ from pipelines.commands.target import open_table
 from storage_core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from storage_core.settings.query import QueryLimits
+    from storage_core.table import Table
 
 Index = Annotated[str, typer.Option(metavar="NAME", help="The index that answers.")]
 Syntax = Annotated[
     str, typer.Option(metavar="SYNTAX", help="lenient: a text that is no full-text query is words; strict: an error.")
 ]
 Limit = Annotated[int, typer.Option(metavar="N", help="At most so many rows, the best first.")]
+Offset = Annotated[int, typer.Option(metavar="N", help="Leave out so many of the best rows: the next page.")]
+Filter = Annotated[
+    str | None, typer.Option("--filter", metavar="CONDITION", help='Only rows that meet it: "status >= 500".')
+]
 Columns = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these columns of a row: path,status.")]
 Seconds = Annotated[
     float | None,
@@ -72,6 +75,8 @@ def search(
     *,
     index: Index,
     limit: Limit = 10,
+    offset: Offset = 0,
+    filter_: Filter = None,
     syntax: Syntax = "lenient",
     columns: Columns = None,
     at: At = None,
@@ -83,25 +88,30 @@ def search(
 
     All matches are found however far the index lags: what no segment covers is read and indexed on the fly.
     """
-    answer = open_table(uri).search(
+    table = open_table(uri)
+    names = None if columns is None else _names_of(table, columns)
+    answer = table.search(
         query,
         index=index,
         limit=limit,
+        offset=offset,
+        columns=None if names is None else [name for name in names if name in table.schema.names] or None,
+        filter=filter_,
         syntax=syntax,
         at=at,
         consistency=consistency or "snapshot",
         cache_dir=_cache_dir(),
     )
-    output.rows(_chosen(answer, columns), as_json=as_json, everything=everything)
+    output.rows(answer if names is None else answer.select(names), as_json=as_json, everything=everything)
 
 
-def _chosen(rows: pa.Table, columns: str | None) -> pa.Table:
-    if columns is None:
-        return rows
-    names = columns.split(",")
-    if unknown := [name for name in names if name not in rows.column_names]:
-        raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(rows.column_names)}")
-    return rows.select(list(dict.fromkeys(names)))
+def _names_of(table: Table, columns: str) -> list[str]:
+    from storage_core.read.search import score_name
+
+    known, names = [*table.schema.names, score_name(table.schema)], list(dict.fromkeys(columns.split(",")))
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidInput(f"--columns: there is no {', '.join(unknown)}; an answer has {', '.join(known)}")
+    return names
 
 
 def _limits(seconds: float | None, memory_mib: int | None, spill_mib: int | None) -> QueryLimits:

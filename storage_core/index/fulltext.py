@@ -8,13 +8,11 @@ they equal those of a single index. Tantivy breaks ties of the score by segment,
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +21,7 @@ from pyroaring import BitMap
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted, shortened
 from storage_core.index import native_errors, text_files, text_limits, text_syntax
-from storage_core.index.text_composed import Composed, compose
+from storage_core.index.text_composed import Searcher, compose, scratch_directory
 from storage_core.index.text_files import ROW_FIELD
 from storage_core.settings.index import IndexDefinition
 
@@ -48,12 +46,7 @@ _PAGE_HITS = 250_000
 Found: TypeAlias = "tuple[Any, tantivy.DocAddress]"
 
 
-IsLive = Callable[[int, int], bool]
-"""Tells of a segment's position among those composed, and of a row of it, whether the row is live."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """One matching document: `source` is the position of its segment among those composed, `row` its row number."""
 
     source: int
@@ -88,7 +81,7 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     """
     room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
     what = f"full-text segment of index {definition.name!r}"
-    with native_errors.writing(what, room_bytes=room_bytes), _scratch(None) as root:
+    with native_errors.writing(what, room_bytes=room_bytes), scratch_directory(None) as root:
         built = [root / f"chunk-{start}" for start, _ in _chunks(rows, definition)]
         for directory, (start, chunk) in zip(built, _chunks(rows, definition), strict=True):
             _build_chunk(directory, chunk, start, definition)
@@ -98,55 +91,49 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """A query that parses for one index; make it with `parse`. `completed` is what tantivy is asked for it."""
+    """A query that parses for one index; make it with `parse`. `completed` is the text that `parsed` was made of."""
 
     text: str
     definition: IndexDefinition
     completed: str
+    parsed: tantivy.Query = field(compare=False)
 
     def hits(
-        self, directories: Sequence[Path], limit: int, scratch: Path, *, is_live: IsLive | None = None
+        self, searcher: Searcher, limit: int, *, live: Callable[[list[Hit]], list[Hit]] | None = None
     ) -> list[Hit]:
-        """Return the best `limit` live documents of the composed `directories`, and all that score as the last of them.
+        """Return the best `limit` live documents of a searcher, and all that score as the last of them.
 
-        By score, then position, then row. Without `is_live` all are. Documents that are not live count in the
-        statistics behind the scores, as in every composition of these directories. `scratch` is an existing directory,
-        best on their file system; nothing is left in it.
+        By score, then position, then row. `live` returns those of some hits that are live, in their order; without it
+        all are. Documents that are not live count in the statistics behind the scores, as in every search of these
+        files.
         """
-        import tantivy
-
-        with native_errors.reading(f"index {self.definition.name!r}"), _scratch(scratch) as root:
-            composed = compose(directories, root / "composed", self.definition)
-            return self._live(tantivy.Index.open(str(root / "composed")), composed, limit, is_live)
-
-    def _live(self, index: tantivy.Index, composed: Composed, limit: int, is_live: IsLive | None) -> list[Hit]:
-        live: list[Hit] = []
-        for page in self._pages(index, composed, limit + _SPARE_HITS):
-            live += [hit for hit in page if is_live is None or is_live(hit.source, hit.row)]
-            if len(live) >= limit and page[-1].score < live[limit - 1].score:
+        found: list[Hit] = []
+        for page in self._pages(searcher, limit + _SPARE_HITS):
+            found += page if live is None else live(page)
+            if len(found) >= limit and page[-1].score < found[limit - 1].score:
                 break
-        return [hit for hit in live if len(live) <= limit or hit.score >= live[limit - 1].score]
+        return [hit for hit in found if len(found) <= limit or hit.score >= found[limit - 1].score]
 
-    def _pages(self, index: tantivy.Index, composed: Composed, size: int) -> Iterator[list[Hit]]:
+    def _pages(self, searcher: Searcher, size: int) -> Iterator[list[Hit]]:
         """Yield all matching documents, best first, in larger and larger pages."""
-        searcher, query = index.searcher(), _parse_for(index, self)
-        seen = [BitMap() for _ in composed.rows]
-        start, count = 0, searcher.num_docs
+        seen = [BitMap() for _ in searcher.composed.rows]
+        start, count = 0, searcher.tantivy.num_docs
         while start < count:
             # The collector allocates for all it may return up front, so that never exceeds what can be found.
             size = min(size, count - start)
-            found = searcher.search(query, size, count=False, offset=start).hits
-            if found:
-                yield self._hits(searcher, composed, found, seen)
-            if len(found) < size:
+            with native_errors.reading(f"index {self.definition.name!r}"):
+                found = searcher.tantivy.search(self.parsed, size, count=False, offset=start).hits
+                hits = self._hits(searcher, found, seen)
+            if hits:
+                yield hits
+            if len(hits) < size:
                 return
             start, size = start + size, min(4 * size, max(size, _PAGE_HITS))
 
-    def _hits(
-        self, searcher: tantivy.Searcher, composed: Composed, found: list[Found], seen: list[BitMap]
-    ) -> list[Hit]:
+    def _hits(self, searcher: Searcher, found: list[Found], seen: list[BitMap]) -> list[Hit]:
         hits: list[Hit] = []
-        rows = searcher.fast_field_values(ROW_FIELD, [address for _, address in found])
+        composed = searcher.composed
+        rows = searcher.tantivy.fast_field_values(ROW_FIELD, [address for _, address in found])
         for (score, address), row in zip(found, rows, strict=True):
             source = composed.sources[address.segment_ord]
             if not isinstance(row, int) or not 0 <= row < composed.rows[source] or row in seen[source]:
@@ -169,7 +156,7 @@ def parse(text: str, definition: IndexDefinition, *, syntax: object = LENIENT) -
 
     if syntax not in SYNTAXES:
         raise InvalidInput(f"syntax is {syntax!r}; ask for one of {', '.join(SYNTAXES)}")
-    query = TextQuery(text=text, definition=definition, completed=text)
+    query = TextQuery(text=text, definition=definition, completed=text, parsed=tantivy.Query.empty_query())
     if not text.strip():
         raise _unparsable(query, "it is empty")
     with _refusing(query):
@@ -202,8 +189,7 @@ def _read(query: TextQuery, index: tantivy.Index) -> TextQuery:
         query = replace(query, completed=text_syntax.complete(tree, query.completed))
     except ValueError as error:
         raise _NoQueryError(str(error)) from error
-    _parse_for(index, query)
-    return query
+    return replace(query, parsed=_parse_for(index, query))
 
 
 def _require_exact(query: TextQuery, tree: text_limits.Node) -> None:
@@ -239,23 +225,6 @@ def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
         index=query.definition.name,
         query=shortened(query.text, 300),
     )
-
-
-@contextmanager
-def _scratch(parent: Path | None) -> Iterator[Path]:
-    """A temporary directory for tantivy indexes, removed at the end.
-
-    An index that was just opened reloads once in a thread of its own, which touches a lock file. When that falls into
-    the removal, a directory is not empty any more; it happens once per index, so the second removal finds no rival.
-    """
-    root = Path(tempfile.mkdtemp(prefix="tmp-tidemark-fulltext-", dir=parent))
-    try:
-        yield root
-    finally:
-        try:
-            shutil.rmtree(root)
-        except OSError:
-            shutil.rmtree(root)
 
 
 def _schema(definition: IndexDefinition) -> tantivy.Schema:

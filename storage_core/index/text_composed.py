@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage_core.index import text_files
 from storage_core.index.text_files import META
 from storage_core.settings.index import IndexDefinition
+
+if TYPE_CHECKING:
+    import tantivy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,43 @@ class Composed:
 
     sources: tuple[int, ...]
     rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """A composed index that was opened: its files are mapped, and needed by no name any more. Threads may share one."""
+
+    tantivy: tantivy.Searcher
+    composed: Composed
+
+
+def open_searcher(directories: Sequence[Path], definition: IndexDefinition, scratch: Path) -> Searcher:
+    """Return a searcher over all `directories`. Raises `Corrupt`, and what tantivy raises.
+
+    `scratch` is an existing directory, best on their file system; nothing is left in it.
+    """
+    import tantivy
+
+    with scratch_directory(scratch) as root:
+        composed = compose(directories, root / "composed", definition)
+        return Searcher(tantivy.Index.open(str(root / "composed")).searcher(), composed)
+
+
+@contextmanager
+def scratch_directory(parent: Path | None) -> Iterator[Path]:
+    """A temporary directory for tantivy indexes, removed at the end.
+
+    An index that was just opened reloads once in a thread of its own, which touches a lock file. When that falls into
+    the removal, a directory is not empty any more; it happens once per index, so the second removal finds no rival.
+    """
+    root = Path(tempfile.mkdtemp(prefix="tmp-tidemark-fulltext-", dir=parent))
+    try:
+        yield root
+    finally:
+        try:
+            shutil.rmtree(root)
+        except OSError:
+            shutil.rmtree(root)
 
 
 def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import pyarrow as pa
-from pyroaring import BitMap
 
 from storage_core.errors import InvalidInput
 from storage_core.foreign_text import quoted
@@ -22,16 +20,20 @@ from storage_core.headroom import QUERY_BYTES, require_headroom
 from storage_core.index import bitmap, catch_up, fulltext, segments
 from storage_core.index.cache import open_cache
 from storage_core.index.fulltext import Hit
+from storage_core.index.text_composed import Searcher
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import take_apart
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_live import Live
 from storage_core.read.search_order import Best
 from storage_core.read.search_sources import Source, sources
-from storage_core.read.verified import Verified
 from storage_core.settings.index import IndexDefinition
 
 if TYPE_CHECKING:
+    from storage_core.read.predicate import Filter
     from storage_core.region.unmerged import Unmerged
+    from storage_core.settings.query import QueryLimits
 
 SCORE = "score"
 
@@ -60,13 +62,18 @@ def search(
     *,
     index: str,
     limit: object = 10,
+    offset: object = 0,
+    columns: Sequence[str] | None = None,
+    filter: Filter | None = None,  # noqa: A002  # as of `scan`
+    limits: QueryLimits | None = None,
     syntax: object = fulltext.LENIENT,
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
-    verified: Verified | None = None,
+    kept: Kept | None = None,
 ) -> pa.Table:
-    """Return the best `limit` live rows of the table with their `score` (float64), best first.
+    """Return `limit` live rows of the table with their `score` (float64), those after the best `offset`, best first.
 
+    Only rows that meet `filter` count, within `limits`; it changes no score. Without `columns` the rows have all.
     `unmerged` are the records that the snapshot has not merged; newest wins per key.
     Order: score descending, then by key; without one by the time column and then all others. So the same rows with the
     same scores give the same pages, wherever they are kept.
@@ -75,37 +82,50 @@ def search(
     unmerged generation, and what the other records make of the base. Rows that are deleted or superseded weigh in the
     statistics until their split is written anew or their generation merged, and are never returned; decision 0094 has
     the bound. Every bitmap match scores 1.0 (`bitmap.parse`). The score column is `_score` where the table has a column
-    `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only.
+    `score`. Unpacked segments stay in `cache_dir`; None keeps them for this call only. What `kept` has of earlier
+    searches is neither fetched, opened nor decoded again.
 
-    Raises `NotFound` for an unknown index, `InvalidInput` for a query that cannot be read or a limit below 1,
-    `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used, with a warning.
-    `Unavailable` when the machine lacks disk, memory or open files.
+    Raises `NotFound` for an unknown index, `InvalidInput` for a query or filter that cannot be read, a limit below 1 or
+    an offset below 0, `Corrupt` and `SnapshotExpired` for damaged and vanished splits; a segment like that is not used,
+    with a warning. `Unavailable` when the machine lacks disk, memory or open files, or the filter passes a limit.
     Requests: one GET per split or generation with a segment that is not cached. Per split with hits that are better
     than the last, or as good and by its bounds not behind it, one: of a split above 8 MiB ranged ones instead, for its
-    footer and the row groups with hits, and of a local file none, which is hashed unless `verified` knows it, and
-    mapped. One per stored deletion vector of splits with such hits; and those of `overlay.take_apart`.
+    footer and the row groups with hits, and of a local file none, which is hashed unless `kept` knows it, and of which
+    the pages with hits are decoded. With a filter as much for its columns, of all hits until enough of them meet it.
+    One per stored deletion vector of splits with such hits; and those of `overlay.take_apart`.
     """
+    kept = kept or Kept()
     definition = segments.definition_of(snapshot, index)
     parsed = _parse(query, definition, snapshot, syntax)
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+    if not _is_number(limit, least=1):
         raise InvalidInput(f"limit is {quoted(limit)}; ask for at least one row")
-    covered, overlay = segments.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
+    if not _is_number(offset, least=0):
+        raise InvalidInput(f"offset is {quoted(offset)}; it is the number of rows to leave out, 0 or more")
+    most = cast("int", limit) + cast("int", offset)
+    names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
+    covered, overlay = kept.coverage(snapshot, definition), take_apart(store, snapshot, unmerged)
     with (
         require_headroom(f"search of index {index!r}", size=QUERY_BYTES),
         open_cache(cache_dir) as cached,
-        sources(
-            store, snapshot, covered=covered, overlay=overlay, cache=cached, verified=verified or Verified()
-        ) as found,
+        sources(store, snapshot, covered=covered, overlay=overlay, cache=cached, kept=kept) as found,
     ):
+        live = Live(found, snapshot, filter, limits)
         match parsed:
             case fulltext.TextQuery():
-                matches = _text_matches(found, parsed, limit, cached.root)
+                with kept.searchers.searcher(definition, found, cached.root) as searcher:
+                    matches = _text_matches(live, parsed, most, searcher)
             case bitmap.Condition():
-                matches = _bitmap_matches(found, parsed, definition)
+                matches = _bitmap_matches(live, parsed, definition)
             case _:
                 assert_never(parsed)
-        best = _best(found, matches, snapshot, limit)
-        return best.table(f"_{SCORE}" if SCORE in snapshot.schema.names else SCORE)
+        best = _best(found, matches, Best(snapshot, most, names))
+        live.require_sound()
+        return best.answer(names, offset=cast("int", offset), score=score_name(snapshot.schema))
+
+
+def score_name(schema: pa.Schema) -> str:
+    """Return the name of the column with the score in the answers of a table."""
+    return f"_{SCORE}" if SCORE in schema.names else SCORE
 
 
 def explain_search(snapshot: Snapshot, *, index: str) -> dict[str, object]:
@@ -140,32 +160,34 @@ def _parse(
             assert_never(definition.kind)
 
 
-def _text_matches(found: Sequence[Source], query: fulltext.TextQuery, limit: int, scratch: Path) -> _Matches:
-    directories = [each.directory() for each in found]
-    deleted = cache(lambda source: found[source].deleted())  # of sources with hits only
+def _is_number(given: object, *, least: int) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
+
+
+def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Matches:
+    found = query.hits(searcher, most, live=live)
     hits: dict[int, list[Hit]] = {}
-    tied = math.inf
-    for hit in query.hits(directories, limit, scratch, is_live=lambda source, row: row not in deleted(source)):
+    for hit in found:
         hits.setdefault(hit.source, []).append(hit)
-        tied = hit.score
+    tied = found[-1].score if found else math.inf
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
     return _Matches(sources=sorted(hits), hits=lambda source: hits[source], tied=tied, better=better)
 
 
-def _bitmap_matches(found: Sequence[Source], condition: bitmap.Condition, definition: IndexDefinition) -> _Matches:
+def _bitmap_matches(live: Live, condition: bitmap.Condition, definition: IndexDefinition) -> _Matches:
     """Sources are asked one by one, so those behind the answer stay closed."""
 
     def hits(source: int) -> list[Hit]:
-        matching = bitmap.matching_rows(found[source].directory(), definition, condition)
-        deleted = found[source].deleted() if matching else BitMap()
-        return [Hit(source=source, row=row, score=_MATCH) for row in matching if row not in deleted]
+        if live.excludes(source):
+            return []
+        matching = bitmap.matching_rows(live.sources[source].directory(), definition, condition)
+        return live([Hit(source=source, row=row, score=_MATCH) for row in matching])
 
-    return _Matches(sources=range(len(found)), hits=hits, tied=_MATCH)
+    return _Matches(sources=range(len(live.sources)), hits=hits, tied=_MATCH)
 
 
-def _best(found: Sequence[Source], matches: _Matches, snapshot: Snapshot, limit: int) -> Best:
+def _best(found: Sequence[Source], matches: _Matches, best: Best) -> Best:
     """Read each source that has some of the best rows, or may have, once."""
-    best = Best(snapshot, limit)
 
     def turn(source: int) -> tuple[Any, ...]:
         low = found[source].low()
@@ -175,5 +197,5 @@ def _best(found: Sequence[Source], matches: _Matches, snapshot: Snapshot, limit:
         if source not in matches.better and best.excludes(matches.tied, found[source].low()):
             break  # so do those behind it, none of which begins before it
         if hits := matches.hits(source):
-            best.add(found[source].take([hit.row for hit in hits]), [hit.score for hit in hits])
+            best.add(found[source].take([hit.row for hit in hits], best.columns), [hit.score for hit in hits])
     return best

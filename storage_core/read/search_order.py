@@ -5,7 +5,7 @@ So it does not depend on the split, generation or place that a row is in, and pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +31,12 @@ def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*first, *snapshot.schema.names]))
 
 
+def order_of(snapshot: Snapshot) -> tuple[str, str]:
+    """Return the first of the `tie_columns` and its type: what `least` depends on besides the split."""
+    name = tie_columns(snapshot)[0]
+    return name, str(snapshot.schema.field(name).type)
+
+
 def least(add: Add, snapshot: Snapshot) -> Any:
     """Return what no value of the first of the `tie_columns` is below in this split, as `rows.sortable`; or None."""
     name = tie_columns(snapshot)[0]
@@ -41,12 +47,16 @@ def least(add: Add, snapshot: Snapshot) -> Any:
 class Best:
     """The best `limit` of the rows that it is given. Memory is that of these, and of those given last."""
 
-    def __init__(self, snapshot: Snapshot, limit: int) -> None:
-        """Hold no row yet."""
+    def __init__(self, snapshot: Snapshot, limit: int, columns: Collection[str]) -> None:
+        """Hold no row yet; of a row `columns` are wanted."""
         self._columns = tie_columns(snapshot)
+        wanted = {*columns, *self._columns}
+        schema = pa.schema([each for each in snapshot.schema if each.name in wanted])
+        self.columns: Sequence[str] = tuple(schema.names)
+        """Those that rows have to have, which order them too."""
         self._limit = limit
         self._scores = pa.table({_SCORE: pa.array([], pa.float64())})
-        self._rows = snapshot.schema.empty_table()
+        self._rows = schema.empty_table()
         self._trimmed = True
 
     def add(self, rows: pa.Table, scores: Sequence[float]) -> None:
@@ -67,10 +77,11 @@ class Best:
         lowest = self._scores.column(_SCORE)[-1].as_py()
         return bool(lowest > score or (lowest == score and reached is not None and reached < low))
 
-    def table(self, score: str) -> pa.Table:
-        """Return the best rows in their order, with the column `score`."""
+    def answer(self, columns: Sequence[str], *, offset: int, score: str) -> pa.Table:
+        """Return these columns of the rows after the best `offset`, in their order, and behind them the `score`."""
         self._trim()
-        return self._rows.append_column(score, self._scores.column(_SCORE))
+        scored = self._rows.select(list(columns)).append_column(score, self._scores.column(_SCORE))
+        return scored.slice(offset)
 
     def _trim(self) -> None:
         if self._trimmed:

@@ -7,8 +7,8 @@ part as if they had one; generations likewise. A segment that is damaged or gone
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,23 +19,37 @@ from pyroaring import BitMap
 
 from storage_core.errors import Corrupt, NotFound
 from storage_core.formats import generation_manifest
+from storage_core.formats.bundle import checksum
 from storage_core.index.cache import SegmentCache
 from storage_core.index.native_errors import REBUILD
 from storage_core.index.segments import Coverage, build_rows, fingerprint_of
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.overlay import Overlay, WholeRows
-from storage_core.read.search_order import least
-from storage_core.read.verified import Verified
+from storage_core.read.search_kept import Kept
+from storage_core.read.search_order import least, order_of
 from storage_core.region import generation_segments
+from storage_core.split import pages
 from storage_core.split.conform import conform_split
 from storage_core.split.read import WHOLE_SPLIT_BYTES, open_split
 
 _logger = logging.getLogger(__name__)
 
+_LOW_BYTES = 500  # of a bound and its name
+
 
 class Source(Protocol):
     """Rows that an index counts from 0."""
+
+    @property
+    def name(self) -> str:
+        """Text that fixes what is in the files of the index."""
+        ...
+
+    @property
+    def split(self) -> str | None:
+        """The path of the split of the base that the rows are of; None where they are of none."""
+        ...
 
     def directory(self) -> Path:
         """Return the directory with the files of the index over all the rows."""
@@ -49,8 +63,8 @@ class Source(Protocol):
         """Return the rows that are no answer, whatever an index says of them."""
         ...
 
-    def take(self, rows: Sequence[int]) -> pa.Table:
-        """Return these rows under the schema of the table, in this order."""
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        """Return these columns of these rows under the schema of the table, in its and in this order."""
         ...
 
 
@@ -62,17 +76,16 @@ def sources(
     covered: Coverage,
     overlay: Overlay,
     cache: SegmentCache,
-    verified: Verified,
+    kept: Kept,
 ) -> Iterator[list[Source]]:
     """The sources of a search: splits of the base by path, generations by region and number, what is in neither."""
-    base = [_Split(store, snapshot, covered, overlay, cache, verified, path) for path in sorted(snapshot.splits)]
+    order = order_of(snapshot)
+    base = [_Split(store, snapshot, covered, overlay, cache, kept, order, path) for path in sorted(snapshot.splits)]
     ordered = sorted(overlay.generations, key=lambda each: (each.generation.region, each.generation.generation))
     generations = [_Generation(store, covered, cache, each) for each in ordered]
-    if not overlay.rest.num_rows:
-        yield [*base, *generations]
-        return
-    with cache.passing(build_rows(overlay.rest, covered.definition)) as directory:
-        yield [*base, *generations, _Rest(directory, overlay.rest)]
+    with ExitStack() as passing:
+        rest = [_Rest(covered, cache, passing, overlay.rest)] if overlay.rest.num_rows else []
+        yield [*base, *generations, *rest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +95,20 @@ class _Split:
     covered: Coverage
     overlay: Overlay
     cache: SegmentCache
-    verified: Verified
+    kept: Kept
+    order: tuple[str, str]
     path: str
+
+    @property
+    def name(self) -> str:
+        segment = self.covered.segments.get(self.path)
+        if segment is not None:
+            return f"{segment.path} {segment.xxh3}"
+        return f"{self.path} {self.snapshot.splits[self.path].xxh3}"
+
+    @property
+    def split(self) -> str:
+        return self.path
 
     def directory(self) -> Path:
         segment = self.covered.segments.get(self.path)
@@ -96,21 +121,36 @@ class _Split:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema)
 
     def low(self) -> Any:
-        return least(self.snapshot.splits[self.path], self.snapshot)
+        kept, add = self.kept.values, self.snapshot.splits[self.path]
+        name = (self.path, add.xxh3, "low", *self.order)
+        found = kept.get(name)
+        if found is None:
+            found = (least(add, self.snapshot),)
+            kept.keep(name, found, _LOW_BYTES)
+        return cast("tuple[Any]", found)[0]
 
     def deleted(self) -> BitMap:
         return self.overlay.deleted(self.store, self.snapshot, self.snapshot.splits[self.path])
 
-    def take(self, rows: Sequence[int]) -> pa.Table:
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
-        path = self.verified.path(self.store, add)
-        split = open_split(self.store, add, whole=path is not None or add.size <= WHOLE_SPLIT_BYTES, file_path=path)
-        _require_within(rows, split.rows, self.path)
+        path = self.kept.verified.path(self.store, add)
         places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
-        taken = conform_split(split.take(places), self.snapshot.schema).take(pa.array(order))
-        self.verified.recheck(self.store, [(add, path)] if path is not None else [])
+        # Whoever wrote a split without a checksum wrote its pages as he liked.
+        if path is not None and add.xxh3 is not None and add.numRecords is not None:
+            _require_within(rows, add.numRecords, self.path)
+            found = pages.take(self.store, add, path, places, columns=columns, kept=self.kept.values)
+        else:
+            split = open_split(self.store, add, whole=path is not None or add.size <= WHOLE_SPLIT_BYTES, file_path=path)
+            _require_within(rows, split.rows, self.path)
+            found = split.take(places, columns)
+        if not found.num_columns:  # of a split that is older than all of these columns
+            found = pa.table({"": pa.nulls(len(places))})
+        wanted = _chosen(self.snapshot.schema, columns)
+        taken = conform_split(found, wanted).take(pa.array(order))
+        self.kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         # Splits do not say which columns may be null; with the table's own schema all of them concatenate.
-        return cast("pa.Table", taken.cast(self.snapshot.schema))
+        return cast("pa.Table", taken.cast(wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +160,24 @@ class _Generation:
     cache: SegmentCache
     whole: WholeRows
 
+    @property
+    def name(self) -> str:
+        return f"generation-{self.whole.generation.path} {checksum(self._source.encode())}"
+
+    @property
+    def _source(self) -> str:
+        manifest = generation_manifest.encode(self.whole.generation).decode()
+        return f"{fingerprint_of(self.covered.definition)}\n{manifest}"
+
+    @property
+    def split(self) -> None:
+        return None
+
     def directory(self) -> Path:
         generation, definition = self.whole.generation, self.covered.definition
-        source = f"{fingerprint_of(definition)}\n{generation_manifest.encode(generation).decode()}"
         return self.cache.built(
             f"generation-{generation.path}",
-            source,
+            self._source,
             lambda: generation_segments.files(self.store, generation, definition, self.whole.rows),
         )
 
@@ -135,18 +187,32 @@ class _Generation:
     def deleted(self) -> BitMap:
         return self.whole.deleted
 
-    def take(self, rows: Sequence[int]) -> pa.Table:
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
         _require_within(rows, self.whole.rows.num_rows, f"generation {self.whole.generation.path}")
-        return self.whole.rows.take(pa.array(rows, pa.int64()))
+        return _taken(self.whole.rows, rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    made: Path
+    covered: Coverage
+    cache: SegmentCache
+    passing: ExitStack
     rows: pa.Table
 
+    @property
+    def name(self) -> str:
+        sink = pa.BufferOutputStream()
+        texts = self.rows.select(list(self.covered.definition.columns)).combine_chunks()
+        with pa.ipc.new_stream(sink, texts.schema) as writer:
+            writer.write_table(texts)
+        return f"rest {checksum(sink.getvalue())}"
+
+    @property
+    def split(self) -> None:
+        return None
+
     def directory(self) -> Path:
-        return self.made
+        return self.passing.enter_context(self.cache.passing(build_rows(self.rows, self.covered.definition)))
 
     def low(self) -> None:
         return None
@@ -154,8 +220,16 @@ class _Rest:
     def deleted(self) -> BitMap:
         return BitMap()
 
-    def take(self, rows: Sequence[int]) -> pa.Table:
-        return self.rows.take(pa.array(rows, pa.int64()))
+    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+        return _taken(self.rows, rows, columns)
+
+
+def _chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    return pa.schema([each for each in schema if each.name in columns])
+
+
+def _taken(whole: pa.Table, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    return whole.select(_chosen(whole.schema, columns).names).take(pa.array(rows, pa.int64()))
 
 
 def _require_within(rows: Sequence[int], count: int, where: str) -> None:

@@ -70,7 +70,7 @@ class OpenSplit:
         """Return the rows in file order with the columns in file order; names the split does not have are left out."""
         if not self._in_memory and self.row_groups:
             return pa.concat_tables(self.batches(columns))
-        with _corrupt_on_failure(self.add):
+        with corrupt_on_failure(self.add):
             table = self._file.read(columns=self._present(columns), use_threads=True)
         return self._visible(table, 0)
 
@@ -82,7 +82,7 @@ class OpenSplit:
         At most one row group is in memory.
         """
         chosen = range(self.row_groups) if groups is None else groups
-        first_rows = self._first_rows()
+        first_rows = self.first_rows
         for index in chosen:
             yield self._visible(self._row_group(index, columns), int(first_rows[index]))
 
@@ -101,10 +101,10 @@ class OpenSplit:
         """
         # what `read` has set stays set: Arrow's `use_threads=False` below would not take it back
         self._file.reader.set_use_threads(False)
-        first_rows = self._first_rows()
+        first_rows = self.first_rows
         group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
         first = int(first_rows[group]) if self.row_groups else 0
-        with _corrupt_on_failure(self.add):
+        with corrupt_on_failure(self.add):
             for batch in self._file.iter_batches(
                 batch_rows, row_groups=range(group, self.row_groups), use_threads=False
             ):
@@ -115,21 +115,21 @@ class OpenSplit:
                 first += batch.num_rows
                 yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
 
-    def take(self, places: npt.NDArray[np.int64]) -> pa.Table:
-        """Return the rows at these ascending places in the file, whether they are gone or not.
+    def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
+        """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.
 
         Reads the row groups that hold one of them; at most one and the result are in memory.
         """
-        first_rows = self._first_rows()
+        first_rows = self.first_rows
         groups = np.searchsorted(first_rows, places, side="right") - 1
         parts = [
-            self._row_group(int(index), None).take(pa.array(places[groups == index] - first_rows[index]))
+            self._row_group(int(index), columns).take(pa.array(places[groups == index] - first_rows[index]))
             for index in np.unique(groups)
         ]
         return pa.concat_tables(parts) if parts else self.schema.empty_table()
 
     def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:
-        with _corrupt_on_failure(self.add):
+        with corrupt_on_failure(self.add):
             rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
         expected = self._file.metadata.row_group(index).num_rows
         if rows.num_rows != expected and rows.num_columns:
@@ -139,7 +139,13 @@ class OpenSplit:
             )
         return rows
 
-    def _first_rows(self) -> npt.NDArray[np.int64]:
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The footer of the file."""
+        return self._file.metadata
+
+    @property
+    def first_rows(self) -> npt.NDArray[np.int64]:
         """The place in the file of the first row of each row group."""
         counts = np.array([self._file.metadata.row_group(index).num_rows for index in range(self.row_groups)], np.int64)
         return np.cumsum(counts) - counts
@@ -192,11 +198,11 @@ def open_split(
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     deleted = deleted_rows(store, add)
-    with _corrupt_on_failure(add):
+    with corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
         if file_path is not None:
-            source = _mapped(add, file_path)
+            source = mapped(add, file_path)
         else:
             source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
         file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
@@ -250,10 +256,11 @@ def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
         path = spool / xxhash.xxh3_128_hexdigest(add.path.encode())
         with scratch(f"a copy of {add.path}"):
             path.write_bytes(data)
-    return _mapped(add, path)
+    return mapped(add, path)
 
 
-def _mapped(add: Add, path: Path) -> pa.NativeFile:
+def mapped(add: Add, path: Path) -> pa.NativeFile:
+    """Return the file of a split, mapped. Raises what the system refuses as `Unavailable`."""
     with typed(add.path):
         return pa.memory_map(str(path))
 
@@ -276,8 +283,8 @@ def expired_split(add: Add) -> SnapshotExpired:
 
 
 @contextmanager
-def _corrupt_on_failure(add: Add) -> Iterator[None]:
-    """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
+def corrupt_on_failure(add: Add) -> Iterator[None]:
+    """Raise whatever Arrow finds wrong with the bytes of a split as `Corrupt`, and its lack as `SnapshotExpired`."""
     try:
         yield
     except NotFound as error:

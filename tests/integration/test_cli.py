@@ -420,6 +420,18 @@ def test_search_adds_the_score_and_keeps_the_limit(events: str, run: Run) -> Non
     assert [line["score"] for line in by_status] == [1.0, 1.0]
 
 
+def test_search_gives_the_next_page_of_the_rows_that_meet_a_filter(events: str, run: Run) -> None:
+    search = ("search", events, "404,200", "--index", "status", "--json")
+    every = [row for row in run(*search, "--limit", "100").lines if row["status"] == 404]
+    assert every
+    filtered = (*search, "--filter", "status = 404")
+    assert run(*filtered, "--limit", "100").lines == every
+    assert run(*filtered, "--limit", "1", "--offset", "1").lines == every[1:2]
+    assert run(*filtered, "--columns", "score").lines == [{"score": 1.0}] * len(every)
+    refused = run(*search, "--filter", "nope > 1")
+    assert (refused.code, "nope" in refused.err) == (2, True)
+
+
 def test_search_takes_a_question_as_it_is_written(events: str, run: Run) -> None:
     found = run("search", events, "what's (missing", "--index", "text", "--json").lines
     assert found == run("search", events, "missing", "--index", "text", "--json").lines != []

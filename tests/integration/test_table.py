@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -371,7 +372,9 @@ def test_each_level_of_consistency_searches_what_it_sees(tmp_path: Path) -> None
         table.search("ebb", index="text", at=0, consistency="latest")
 
 
-def test_a_search_without_a_cache_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_leaves_nothing_but_its_open_searcher_which_goes_with_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -379,5 +382,9 @@ def test_a_search_without_a_cache_leaves_nothing_behind(tmp_path: Path, monkeypa
         str(tmp_path / "logs"), SCHEMA, indexes=[{"name": "text", "kind": "fulltext", "columns": ["path"]}]
     )
     table.append(events(3))
-    assert table.search("2", index="text").column("path").to_pylist() == ["/2"]
+    for query in ("2", "1"):
+        assert table.search(query, index="text").column("path").to_pylist() == [f"/{query}"]
+        assert [each.name[:19] for each in temporary.iterdir()] == ["tidemark-searchers-"]
+    del table
+    gc.collect()
     assert list(temporary.iterdir()) == []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.index import fulltext
+from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 from tests.support.scale import scaled
 
@@ -32,7 +33,7 @@ def answers(rows: pa.Table, bounds: list[int], query: str, limit: int) -> list[t
             for name, data in fulltext.build(rows.slice(start, end - start), DEFINITION).items():
                 (directory / name).write_bytes(data)
             directories.append(directory)
-        hits = fulltext.parse(query, DEFINITION).hits(directories, limit, root)
+        hits = fulltext.parse(query, DEFINITION).hits(open_searcher(directories, DEFINITION, root), limit)
         return [(hit.score, bounds[hit.source] + hit.row) for hit in hits]
 
 

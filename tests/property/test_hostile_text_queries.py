@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from storage_core.errors import InvalidInput
 from storage_core.index import fulltext
+from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
@@ -73,15 +74,16 @@ class Searched:
     """One segment over `ROWS`, and judges of what queries find in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.part = folder / "part"
-        self.part.mkdir()
+        part = folder / "part"
+        part.mkdir()
         for name, data in fulltext.build(ROWS, DEFINITION).items():
-            (self.part / name).write_bytes(data)
+            (part / name).write_bytes(data)
+        self.searcher = open_searcher([part], DEFINITION, folder)
 
     def judge(self, chance: random.Random) -> str | None:
         text, syntax = query(chance), chance.choice(fulltext.SYNTAXES)
         try:
-            hits = fulltext.parse(text, DEFINITION, syntax=syntax).hits([self.part], 100, self.part.parent)
+            hits = fulltext.parse(text, DEFINITION, syntax=syntax).hits(self.searcher, 100)
         except InvalidInput as error:
             if syntax == fulltext.LENIENT and _NO_QUERY.search(str(error)) and "\ud800" not in text:
                 return f"a text that is words was refused: {error}"

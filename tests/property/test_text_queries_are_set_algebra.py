@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.index import fulltext
+from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 from tests.support.scale import scaled
 
@@ -87,6 +88,7 @@ def test_a_text_query_finds_what_sets_of_rows_say(queries: list[Expected]) -> No
         part.mkdir()
         for name, data in fulltext.build(pa.table({"body": ROWS}), DEFINITION).items():
             (part / name).write_bytes(data)
+        searcher = open_searcher([part], DEFINITION, Path(folder))
         for query in queries:
-            hits = fulltext.parse(query.text, DEFINITION).hits([part], len(ROWS), Path(folder))
+            hits = fulltext.parse(query.text, DEFINITION).hits(searcher, len(ROWS))
             assert {hit.row for hit in hits} == query.rows, query.text

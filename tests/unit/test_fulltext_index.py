@@ -15,6 +15,7 @@ import tantivy
 from storage_core.errors import InvalidInput
 from storage_core.index import fulltext
 from storage_core.index.fulltext import Hit
+from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 
 DEFINITION = IndexDefinition("text", "fulltext", ("request", "agent"))
@@ -57,7 +58,7 @@ def unpacked(directory: Path, rows: pa.Table, definition: IndexDefinition = DEFI
 
 def hits(directories: list[Path], query: str, limit: int, definition: IndexDefinition = DEFINITION) -> list[Hit]:
     scratch = directories[0].parent if directories else Path()
-    return fulltext.parse(query, definition).hits(directories, limit, scratch)
+    return fulltext.parse(query, definition).hits(open_searcher(directories, definition, scratch), limit)
 
 
 def single_index_answers(rows: pa.Table, query: str) -> list[tuple[float, int]]:
@@ -123,7 +124,7 @@ def test_a_segment_without_rows_takes_part_in_a_search(tmp_path: Path) -> None:
     parts = [unpacked(tmp_path / "none", rows.slice(0, 0)), unpacked(tmp_path / "some", rows)]
     assert {hit.source for hit in hits(parts, "*", 100)} == {1}
     assert hits(parts[:1], "*", 100) == []
-    assert fulltext.parse("get", DEFINITION).hits([], 10, tmp_path) == []
+    assert fulltext.parse("get", DEFINITION).hits(open_searcher([], DEFINITION, tmp_path), 10) == []
 
 
 def test_a_null_matches_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from storage_core.fsck.check import fsck
 from storage_core.fsck.report import Kind
 from storage_core.gc.collect import collect
 from storage_core.index import fulltext
+from storage_core.index.text_composed import open_searcher
 from storage_core.log.actions import Metadata
 from storage_core.objectstore.contract import Overwrite
 from storage_core.objectstore.memory import MemoryStore
@@ -199,7 +200,7 @@ def test_scores_are_those_of_one_index_over_all_rows_of_the_base_of_generations_
     (tmp_path / "one").mkdir()
     for name, data in fulltext.build(corpus, WORDS).items():
         (tmp_path / "one" / name).write_bytes(data)
-    hits = fulltext.parse("ebb", WORDS).hits([tmp_path / "one"], 100, tmp_path)
+    hits = fulltext.parse("ebb", WORDS).hits(open_searcher([tmp_path / "one"], WORDS, tmp_path), 100)
     scores = {hit.row: hit.score for hit in hits}
     assert {each["id"]: each["score"] for each in found(table, "ebb", "words")} == {
         1: scores[0],

@@ -12,6 +12,7 @@ import tantivy
 
 from storage_core.errors import Corrupt
 from storage_core.index import fulltext, text_files
+from storage_core.index.text_composed import open_searcher
 from storage_core.settings.index import IndexDefinition
 
 ROWS = pa.table({"body": ["ebb tide", "flood"]})
@@ -39,7 +40,7 @@ def test_a_segment_that_is_a_copy_of_another_is_corrupt_and_overwrites_nothing(t
         each.write_bytes(b"other")
     before = {each.name: each.read_bytes() for each in first.iterdir()}
     with pytest.raises(Corrupt, match="one of another split too"):
-        fulltext.parse("ebb", definition).hits([first, second], 10, tmp_path)
+        open_searcher([first, second], definition, tmp_path)
     assert {each.name: each.read_bytes() for each in first.iterdir()} == before
 
 

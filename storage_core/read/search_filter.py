@@ -1,0 +1,72 @@
+"""The filter of a search: which of some rows meet it, told by DuckDB in a process that can do nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.engine.sandbox.pool import prepare
+from storage_core.engine.statement import parse
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.columns_read import columns_read
+from storage_core.read.predicate import Filter
+from storage_core.read.pruning import prune
+from storage_core.read.query_errors import TABLE, query_errors
+from storage_core.read.source import Source
+from storage_core.rows.codes import Mask
+from storage_core.settings.query import QueryLimits
+
+
+class RowFilter:
+    """A filter over rows of one snapshot; it keeps those where it is true, by DuckDB's rules."""
+
+    columns: Sequence[str]
+    """Those that the filter reads, and one at least."""
+
+    def __init__(self, snapshot: Snapshot, wanted: Filter, limits: QueryLimits | None) -> None:
+        """Start the process that is asked later. Raises `Unavailable` where the system gives none."""
+        prepare()  # while rows are found
+        self._snapshot = snapshot
+        self._wanted = wanted
+        self._limits = QueryLimits() if limits is None else limits
+        self._condition = str(wanted.expression)
+        tree = parse(f"SELECT 1 FROM {TABLE} WHERE {self._condition}", "filter")  # noqa: S608  # parsed, not run
+        read = columns_read(tree, snapshot.schema.names, TABLE)
+        names = snapshot.schema.names
+        self.columns = tuple(names if read is None else sorted(read) or names[:1])
+        self._was_asked = False
+
+    @cached_property
+    def splits(self) -> frozenset[str]:
+        """The paths of the splits that may hold a row that meets the filter. Requests: those of `pruning.prune`."""
+        return frozenset(add.path for add in prune(self._snapshot, self._wanted.predicate))
+
+    def require_sound(self) -> None:
+        """Raise as `mask` does for a filter that was asked of no row, because none was found."""
+        if not self._was_asked:
+            self.mask(self._snapshot.schema.empty_table(), 0)
+
+    def mask(self, rows: pa.Table, count: int) -> Mask:
+        """Return which of `count` rows, of which the `columns` are given, meet the filter.
+
+        Raises `InvalidInput` where the filter cannot be evaluated, `Unavailable` where it passes a limit.
+        """
+        self._was_asked = True
+        place = "place"
+        while place in self._condition.lower() or place in map(str.lower, self._snapshot.schema.names):
+            place += "_"
+        columns = [
+            rows.column(each.name) if each.name in rows.column_names else pa.nulls(count, each.type)
+            for each in self._snapshot.schema
+        ]
+        numbered = pa.table([*columns, np.arange(count)], names=[*self._snapshot.schema.names, place])
+        text = f"SELECT {place} FROM {TABLE} WHERE {self._condition}"  # noqa: S608  # made of parts, or was checked
+        with query_errors("search", (), self._limits), Source(numbered).answer(text, self._limits) as result:
+            places = [batch.column(0).to_numpy() for batch in result]
+        mask: Mask = np.zeros(count, np.bool_)
+        for each in places:
+            mask[each] = True
+        return mask

@@ -1,0 +1,33 @@
+"""What an open table keeps from one search for the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from storage_core.index.searchers import Searchers
+from storage_core.index.segments import Coverage, coverage
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.verified import Verified
+from storage_core.settings.index import IndexDefinition
+from storage_core.split.kept_values import KeptValues
+
+
+@dataclass(slots=True)
+class Kept:
+    """Open searchers, decoded pages, and what is known of the splits that were read; all of it bounded.
+
+    It is of things that never change and are known by name and checksum, so a later version uses what still is of it.
+    Threads may share one.
+    """
+
+    verified: Verified = field(default_factory=Verified)
+    searchers: Searchers = field(default_factory=Searchers)
+    values: KeptValues = field(default_factory=KeptValues)
+    _covered: tuple[Snapshot, Coverage] | None = None
+
+    def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
+        """Return what the index covers of the snapshot; made once as long as neither is another. No request."""
+        covered = self._covered
+        if covered is None or covered[0] is not snapshot or covered[1].definition != definition:
+            covered = self._covered = snapshot, coverage(snapshot, definition)
+        return covered[1]

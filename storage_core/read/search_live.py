@@ -1,0 +1,65 @@
+"""Which hits of a search are rows to be found: those that are neither deleted nor left out by the filter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.index.fulltext import Hit
+from storage_core.log.snapshot import Snapshot
+from storage_core.read.predicate import Filter
+from storage_core.read.search_filter import RowFilter
+from storage_core.read.search_sources import Source
+from storage_core.settings.query import QueryLimits
+
+
+class Live:
+    """Takes hits, and returns those that are rows to be found, in their order.
+
+    Deleted rows are looked up of sources with hits only. Of the rows of hits the columns of the filter are read, so
+    what it costs is that of the hits until enough meet it, and not of the table.
+    """
+
+    def __init__(
+        self, found: Sequence[Source], snapshot: Snapshot, wanted: Filter | None, limits: QueryLimits | None
+    ) -> None:
+        self.sources = found
+        self._filter = None if wanted is None else RowFilter(snapshot, wanted, limits)
+        self._deleted: dict[int, BitMap] = {}
+
+    def __call__(self, hits: list[Hit]) -> list[Hit]:
+        """Return the hits that are rows to be found. Raises what `Source.take` and `RowFilter.mask` raise."""
+        sources = {hit.source for hit in hits}
+        deleted = {source: self._deleted_of(source) for source in sources if not self.excludes(source)}
+        live = [hit for hit in hits if hit.source in deleted and hit.row not in deleted[hit.source]]
+        return live if self._filter is None or not live else self._filtered(live, self._filter)
+
+    def excludes(self, source: int) -> bool:
+        """Whether the filter leaves out every row of a source, by what the log says of it."""
+        path = self.sources[source].split
+        return self._filter is not None and path is not None and path not in self._filter.splits
+
+    def require_sound(self) -> None:
+        """Raise `InvalidInput` for a filter that cannot be evaluated, also where it met no hit."""
+        if self._filter is not None:
+            self._filter.require_sound()
+
+    def _deleted_of(self, source: int) -> BitMap:
+        if source not in self._deleted:
+            self._deleted[source] = self.sources[source].deleted()
+        return self._deleted[source]
+
+    def _filtered(self, hits: list[Hit], wanted: RowFilter) -> list[Hit]:
+        places: dict[int, list[int]] = {}
+        for place, hit in enumerate(hits):
+            places.setdefault(hit.source, []).append(place)
+        rows = [
+            self.sources[source].take([hits[place].row for place in own], wanted.columns)
+            for source, own in places.items()
+        ]
+        mask = wanted.mask(pa.concat_tables(rows), len(hits))
+        order = np.array([place for own in places.values() for place in own], np.int64)
+        return [hits[place] for place in np.sort(order[mask]).tolist()]

@@ -1,0 +1,41 @@
+"""What was read or decoded once and may be needed again: the values that were used last, in bounded memory."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Final
+
+KEPT_BYTES: Final = 64 * 2**20
+"""Per table: the pages of some hundred hits where texts are of a hundred bytes, four megabytes of a search for ten."""
+
+_Name = tuple[object, ...]
+
+
+class KeptValues:
+    """Values by names that fix what they are, at most `most_bytes` of them. Threads may share one."""
+
+    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
+        self._most = most_bytes
+        self._lock = Lock()
+        self._kept: dict[_Name, tuple[object, int]] = {}  # the one used last is the last
+        self._bytes = 0
+
+    def get(self, name: _Name) -> object | None:
+        """Return the value, or None where it is not kept, or no longer."""
+        with self._lock:
+            found = self._kept.pop(name, None)
+            if found is None:
+                return None
+            self._kept[name] = found
+            return found[0]
+
+    def keep(self, name: _Name, value: object, size: int) -> None:
+        """Keep a value of `size` bytes, unless that is too large, and of the others those used last."""
+        if size > self._most:
+            return
+        with self._lock:
+            self._bytes += size - self._kept.pop(name, (None, 0))[1]
+            self._kept[name] = (value, size)
+            while self._bytes > self._most:
+                _, gone = self._kept.pop(next(iter(self._kept)))
+                self._bytes -= gone

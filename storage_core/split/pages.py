@@ -1,0 +1,231 @@
+"""Single rows of a split: of each column the page that holds the row is decoded, and kept for the next search.
+
+A row group is sixteen pages. Arrow reads a column chunk from its first page on, so it is given the file without the
+pages before the wanted one. Columns of nested values, whose pages need not begin with a row, are decoded by row group.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_core.formats.thrift_compact import read_struct
+from storage_core.log.actions import Add
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.rows.keys import Positions
+from storage_core.split.kept_values import KeptValues
+from storage_core.split.read import corrupt_on_failure, mapped, open_split
+
+_FEW_ROWS: Final = 8
+_READ_BYTES: Final = 65_536
+_FOOTER_FACTOR: Final = 8  # what a footer takes in memory, to its bytes in the file
+# Numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
+_STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What is read of a file but once. `leaves` are the columns that are read by page."""
+
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    first_rows: Positions
+    leaves: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """The data pages of a column chunk: the row that each begins with, then the number of all, and where they lie.
+
+    The chunk goes from `begin` to `end`; a dictionary is before the first data page.
+    """
+
+    rows: Positions
+    begin: int
+    end: int
+    positions: Sequence[int]
+
+
+def take(
+    store: ObjectStore,
+    add: Add,
+    path: Path,
+    places: Positions,
+    *,
+    columns: Collection[str] | None = None,
+    kept: KeptValues,
+) -> pa.Table:
+    """Return the rows at these ascending places in the file `path` of a split, whether they are gone or not.
+
+    Of `columns` those that the file has, in its order. The file is known to be sound as a whole. Decodes the pages that
+    hold a row and are not in `kept`. No request. Raises what `open_split` raises.
+    """
+    with corrupt_on_failure(add):
+        return _Taking(store, add, path, kept).take(places, columns)
+
+
+class _Taking:
+    """The file of one split while rows of it are taken; it is mapped when the first page is not kept."""
+
+    def __init__(self, store: ObjectStore, add: Add, path: Path, kept: KeptValues) -> None:
+        self._store = store
+        self._add = add
+        self._path = path
+        self._kept = kept
+        self._name = (add.path, add.xxh3)
+
+    def take(self, places: Positions, columns: Collection[str] | None) -> pa.Table:
+        footer = self._footer
+        names = [name for name in footer.schema.names if columns is None or name in columns]
+        parts: dict[str, list[pa.Array]] = {name: [] for name in names}
+        groups = np.searchsorted(footer.first_rows, places, side="right") - 1
+        for group in np.unique(groups).tolist():
+            inside = places[groups == group] - footer.first_rows[group]
+            ranges = {name: self._ranges(group, name, inside) for name in names}
+            values = self._values(group, ranges)
+            for name, each in ranges.items():
+                for start, stop in each:
+                    rows = inside[slice(*np.searchsorted(inside, (start, stop)))] - start
+                    parts[name] += _rows(values[name, start], rows)
+        fields = [footer.schema.field(name) for name in names]
+        arrays = [pa.chunked_array(parts[field.name], field.type) for field in fields]
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields)).combine_chunks()
+
+    def _ranges(self, group: int, name: str, inside: Positions) -> list[tuple[int, int]]:
+        """The rows from which to which a page of the column goes, of the pages that hold one of the rows."""
+        if name not in self._footer.leaves:
+            return [(0, self._footer.metadata.row_group(group).num_rows)]
+        bounds = self._pages(group, name).rows
+        found = np.unique(np.searchsorted(bounds, inside, side="right") - 1)
+        return [(int(bounds[each]), int(bounds[each + 1])) for each in found]
+
+    def _values(self, group: int, ranges: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int], pa.Array]:
+        """The decoded pages by column and first row; columns whose pages begin alike are decoded together."""
+        values: dict[tuple[str, int], pa.Array] = {}
+        missing = defaultdict[tuple[int, int], list[str]](list)
+        for name, each in ranges.items():
+            for start, stop in each:
+                found = self._kept.get((*self._name, group, name, start))
+                if isinstance(found, pa.Array):
+                    values[name, start] = found
+                else:
+                    missing[start, stop].append(name)
+        for (start, stop), names in missing.items():
+            decoded = self._decoded(group, start, stop, names)
+            for name in names:
+                array = decoded.column(name).combine_chunks()
+                values[name, start] = array
+                self._kept.keep((*self._name, group, name, start), array, array.nbytes)
+        return values
+
+    def _decoded(self, group: int, start: int, stop: int, names: Sequence[str]) -> pa.Table:
+        shifts: dict[int, tuple[int, int, int]] = {}
+        for name in names:
+            if name in self._footer.leaves:
+                pages = self._pages(group, name)
+                place = pages.positions[int(np.searchsorted(pages.rows, start))]
+                shifts[pages.begin] = (pages.end, pages.positions[0], place - pages.positions[0])
+        file = pq.ParquetFile(
+            _Shifted(self._data, shifts),
+            metadata=self._footer.metadata,
+            pre_buffer=False,
+            buffer_size=_READ_BYTES,
+            page_checksum_verification=True,
+        )
+        # a name with a dot in it is a path for Arrow, which may lead to more columns
+        batches = file.iter_batches(stop - start, row_groups=[group], columns=list(names), use_threads=False)
+        return pa.Table.from_batches([next(batches)])
+
+    @cached_property
+    def _footer(self) -> _Footer:
+        found = self._kept.get(self._name)
+        if not isinstance(found, _Footer):
+            found = self._read_footer()
+            self._kept.keep(self._name, found, _FOOTER_FACTOR * found.metadata.serialized_size)
+        return found
+
+    def _read_footer(self) -> _Footer:
+        opened = open_split(self._store, self._add, file_path=self._path)
+        metadata = opened.footer
+        paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+        times = Counter(paths)
+        flat = {each.name for each in opened.schema if not pa.types.is_nested(each.type) and times[each.name] == 1}
+        leaves = {path: index for index, path in enumerate(paths) if path in flat}
+        return _Footer(metadata, opened.schema, opened.first_rows, leaves)
+
+    def _pages(self, group: int, name: str) -> _Pages:
+        key = (*self._name, group, name)
+        found = self._kept.get(key)
+        if not isinstance(found, _Pages):
+            found = self._read_pages(group, self._footer.leaves[name])
+            self._kept.keep(key, found, 2 * found.rows.nbytes)
+        return found
+
+    def _read_pages(self, group: int, leaf: int) -> _Pages:
+        chunk = self._footer.metadata.row_group(group).column(leaf)
+        begin = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+        end = begin + chunk.total_compressed_size
+        at, rows, positions = begin, [0], list[int]()
+        while at < end:
+            header, body = read_struct(self._data, at)
+            page = header.get(_DATA_PAGE) or header.get(_DATA_PAGE_V2)
+            if page is not None:
+                positions.append(at)
+                rows.append(rows[-1] + page[_NUM_VALUES])
+            at = body + header[_STORED_SIZE]
+        return _Pages(np.array(rows, np.int64), begin, end, positions)
+
+    @cached_property
+    def _data(self) -> memoryview:
+        return memoryview(mapped(self._add, self._path).read_buffer()).cast("B")
+
+
+def _rows(page: pa.Array, rows: Positions) -> list[pa.Array]:
+    """Return the values at these places: of a few a slice each, which takes a tenth of what Arrow takes to gather."""
+    return [page.slice(row, 1) for row in rows.tolist()] if len(rows) <= _FEW_ROWS else [page.take(pa.array(rows))]
+
+
+class _Shifted(io.RawIOBase):
+    """A file in which column chunks lack some pages behind their dictionary: what follows is read in their place.
+
+    `shifts` has, by where a chunk begins: where it ends, where its first data page is, and how many bytes are left out.
+    """
+
+    def __init__(self, data: memoryview, shifts: Mapping[int, tuple[int, int, int]]) -> None:
+        super().__init__()
+        self._data = data
+        self._shifts = shifts
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes | memoryview:  # Arrow takes any buffer
+        start = self._at
+        self._at += size
+        for begin, (end, first, shift) in self._shifts.items():
+            if begin <= start < end:
+                before = self._data[start : min(first, self._at)]
+                after = self._data[max(start, first) + shift : max(self._at, first) + shift]
+                missing = size - len(before) - len(after)  # at the end of the file, behind the page
+                return b"".join((before, after, bytes(missing))) if len(before) or missing else after
+        return self._data[start : self._at]
