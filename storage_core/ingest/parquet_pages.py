@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt
+from storage_core.formats import thrift
 
 LARGEST_PAGE = 256 * 2**20
 PAGE_RATIO = 20
@@ -28,11 +29,6 @@ _EXPANDED_SIZE, _STORED_SIZE = 2, 3
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 5, 7, 8
 _NUM_VALUES = 1
 _ENCODINGS = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
-
-# Kinds of fields in Thrift's compact protocol.
-_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 3, 4, 5, 6, 8, 12
-_MOST_FIELDS = 64
-_DEEPEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
     position, end, values = 0, min(len(data), chunk.end - chunk.start), 0
     while position < end:
         try:
-            header, position = _struct(data, position, 0)
+            header, position = thrift.struct(data, position)
         except (IndexError, ValueError) as error:
             raise Corrupt(f"column {chunk.column}: the header of a page cannot be read") from error
         expanded, length = header.get(_EXPANDED_SIZE), header.get(_STORED_SIZE)
@@ -89,7 +85,8 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
             about = header.get(place)
             if isinstance(about, dict):
                 if place != _DICTIONARY_PAGE:  # whose values are no rows'
-                    values += int(about.get(_NUM_VALUES, 0))
+                    count = about.get(_NUM_VALUES)
+                    values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
                     raise Corrupt(f"column {chunk.column}: its pages are encoded otherwise than the footer says")
         if values > MOST_VALUES and chunk.is_nested:
@@ -97,49 +94,3 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
                 f"column {chunk.column}: more than {MOST_VALUES} values in a row group; write smaller row groups"
             )
         position += length
-
-
-def _struct(data: bytes, position: int, depth: int) -> tuple[dict[int, Any], int]:
-    """The numbers and structs of a Thrift struct by field id, and where it ends; texts are passed over."""
-    found: dict[int, Any] = {}
-    field = 0
-    for _ in range(_MOST_FIELDS):
-        head = data[position]
-        position += 1
-        if head == _STOP:
-            return found, position
-        if head >> 4:
-            field += head >> 4
-        else:
-            field, position = _signed(data, position)
-        kind = head & 15
-        if kind in (_TRUE, _FALSE):
-            found[field] = kind == _TRUE
-        elif kind == _BYTE:
-            position += 1
-        elif kind in (_I16, _I32, _I64):
-            found[field], position = _signed(data, position)
-        elif kind == _BINARY:
-            length, position = _unsigned(data, position)
-            position += length
-        elif kind == _STRUCT and depth < _DEEPEST:
-            found[field], position = _struct(data, position, depth + 1)
-        else:
-            raise ValueError(f"no page has a field of kind {kind}")
-    raise ValueError("too many fields")
-
-
-def _signed(data: bytes, position: int) -> tuple[int, int]:
-    number, position = _unsigned(data, position)
-    return (number >> 1) ^ -(number & 1), position
-
-
-def _unsigned(data: bytes, position: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # the last byte of a number
-            return number, position
-    raise ValueError("a number without an end")
