@@ -1,4 +1,7 @@
-"""Parquet footers of files that nobody vouches for: what Arrow finds wrong with them is an error, not its end."""
+"""Parquet footers of files that nobody vouches for: what Arrow finds wrong with them is an error, not its end.
+
+And what of a footer tells the columns of its file, without reading the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from contextlib import suppress
 
 import pyarrow.parquet as pq
 
+from storage_core.formats import thrift
+
+_SCHEMA = 2  # the field of `FileMetaData` in parquet.thrift that follows the version
 _PAGE_BUFFER = 4096  # with one, Arrow makes the readers of columns before it reads anything
 
 
@@ -21,6 +27,17 @@ def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:
     for group in range(metadata.num_row_groups):
         with suppress(_NotRead):
             opened.read_row_group(group, use_threads=False)
+
+
+def schema_bytes(footer: bytes) -> bytes | None:
+    """Return how a footer begins, up to the end of its schema; None where it is none.
+
+    Files that begin so have the same columns: names, order, types, nullability, all the way down.
+    """
+    try:
+        return next((footer[:end] for field, _, end in thrift.fields(footer, 0) if field == _SCHEMA), None)
+    except (IndexError, ValueError):
+        return None
 
 
 class _NotRead(Exception):  # noqa: N818 -- it ends a read that has come far enough

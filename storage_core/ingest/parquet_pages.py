@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from storage_core.errors import Corrupt
-from storage_core.formats.thrift_compact import read_struct
+from storage_core.formats import thrift
 
 LARGEST_PAGE = 256 * 2**20
 PAGE_RATIO = 20
@@ -70,7 +70,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
     position, end, values = 0, min(len(data), chunk.end - chunk.start), 0
     while position < end:
         try:
-            header, position = read_struct(data, position)
+            header, position = thrift.struct(data, position)
         except (IndexError, ValueError) as error:
             raise Corrupt(f"column {chunk.column}: the header of a page cannot be read") from error
         expanded, length = header.get(_EXPANDED_SIZE), header.get(_STORED_SIZE)
@@ -85,7 +85,8 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
             about = header.get(place)
             if isinstance(about, dict):
                 if place != _DICTIONARY_PAGE:  # whose values are no rows'
-                    values += int(about.get(_NUM_VALUES, 0))
+                    count = about.get(_NUM_VALUES)
+                    values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
                     raise Corrupt(f"column {chunk.column}: its pages are encoded otherwise than the footer says")
         if values > MOST_VALUES and chunk.is_nested:

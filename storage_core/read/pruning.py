@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import ManifestBounds, adds_of
+from storage_core.log.files.columns import ManifestBounds
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.bounds import (
     ColumnBounds,
@@ -134,7 +134,7 @@ def manifest_filter(
 
 def _chosen(files: pa.Table, predicate: Predicate, snapshot: Snapshot) -> Pruned:
     pruned = prune_table(files, predicate, schema=snapshot.schema, time_column=snapshot.config.time_column)
-    return Pruned(adds_of(files.filter(pruned.keep)), pruned.steps)
+    return Pruned(snapshot.splits.records_at(files, np.flatnonzero(pruned.keep)), pruned.steps)
 
 
 def _steps(files: pa.Table, schema: pa.Schema, time_column: str | None) -> Sequence[Step]:

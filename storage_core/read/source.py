@@ -6,8 +6,10 @@ stores are read first. A session may read the given splits and nothing else: no 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from storage_core.objectstore.prefetch import prefetch
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import TABLE, query_errors
-from storage_core.read.verified import Verified
+from storage_core.read.verified import UNKNOWN, Columns, Verified
 from storage_core.rows import fold
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split
@@ -43,9 +45,15 @@ _DELETED = "tidemark_deleted_"
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 # And a folder on the way to a table may be called `year=2026`, which is no column of it.
-_OPTIONS = "union_by_name = true, can_have_nan = true, hive_partitioning = false"
+_OPTIONS = "can_have_nan = true, hive_partitioning = false"
+# Files whose columns are known to be alike are bound by opening one of them; of all others each has to be opened.
+_UNLIKE = ", union_by_name = true"
+_MOST_KINDS = 16
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
-_WITHOUT_DELETED = "AS split ANTI JOIN {} AS gone ON split.file_index = gone.file AND split.file_row_number = gone.row"
+_WITHOUT_DELETED = (
+    "AS split ANTI JOIN {deleted} AS gone ON split.file_index + {first}::UBIGINT = gone.file "
+    "AND split.file_row_number = gone.row"
+)
 _PLACES = frozenset({"file_index", "file_row_number"})
 _DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
@@ -59,26 +67,64 @@ class Source:
 
     rows: pa.Table
     splits: tuple[tuple[Add, Path], ...] = ()
+    columns: tuple[Columns, ...] = ()
+    """Of each split; those with the same, and deleted rows or none, follow one another."""
     deleted: pa.Table | None = None
+    """The places of rows that are gone: of a split in `splits`, and of the row in it."""
     unread: int = 0
 
     def relation(self, name: str = TABLE) -> Relation:
         """Return the view of this name: the columns of the table in its order, null where a split has none."""
         if not self.splits and not self.unread:
             return Relation(rows={name: self.rows})
+        return self._relation(name, has_template=not self._are_the_table_s)
+
+    def cast(self, name: str = TABLE) -> Relation:
+        """Return the view, whose columns DuckDB may cast. Raises `InvalidInput` where a split has one of another type.
+
+        Where columns have several types DuckDB casts all of them to one that holds each, and says nothing. Of a split
+        that others wrote the types are theirs: Parquet has several for some of the table's.
+        """
+        if not self.splits:
+            return replace(self.relation(name), same_types=())
+        for add, path in self.splits:
+            if add.xxh3 is not None:
+                try:
+                    conform_split(pq.read_schema(path).remove_metadata().empty_table(), self.rows.schema)
+                except InvalidInput as error:
+                    raise InvalidInput(f"{add.path}: {error}", **error.context) from error
+        return replace(self._relation(name, has_template=True), same_types=())
+
+    @property
+    def _are_the_table_s(self) -> bool:
+        """Whether the splits have the columns of the table, in its order: then a view is what is in the files."""
+        names, types = self.rows.schema.names, self.rows.schema.types
+        schemas = [columns.schema for columns in set(self.columns)]
+        return not self.unread and all(
+            schema is not None and (schema.names, schema.types) == (names, types) for schema in schemas
+        )
+
+    def _relation(self, name: str, *, has_template: bool) -> Relation:
         template, deleted = f"{_TEMPLATE}{name}", f"{_DELETED}{name}"
-        whole = [path for add, path in self.splits if add.deleted_rows is None]
-        marked = [path for add, path in self.splits if add.deleted_rows is not None]
-        parts = [f"FROM {_quoted(template)}"]
+        parts = [f"FROM {_quoted(template)}"] if has_template else []
         parts += [f"{_null(self.rows.schema.names[0])} FROM range({self.unread})"] if self.unread else []
-        parts += [f"FROM {_parquet(whole)}"] if whole else []
-        parts += [f"FROM {_parquet(marked)} {_WITHOUT_DELETED.format(_quoted(deleted))}"] if marked else []
+        parts += self._files(_quoted(deleted))
         return Relation(
             rows={template: self.rows} | ({} if self.deleted is None else {deleted: self.deleted}),
             files=tuple(path for _, path in self.splits),
             views=(f"CREATE VIEW {_quoted(name)} AS {' UNION ALL BY NAME '.join(parts)}",),
             same_types=((name, template),),
         )
+
+    def _files(self, deleted: str) -> Iterator[str]:
+        """The rows of the splits, as tables of SQL: of those with the same columns at a time."""
+        first = 0
+        each_split = zip(self.splits, self.columns, strict=True)
+        for (is_marked, columns), found in groupby(each_split, lambda each: (_is_marked(each[0][0]), each[1])):
+            paths = [path for (_, path), _ in found]
+            table = f"FROM {_parquet(paths, are_alike=columns is not UNKNOWN)}"
+            yield f"{table} {_WITHOUT_DELETED.format(deleted=deleted, first=first)}" if is_marked else table
+            first += len(paths)
 
     def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Result:
         """Return the answer of a SELECT over `t`: see `answer`."""
@@ -94,21 +140,10 @@ class Source:
         try:
             relation.bind(connection)
         except TypesDiffer:
-            self.require_types()
+            connection.close()
+            connection = session(files=relation.files)
+            self.cast().bind(connection)
         return connection
-
-    def require_types(self) -> None:
-        """Return where DuckDB may cast the columns of splits. Raises `InvalidInput` where one has another type.
-
-        Where columns have several types DuckDB casts all of them to one that holds each, and says nothing. Of a split
-        that others wrote the types are theirs: Parquet has several for some of the table's.
-        """
-        for add, path in self.splits:
-            if add.xxh3 is not None:
-                try:
-                    conform_split(pq.read_schema(path).remove_metadata().empty_table(), self.rows.schema)
-                except InvalidInput as error:
-                    raise InvalidInput(f"{add.path}: {error}", **error.context) from error
 
 
 def answer(
@@ -135,9 +170,8 @@ def answer(
     try:
         return Result(query)
     except TypesDiffer:
-        for source in sources.values():
-            source.require_types()
-        return Result(replace(query, relation=replace(relation, same_types=())))
+        cast = joined(source.cast(name) for name, source in sources.items())
+        return Result(replace(query, relation=cast))
 
 
 def splits_source(
@@ -159,9 +193,17 @@ def splits_source(
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
         return Source(_fetched(store, splits, schema, columns))
-    marked = [add for add in splits if add.deleted_rows is not None]
-    found = tuple((add, paths[add.path]) for add in splits)
-    return Source(schema.empty_table(), found, _deleted(store, marked) if marked else None)
+    kinds = [verified.columns(add) for add in splits]
+    if len(set(kinds)) > _MOST_KINDS:
+        kinds = [UNKNOWN] * len(kinds)
+    number = {each: place for place, each in enumerate(dict.fromkeys(kinds))}
+    found = sorted(zip(splits, kinds, strict=True), key=lambda each: (_is_marked(each[0]), number[each[1]]))
+    return Source(
+        schema.empty_table(),
+        tuple((add, paths[add.path]) for add, _ in found),
+        tuple(each for _, each in found),
+        _deleted(store, [add for add, _ in found]),
+    )
 
 
 def source_of(
@@ -212,17 +254,27 @@ def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
     return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.deleted_rows is None for add in splits)
 
 
-def _deleted(store: ObjectStore, marked: Sequence[Add]) -> pa.Table:
-    """The deleted rows of every file, which is given by its place in the list."""
-    rows = [positions(deleted_rows(store, add)) for add in marked]
-    files = np.repeat(np.arange(len(rows), dtype=np.uint64), [len(each) for each in rows])
-    return pa.table([pa.array(files), pa.array(np.concatenate(rows))], schema=_DELETED_SCHEMA)
+def _deleted(store: ObjectStore, splits: Sequence[Add]) -> pa.Table | None:
+    """The deleted rows of the splits, each of which is given by its place; None where there are none."""
+    rows = {place: positions(deleted_rows(store, add)) for place, add in enumerate(splits) if _is_marked(add)}
+    if not rows:
+        return None
+    files = np.repeat(np.array([*rows], np.uint64), [len(each) for each in rows.values()])
+    return pa.table([pa.array(files), pa.array(np.concatenate([*rows.values()]))], schema=_DELETED_SCHEMA)
 
 
-def _parquet(paths: Sequence[Path]) -> str:
+def _is_marked(add: Add) -> bool:
+    return add.deleted_rows is not None
+
+
+def _parquet(paths: Sequence[Path], *, are_alike: bool) -> str:
     """Files as a table of SQL. Their names are quoted texts of it, for a variable could be read by the query."""
-    names = ", ".join("'" + literally(path).replace("'", "''") + "'" for path in paths)
-    return f"read_parquet([{names}], {_OPTIONS})"
+    return f"read_parquet([{', '.join(map(_path, paths))}], {_OPTIONS}{'' if are_alike else _UNLIKE})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _path(path: Path) -> str:
+    return "'" + literally(path).replace("'", "''") + "'"
 
 
 def _null(column: str) -> str:

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 
 from storage_core.errors import Corrupt, Unavailable
+from storage_core.formats.parquet_footer import schema_bytes
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 
 _HASH_BLOCK_BYTES = 4 * 2**20
+_TAIL = 8
+"""Bytes after the footer of a Parquet file: its length, and the magic number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """What the footers of some splits say of their columns, all of them the same. There is one of each in `Verified`.
+
+    `schema` is what Arrow makes of it; None where that cannot be told.
+    """
+
+    schema: pa.Schema | None
+
+
+UNKNOWN: Final = Columns(None)
+"""Of splits whose columns cannot be told, and so may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sound:
+    path: Path
+    identity: tuple[int, ...]
+    columns: Columns
 
 
 class Verified:
@@ -20,37 +48,59 @@ class Verified:
 
     DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
     (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
-    was written to: device, inode, size and the times of the last change are remembered, and looked at each time.
+    was written to: device, inode, size and the times of the last change are remembered, and looked at each time. All
+    splits are of one store.
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, _Sound] = {}
+        self._columns: dict[bytes, Columns] = {}
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""
+        known = self._files.get(add.path)
+        if known is not None and _is(known):
+            return known.path
         path = store.local_path(add.path)
         if path is None:
             return path
         try:
             found = _identity(path)
-            if self._files.get(add.path) != found:
-                require_sound(path, add)
+            require_sound(path, add)
+            self._files[add.path] = _Sound(path, found, self._columns_in(path))
         except FileNotFoundError:  # it went just now; reading it says so like for every other store
             return None
         except OSError as error:
             raise Unavailable(f"{add.path}: {error.strerror}; try again later", key=add.path) from error
-        self._files[add.path] = found
         return path
+
+    def columns(self, add: Add) -> Columns:
+        """Return what the footer of a split, of which `path` has told the file, says of its columns."""
+        return self._files[add.path].columns
 
     def recheck(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
         """Return when the files that were just read are what was written, still. Raises `Corrupt` otherwise."""
-        for add, path in splits:
-            try:
-                unchanged = self._files.get(add.path) == _identity(path)
-            except FileNotFoundError:  # collected meanwhile
-                continue
-            if not unchanged:
-                self.path(store, add)
+        for add, _ in splits:
+            self.path(store, add)
+
+    def _columns_in(self, path: Path) -> Columns:
+        """What the footer of a sound file says; Arrow reads it where no footer before it began alike."""
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            length = int.from_bytes(file.read(_TAIL)[:4], "little")
+            file.seek(max(0, file.tell() - _TAIL - length))
+            footer = file.read(length)
+        known = next((columns for start, columns in self._columns.items() if footer.startswith(start)), None)
+        if known is not None:
+            return known
+        start = schema_bytes(footer)
+        if start is None:
+            return UNKNOWN
+        try:
+            self._columns[start] = Columns(pq.read_schema(path).remove_metadata())
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            return UNKNOWN
+        return self._columns[start]
 
 
 def require_sound(path: Path, add: Add) -> None:
@@ -66,6 +116,14 @@ def require_sound(path: Path, add: Add) -> None:
             digest.update(block)
     if digest.hexdigest() != add.xxh3:
         raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}", key=add.path)
+
+
+def _is(known: _Sound) -> bool:
+    """Whether the file is the one that was verified; any doubt is a reason to verify it again."""
+    try:
+        return _identity(known.path) == known.identity
+    except OSError:
+        return False
 
 
 def _identity(path: Path) -> tuple[int, ...]:

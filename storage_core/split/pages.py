@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.formats.thrift_compact import read_struct
+from storage_core.formats import thrift
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
@@ -176,7 +176,7 @@ class _Taking:
         end = begin + chunk.total_compressed_size
         at, rows, positions = begin, [0], list[int]()
         while at < end:
-            header, body = read_struct(self._data, at)
+            header, body = thrift.struct(self._data, at)
             page = header.get(_DATA_PAGE) or header.get(_DATA_PAGE_V2)
             if page is not None:
                 positions.append(at)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from storage_core.errors import Corrupt, Unsupported
@@ -17,6 +18,7 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.deletion_vector import inline
+from storage_core.log.files import live
 from storage_core.log.files.live import FilesBuilder
 from storage_core.log.snapshot import Snapshot
 from tests.support.log_tables import INDEX, SCHEMA, metadata, removal, segment, split
@@ -118,3 +120,19 @@ def test_many_splits_are_found_at_once_as_they_are_found_one_by_one() -> None:
         assert set(files.among(wanted)) == {paths[1], paths[2], paths[99], split("new").path}
         assert loaded or len(list(files)) == 100  # from here on every split is a record
     assert files.among([]) == {}
+
+
+@pytest.mark.parametrize("most", [0, 3, 4096])
+def test_the_actions_at_places_are_those_of_their_paths_however_many_are_kept(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_MOST_MADE", most)
+    builder = FilesBuilder(snapshot_of_many(10, 2).splits)
+    builder.add(split("new"), 101, 1)
+    files = builder.build()
+    table = files.table()
+    paths = table["path"].to_pylist()
+    for places in ([3, 4, 5], [5, 0], [], [4], [9, 10, 0, 3], list(range(11))):
+        assert files.records_at(table, np.array(places, np.int64)) == tuple(files[paths[place]] for place in places)
+    assert len(files) == len(list(files))  # from here on every split is a record
+    assert files.records_at(table, np.arange(11)) == tuple(map(files.__getitem__, paths))

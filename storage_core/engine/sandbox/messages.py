@@ -5,6 +5,7 @@ A message is a kind of one byte, a length, and so many bytes; open files may go 
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -114,26 +115,34 @@ def _received(source: socket.socket, head: bytes, wait: Callable[[], None], *, m
 def encoded(query: Query) -> bytes:
     """Return a query as bytes; of its rows in memory the names, for the rows go as files: see `file_of`."""
     relation = query.relation
-    given = {
-        **{name: getattr(query, name) for name in _PLAIN_FIELDS},
+    read = {
         "rows": list(relation.rows),
         "files": [os.fsdecode(path) for path in relation.files],
         "views": relation.views,
         "same_types": relation.same_types,
     }
-    return json.dumps(given).encode()
+    asked = {name: getattr(query, name) for name in _PLAIN_FIELDS}
+    return b"\n".join(json.dumps(each).encode() for each in (asked, read))
 
 
 def decoded(message: Message) -> Query:
     """Return the query of a message, whose files are closed then. Its rows are the bytes of those, not copies."""
-    given: dict[str, Any] = json.loads(message.content.to_pybytes())
-    relation = Relation(
-        rows={name: _mapped(file) for name, file in zip(given.pop("rows"), message.files, strict=True)},
-        files=tuple(map(Path, given.pop("files"))),
-        views=tuple(given.pop("views")),
-        same_types=tuple((view, other) for view, other in given.pop("same_types")),
+    asked, read = message.content.to_pybytes().split(b"\n")
+    names, relation = _relation(read)
+    rows = {name: _mapped(file) for name, file in zip(names, message.files, strict=True)}
+    return Query(relation=replace(relation, rows=rows), **json.loads(asked))
+
+
+@functools.lru_cache(maxsize=4)  # of queries over the same many files
+def _relation(content: bytes) -> tuple[list[str], Relation]:
+    """The names of the rows of a relation, and the rest of it."""
+    given: dict[str, Any] = json.loads(content)
+    return given["rows"], Relation(
+        rows={},
+        files=tuple(map(Path, given["files"])),
+        views=tuple(given["views"]),
+        same_types=tuple((view, other) for view, other in given["same_types"]),
     )
-    return Query(relation=relation, **given)
 
 
 def file_of(rows: pa.Table) -> IO[bytes]:

@@ -18,7 +18,9 @@ IDLE_SECONDS = 60
 """So long a sandbox waits for the next query."""
 
 # As the catalogue has them: asked of the views themselves, they would be read from every file once more.
-_TYPES = "SELECT data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
+_COLUMNS = (
+    "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? AND NOT internal ORDER BY column_index"
+)
 
 
 class TypesDiffer(Exception):  # noqa: N818  # a finding, which the caller takes for good or not
@@ -34,7 +36,7 @@ class Relation:
     views: tuple[str, ...] = ()
     """Statements that create views over `rows`, `files` and each other, in this order."""
     same_types: tuple[tuple[str, str], ...] = ()
-    """Pairs of views, of which the first begins with the types of the second."""
+    """Pairs of views, of which the first begins with the columns of the second."""
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
@@ -43,7 +45,7 @@ class Relation:
         for statement in self.views:
             connection.execute(statement)
         for pair in self.same_types:
-            found, wanted = ([each for (each,) in connection.execute(_TYPES, [view]).fetchall()] for view in pair)
+            found, wanted = (connection.execute(_COLUMNS, [view]).fetchall() for view in pair)
             if found[: len(wanted)] != wanted:
                 raise TypesDiffer
 

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import adds_of, paths_of, table_of
+from storage_core.log.files.columns import adds_of, paths_of, rows_at, table_of
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from storage_core.log.files.listed import Keep, ListedFiles
+
+_MOST_MADE = 4096
+"""Actions of single rows that are kept, about a kilobyte each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class LiveFiles(Mapping[str, Add]):
         self._all: pa.Table | None = None
         self._added: pa.Table | None = None
         self._records: dict[str, Add] | None = None
+        self._made: dict[str, Add] = {}
         self._times: dict[str, tuple[int, int]] | None = None
 
     def __len__(self) -> int:
@@ -114,6 +121,20 @@ class LiveFiles(Mapping[str, Add]):
             return found | {path: self._records[path] for path in rest if path in self._records}
         tables = () if self.listed is None else self.listed.find_all(rest)
         return found | {add.path: add for add in chain.from_iterable(map(adds_of, tables))}
+
+    def records_at(self, table: pa.Table, places: npt.NDArray[np.int64]) -> tuple[Add, ...]:
+        """Return the actions at these places of `table`, in that order. Of a few thousand each is made once."""
+        paths: list[str] = table.column("path").take(pa.array(places)).to_pylist()
+        known = self._made if self._records is None else self._records
+        new = [place for place, path in zip(places.tolist(), paths, strict=True) if path not in known]
+        if not new:
+            return tuple(known[path] for path in paths)
+        if len(known) + len(new) > _MOST_MADE:
+            known, new = {}, places.tolist()
+        made = known | {add.path: add for add in adds_of(rows_at(table, np.array(new)))}
+        if len(made) <= _MOST_MADE:
+            self._made = made
+        return tuple(made[path] for path in paths)
 
     def recent(self, path: str) -> Add | None:
         """Return the live split of this path if that is known without a request, as it is of the newest commits."""

@@ -1,0 +1,141 @@
+"""Splits of one table with other columns than the table has now, in another order, some with deleted rows.
+
+They answer as DuckDB does over a table of its own with the same rows, however many kinds of them there are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from storage_core.clock import SystemClock
+from storage_core.engine.session import session
+from storage_core.errors import InvalidInput
+from storage_core.ids import SystemIds
+from storage_core.log.actions import Add
+from storage_core.read.source import splits_source
+from storage_core.read.verified import Verified
+from storage_core.split.conform import conform_split
+from storage_core.split.context import context_of
+from storage_core.split.write import sort_and_write
+from tests.support.deleted_rows import delete_places
+from tests.support.scale import scaled
+from tidemark import Table
+
+TYPES: Mapping[str, pa.DataType] = {
+    "id": pa.int64(),
+    "f": pa.float64(),
+    "text": pa.string(),
+    "at": pa.timestamp("us", "UTC"),
+    "pair": pa.struct([("x", pa.int32()), ("y", pa.list_(pa.string()))]),
+    "raw": pa.binary(),
+}
+SCHEMA = pa.schema(list(TYPES.items()))
+VALUES: Mapping[str, st.SearchStrategy[Any]] = {
+    "id": st.integers(0, 9),
+    "f": st.sampled_from([-1.5, 0.0, float("nan"), 7.0]),
+    "text": st.sampled_from(["", "a", "b%"]),
+    "at": st.integers(0, 10**15),
+    "pair": st.fixed_dictionaries({"x": st.integers(0, 3), "y": st.lists(st.just("y"), max_size=2)}),
+    "raw": st.binary(max_size=2),
+}
+QUERIES = (
+    "select * from t",
+    "select count(*) as n, count(raw) as m, sum(id) as s from t",
+    "select text, id from t where id >= 5 or f > 0",
+    "select a.id, b.text from t a join t b on a.id = b.id where b.pair.x = 1",
+    "select id from t where text is null and pair is not null",
+)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[pa.Table, set[int]]:
+    """The rows of a split, which lacks some columns and has the others in any order, and which of them are gone."""
+    names = draw(st.sampled_from([list(TYPES), list(TYPES), draw(st.permutations(list(TYPES)))]))
+    names = names[: draw(st.integers(1, len(names)))] if draw(st.booleans()) else names
+    count = draw(st.integers(1, 6))
+    values = {name: draw(st.lists(st.none() | VALUES[name], min_size=count, max_size=count)) for name in names}
+    rows = pa.table({name: pa.array(each, TYPES[name]) for name, each in values.items()})
+    return rows, draw(st.just(set[int]()) | st.sets(st.integers(0, count - 1)))
+
+
+def written(table: Table, rows: pa.Table) -> Add:
+    """A split with the columns that an older schema of the table may have had."""
+    (add,) = sort_and_write(
+        table.store, rows, context=context_of(table.log.snapshot()), ids=SystemIds(), now_ms=SystemClock().now_ms()
+    )
+    return add
+
+
+def committed(folder: Path, made: Sequence[tuple[pa.Table, set[int]]]) -> Table:
+    table = Table.create(str(folder / "t"), SCHEMA)
+    adds = [written(table, rows) for rows, _ in made]
+    table.log.commit(table.log.snapshot(), adds, operation="APPEND")
+    places = {add.path: gone for add, (_, gone) in zip(adds, made, strict=True) if gone}
+    if places:
+        delete_places(table.log, places)
+    return Table.open(table.uri)
+
+
+def left(rows: pa.Table, gone: set[int]) -> pa.Table:
+    return conform_split(rows.filter(pa.array([place not in gone for place in range(rows.num_rows)])), SCHEMA)
+
+
+def shown(rows: pa.Table) -> list[str]:
+    return sorted(map(str, rows.to_pylist()))
+
+
+MANY = [(pa.table({name: pa.nulls(2, TYPES[name]) for name in [*TYPES][each:]}), {each % 2}) for each in range(6)]
+MORE = [(pa.table({name: pa.nulls(2, TYPES[name]) for name in (a, b)}), {1}) for a in TYPES for b in TYPES if a != b]
+
+
+@settings(max_examples=scaled(10), deadline=None)
+@given(made=st.lists(splits(), min_size=1, max_size=5))
+@example(made=MANY)
+@example(made=MORE)
+def test_a_query_over_splits_of_any_columns_equals_the_query_over_a_native_table(
+    made: list[tuple[pa.Table, set[int]]],
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-kinds-"))
+    table, connection = committed(folder, made), session()
+    rows = pa.concat_tables([left(each, gone) for each, gone in made])
+    connection.from_arrow(rows).create("t")
+    for query in QUERIES:
+        answer = table.sql(query).to_arrow()
+        wanted = connection.sql(query).to_arrow_table()
+        assert answer.schema.names == wanted.schema.names, query
+        assert answer.schema.types == wanted.schema.types, query
+        assert shown(answer) == shown(wanted), query
+    assert table.scan().to_arrow().schema.equals(SCHEMA)
+    assert shown(table.scan().to_arrow()) == shown(rows)
+    assert shown(table.scan(["f", "id"]).to_arrow()) == shown(rows.select(["f", "id"]))
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["whole", "with deleted rows"])
+def test_of_splits_that_are_alike_one_is_opened_to_bind_all(tmp_path: Path, *, deleted: bool) -> None:
+    rows = pa.table({name: pa.nulls(2, type_) for name, type_ in TYPES.items()})
+    table = committed(tmp_path, [(rows, {1} if deleted else set())] * 3)
+    relation = splits_source(table.store, [*table.snapshot.splits.values()], SCHEMA, verified=Verified()).relation()
+    for path in relation.files[1:]:
+        path.write_bytes(b"no Parquet file")
+    with session(files=relation.files) as connection:
+        relation.bind(connection)
+
+
+@pytest.mark.parametrize("name", ["file_index", "file_row_number", "filename", "rowid"])
+def test_what_duckdb_knows_of_a_row_of_a_file_is_no_column_of_the_table(tmp_path: Path, name: str) -> None:
+    table = committed(tmp_path, [(pa.table({"id": [1]}, pa.schema([SCHEMA.field("id")])), set())] * 2)
+    alike = Table.create(str(tmp_path / "alike"), SCHEMA)
+    alike.append(pa.table({each: pa.nulls(2, type_) for each, type_ in TYPES.items()}))
+    for each in (table, alike):
+        with pytest.raises(InvalidInput, match=rf"{name}"):
+            each.sql(f"select {name} from t").to_arrow()
