@@ -10,7 +10,7 @@ _MOST_FIELDS = 64
 _DEEPEST = 8
 
 
-def struct(data: bytes, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+def struct(data: bytes | memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Return the numbers, structs and lists of a struct by field id, and where it ends; texts are passed over.
 
     Raises `ValueError` or `IndexError` for bytes that are none.
@@ -24,7 +24,7 @@ def struct(data: bytes, position: int, depth: int = 0) -> tuple[dict[int, Any], 
     return found, end + 1
 
 
-def fields(data: bytes, position: int, depth: int = 0) -> Iterator[tuple[int, Any, int]]:
+def fields(data: bytes | memoryview, position: int, depth: int = 0) -> Iterator[tuple[int, Any, int]]:
     """Yield the fields of a struct as they stand: id, value as of `struct`, and where the field ends. Raises as it."""
     field = 0
     for _ in range(_MOST_FIELDS):
@@ -44,7 +44,7 @@ def fields(data: bytes, position: int, depth: int = 0) -> Iterator[tuple[int, An
     raise ValueError("too many fields")
 
 
-def _value(data: bytes, position: int, kind: int, depth: int) -> tuple[Any, int]:
+def _value(data: bytes | memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in (_I16, _I32, _I64):
         return _signed(data, position)
     if kind == _BINARY:
@@ -59,7 +59,7 @@ def _value(data: bytes, position: int, kind: int, depth: int) -> tuple[Any, int]
     raise ValueError(f"no field is of kind {kind}")
 
 
-def _list(data: bytes, position: int, depth: int) -> tuple[list[Any], int]:
+def _list(data: bytes | memoryview, position: int, depth: int) -> tuple[list[Any], int]:
     head = data[position]
     size, position = head >> 4, position + 1
     if size == 15:  # more than fit into half a byte
@@ -73,12 +73,12 @@ def _list(data: bytes, position: int, depth: int) -> tuple[list[Any], int]:
     return found, position
 
 
-def _signed(data: bytes, position: int) -> tuple[int, int]:
+def _signed(data: bytes | memoryview, position: int) -> tuple[int, int]:
     number, position = _unsigned(data, position)
     return (number >> 1) ^ -(number & 1), position
 
 
-def _unsigned(data: bytes, position: int) -> tuple[int, int]:
+def _unsigned(data: bytes | memoryview, position: int) -> tuple[int, int]:
     number = 0
     for shift in range(0, 70, 7):
         byte = data[position]
