@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,11 @@ from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import session
 from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, TidemarkError, Unavailable
 from storage_core.log.actions import Add
+from storage_core.read import sql
 from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.query_errors import query_errors
 from storage_core.read.scan import Scan
-from storage_core.read.source import Source, splits_source
+from storage_core.read.source import Source, answer, splits_source
 from storage_core.read.verified import Verified
 from tidemark import QueryLimits, Table, col
 
@@ -297,8 +298,8 @@ def test_a_folder_above_a_table_is_no_column_of_it(tmp_path: Path, folder: str) 
     made = Table.create(str(tmp_path / folder / "t"), SCHEMA)
     made.append([{"a": 1, "s": "one"}, {"a": 2, "s": "two"}])
     rows = [{"a": 1, "s": "one"}, {"a": 2, "s": "two"}]
-    for answer in (made.sql("from t"), made.scan().to_arrow(), made.scan().to_reader().read_all()):
-        assert sorted(answer.to_pylist(), key=str) == rows
+    for found in (made.sql("from t"), made.scan().to_arrow(), made.scan().to_reader().read_all()):
+        assert sorted(found.to_pylist(), key=str) == rows
     assert made.scan(filter="s = 'one' and a = 1").to_arrow().to_pylist() == rows[:1]
 
 
@@ -309,15 +310,15 @@ def pq_bytes() -> bytes:
 
 
 def test_a_split_that_changes_while_it_is_read_is_no_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, requested = split_of(table), Source.answer
+    path = split_of(table)
 
-    def replaced(source: Source, text: str, limits: QueryLimits, **more: int) -> Result:
+    def replaced(sources: Mapping[str, Source], text: str, limits: QueryLimits, **more: int) -> Result:
         path.write_bytes(pq_bytes())
-        return requested(source, text, limits, **more)
+        return answer(sources, text, limits, **more)
 
-    monkeypatch.setattr(Source, "answer", replaced)
+    monkeypatch.setattr(sql, "answer", replaced)
     with pytest.raises(Corrupt, match="expected"):
-        table.sql("select a from t")
+        table.sql("select a from t").to_arrow()
 
 
 READS: list[Callable[[Table], object]] = [
@@ -332,15 +333,13 @@ READS: list[Callable[[Table], object]] = [
 def test_a_split_that_goes_after_it_was_verified_is_named_as_gone(
     table: Table, monkeypatch: pytest.MonkeyPatch, read: Callable[[Table], object]
 ) -> None:
-    path, relation = split_of(table), cast("property", vars(Source)["relation"]).fget
-    assert relation is not None
+    path, relation = split_of(table), Source.relation
 
-    def gone(source: Source) -> Relation:
+    def gone(source: Source, name: str = "t") -> Relation:
         path.unlink()
-        found: Relation = relation(source)
-        return found
+        return relation(source, name)
 
-    monkeypatch.setattr(Source, "relation", property(gone))
+    monkeypatch.setattr(Source, "relation", gone)
     with pytest.raises(SnapshotExpired, match=rf"{path.name}: .* open a newer version"):
         read(table)
 
