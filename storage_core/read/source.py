@@ -22,7 +22,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.fetching import fetched
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import TABLE, query_errors
@@ -30,13 +30,11 @@ from storage_core.read.verified import Verified
 from storage_core.rows import fold
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split
-from storage_core.split.read import read_split
 from storage_core.split.vectors import deleted_rows, positions
 
 if TYPE_CHECKING:
     import duckdb
 
-_AT_ONCE = 16
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 _TEMPLATE = "tidemark_template"
 _DELETED = "tidemark_deleted"
@@ -137,18 +135,20 @@ def splits_source(
     *,
     verified: Verified,
     columns: Collection[str] | None = None,
+    predicate: Predicate | None = None,
 ) -> Source:
     """Return the splits as a source of rows; of columns other than `columns` the values may be null.
 
-    Every split is verified against its action before it is used, and again when its file is another than the one that
-    `verified` remembers: its length and checksum. One read of the file on a local store, elsewhere one GET per split,
-    `_AT_ONCE` at a time.
+    Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
+    its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
+    elsewhere what `fetched` says, with its requests.
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone. Rows that a deletion
     vector hides are never among the source's; one GET per vector that is stored.
     """
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
-        return Source(_fetched(store, splits, schema, columns))
+        rows = fetched(store, splits, schema, footers=verified.footers, columns=columns or None, predicate=predicate)
+        return Source(pa.concat_tables([*rows, schema.empty_table()]))
     marked = [add for add in splits if add.deleted_rows is not None]
     found = tuple((add, paths[add.path]) for add in splits)
     return Source(schema.empty_table(), found, _deleted(store, marked) if marked else None)
@@ -170,12 +170,13 @@ def source_of(
     folded over the base first and nothing is pruned. Raises what `splits_source` raises.
     """
     if records is not None:
-        return (), Source(merged_rows(store, snapshot, records))
+        return (), Source(merged_rows(store, snapshot, records, verified))
     if is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
     splits = prune(snapshot, predicate)
     with query_errors(query, splits):
-        return splits, splits_source(store, splits, snapshot.schema, verified=verified, columns=columns)
+        source = splits_source(store, splits, snapshot.schema, verified=verified, columns=columns, predicate=predicate)
+        return splits, source
 
 
 def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
@@ -183,18 +184,11 @@ def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
     return columns is not None and not columns and snapshot.has_all_counts
 
 
-def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:
+def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table, verified: Verified) -> pa.Table:
     """Return the base rows with the records folded over them, newest wins per key."""
-    key = snapshot.config.primary_key
-    rows = _fetched(store, tuple(snapshot.splits.values()), snapshot.schema, None)
-    return fold.apply(rows, fold.fold(records, key), key)
-
-
-def _fetched(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, columns: Collection[str] | None) -> pa.Table:
-    def read(add: Add) -> pa.Table:
-        return conform_split(read_split(store, add, columns or None, verify=True), schema)
-
-    return pa.concat_tables([*prefetch(read, splits, _AT_ONCE), schema.empty_table()])
+    key, schema = snapshot.config.primary_key, snapshot.schema
+    rows = fetched(store, tuple(snapshot.splits.values()), schema, footers=verified.footers)
+    return fold.apply(pa.concat_tables([*rows, schema.empty_table()]), fold.fold(records, key), key)
 
 
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:

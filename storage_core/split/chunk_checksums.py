@@ -7,7 +7,7 @@ footer (decision 0101). Pages have checksums of their own, but their headers hav
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -46,11 +46,12 @@ def recorded(metadata: Mapping[str, str], footer: pq.FileMetaData, path: str) ->
         raise Corrupt(f"{path}: no checksums of {shape[0]} × {shape[1]} column chunks: {error}", key=path) from error
 
 
-def places(footer: pq.FileMetaData) -> npt.NDArray[np.int64]:
-    """Return the first byte and the end of each column chunk in the file, by row group and leaf column."""
-    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
-    found = [_place(group.column(index)) for group in groups for index in range(footer.num_columns)]
-    return np.array(found, np.int64).reshape(footer.num_row_groups, footer.num_columns, 2)
+def places(footer: pq.FileMetaData, groups: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
+    """Return the first byte and the end of each column chunk in the file, by row group, or these, and leaf column."""
+    chosen = range(footer.num_row_groups) if groups is None else groups
+    metadata = [footer.row_group(group) for group in chosen]
+    found = [_place(group.column(index)) for group in metadata for index in range(footer.num_columns)]
+    return np.array(found, np.int64).reshape(len(chosen), footer.num_columns, 2)
 
 
 def _place(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:

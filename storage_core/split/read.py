@@ -1,14 +1,15 @@
 """Splits to rows: the rows that were written and not deleted since, or an error; never others.
 
-Three nets (lessons 60 and 61): the size and xxh3-64 of the log against the whole file, a checksum on
-every page where only some columns are read, and the path that the file itself claims to have.
+Three nets (lessons 60 and 61): the size and xxh3-64 of the log against the whole file, checksums of the footer and of
+column chunks where a part is read (of files of earlier releases those of pages), and the path that the file claims.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from storage_core.objectstore.reading import ObjectFile
 from storage_core.rows.sort_order import OrderColumn
 from storage_core.scratch import scratch
 from storage_core.split.encode import has_float
+from storage_core.split.ranges import Footers, VerifiedChunks
 from storage_core.split.row_groups import admitting
 from storage_core.split.vectors import deleted_rows, visible
 from storage_core.split.verification import require_itself, require_known_format, whole_file
@@ -33,11 +35,14 @@ from storage_core.system_errors import raise_refused, typed
 BATCH_ROWS = 8192
 """Rows that `OpenSplit.since` holds decoded at once."""
 
+VALUE_BYTES = 16
+"""What a decoded value takes, about: texts that repeat take more than they do encoded."""
+
 WHOLE_SPLIT_BYTES = 8 * 2**20
 """Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
 
 AHEAD_BYTES = 2**20
-"""What a ranged GET asks for at least: a request takes about as long as a mebibyte."""
+"""A split of this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte."""
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 """What reading a split raises when its rows cannot be had."""
@@ -60,6 +65,7 @@ class OpenSplit:
     row_groups: int
     _file: pq.ParquetFile
     _in_memory: bool
+    _chunks: VerifiedChunks | None = None
 
     @property
     def rows(self) -> int:
@@ -86,6 +92,30 @@ class OpenSplit:
         for index in chosen:
             yield self._visible(self._row_group(index, columns), int(first_rows[index]))
 
+    def pieces(self, columns: Collection[str] | None, groups: Sequence[int] | None = None) -> list[Piece]:
+        """Return the rows that `batches` yields as pieces to be read in this order, each by any thread.
+
+        Of these columns, and of another where the split has none of them. A split that is in memory is one piece.
+        """
+        names = None if columns is None else self._present(columns) or self.schema.names[:1]
+        chosen = range(self.row_groups) if groups is None else groups
+        if self._chunks is None:
+            return [Piece(self, names, chosen)] if chosen else []
+        return [Piece(self._apart(self._chunks), names, [index]) for index in chosen]
+
+    def chunk_bytes(self, columns: Collection[str] | None, groups: Sequence[int]) -> int:
+        """Return about what these columns of these row groups take in memory, encoded and decoded."""
+        leaves = self._leaves(columns)
+        chunks = [self._file.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves]
+        return sum(
+            each.total_compressed_size + each.total_uncompressed_size + VALUE_BYTES * each.num_values for each in chunks
+        )
+
+    def _apart(self, chunks: VerifiedChunks) -> OpenSplit:
+        """The same split with a file of its own."""
+        own = chunks.another()
+        return replace(self, _chunks=own, _file=_opened(own, self._file.metadata))
+
     def groups_admitting(self, wanted: pa.Table) -> Sequence[int]:
         """Return the row groups that may hold a row with one of these keys, ascending; all when in doubt. No request.
 
@@ -105,15 +135,20 @@ class OpenSplit:
         group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
         first = int(first_rows[group]) if self.row_groups else 0
         with _corrupt_on_failure(self.add):
-            for batch in self._file.iter_batches(
-                batch_rows, row_groups=range(group, self.row_groups), use_threads=False
-            ):
+            for batch in self._batches_from(group, batch_rows):
                 skipped = min(max(0, place - first), batch.num_rows)
                 rows = pa.Table.from_batches([batch.slice(skipped)])
                 mask = visible(self.deleted, first + skipped, rows.num_rows)
                 places = np.arange(first + skipped, first + batch.num_rows)
                 first += batch.num_rows
                 yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
+
+    def _batches_from(self, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        together = [range(group, self.row_groups)]
+        for groups in together if self._chunks is None else [[each] for each in together[0]]:
+            if self._chunks is not None:
+                self._chunks.fetch(groups[0], range(self._file.metadata.num_columns))
+            yield from self._file.iter_batches(batch_rows, row_groups=groups, use_threads=False)
 
     def take(self, places: npt.NDArray[np.int64]) -> pa.Table:
         """Return the rows at these ascending places in the file, whether they are gone or not.
@@ -130,7 +165,11 @@ class OpenSplit:
 
     def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:
         with _corrupt_on_failure(self.add):
+            if self._chunks is not None:
+                self._chunks.fetch(index, self._leaves(columns))
             rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
+            if self._chunks is not None:
+                self._chunks.drop()
         expected = self._file.metadata.row_group(index).num_rows
         if rows.num_rows != expected and rows.num_columns:
             raise Corrupt(
@@ -170,8 +209,38 @@ class OpenSplit:
         ordering, nulls = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
         return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
 
+    def _leaves(self, columns: Collection[str] | None) -> list[int]:
+        """The leaf columns of the file that Arrow reads for these columns: also `a.b` for `a`."""
+        paths = [self._file.schema.column(index).path for index in range(self._file.metadata.num_columns)]
+        wanted = self._present(columns) or ()
+        return [
+            index
+            for index, path in enumerate(paths)
+            if columns is None or any(path == name or path.startswith(f"{name}.") for name in wanted)
+        ]
+
     def _present(self, columns: Collection[str] | None) -> list[str] | None:
         return None if columns is None else [name for name in self.schema.names if name in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Row groups of a split, with some columns."""
+
+    split: OpenSplit
+    columns: Collection[str] | None
+    groups: Sequence[int]
+
+    def read(self) -> pa.Table:
+        """Return its rows. Ranged GETs where the split is read by ranges. Raises what `open_split` raises."""
+        if len(self.groups) == self.split.row_groups:
+            return self.split.read(self.columns)
+        return pa.concat_tables(self.split.batches(self.columns, groups=self.groups))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what reading it takes: its chunks, as they are and decompressed, and `VALUE_BYTES` for each value."""
+        return self.split.chunk_bytes(self.columns, self.groups)
 
 
 def open_split(
@@ -182,35 +251,39 @@ def open_split(
     as_dictionary: bool = False,
     spool: Path | None = None,
     file_path: Path | None = None,
+    footers: Footers | None = None,
 ) -> OpenSplit:
     """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
-    Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its own checksum. With `file_path`
-    the split is that file, known to be sound as a whole, and mapped. One GET more for a deletion vector that is stored.
+    Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
+    one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. With `file_path` the
+    split is that file, known to be sound as a whole, and mapped. One GET more for a deletion vector that is stored.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     deleted = deleted_rows(store, add)
+    is_sealed = add.footerXxh3 is not None
+    whole = whole or (is_sealed and file_path is None and add.size <= AHEAD_BYTES)
+    footer, chunks = None, None
     with _corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
         if file_path is not None:
             source = _mapped(add, file_path)
+        elif whole:
+            source = _source(store, add, spool)
+        elif is_sealed:
+            footer = (footers or Footers()).of(store, add)
+            source = chunks = VerifiedChunks(store, add, footer)
         else:
-            source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
-        file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+            source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
+        file = _opened(source, None if footer is None else footer.file)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:
-            file = pq.ParquetFile(
-                source,
-                metadata=file.metadata,
-                read_dictionary=_stored_by_dictionary(schema, file.metadata),
-                pre_buffer=False,
-                page_checksum_verification=True,
-            )
+            file = _opened(source, file.metadata, _stored_by_dictionary(schema, file.metadata))
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
-        if whole:  # only then the checksum vouches for what the footer says
+        if whole or footer is not None:  # only then a checksum vouches for what the footer says
             require_known_format(add, entries)
         require_itself(add, entries, schema, file.metadata)
         if deleted and deleted.max() >= file.metadata.num_rows:
@@ -218,7 +291,7 @@ def open_split(
                 f"{add.path}: its deletion vector names row {deleted.max()} of {file.metadata.num_rows}",
                 key=add.path,
             )
-    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole)
+    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole, chunks)
 
 
 def read_split(
@@ -237,6 +310,18 @@ def read_split(
     """
     whole = verify or columns is None
     return open_split(store, add, whole=whole, as_dictionary=as_dictionary).read(columns)
+
+
+def _opened(
+    source: pa.NativeFile | io.RawIOBase, footer: pq.FileMetaData | None, dictionaries: Sequence[str] = ()
+) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        source,
+        metadata=footer,
+        read_dictionary=list(dictionaries) or None,
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
 
 
 def _source(store: ObjectStore, add: Add, spool: Path | None) -> pa.NativeFile:
