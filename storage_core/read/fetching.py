@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from operator import attrgetter
 from typing import Final
@@ -33,15 +33,13 @@ def fetched(
     schema: pa.Schema,
     *,
     footers: Footers,
-    columns: Collection[str] | None = None,
     predicate: Predicate | None = None,
 ) -> Generator[pa.Table]:
-    """Yield the visible rows in the order of the splits, in tables of `schema`, as they come.
+    """Yield the visible rows in the order of the splits, as they come, with the columns of `schema`, which it types.
 
-    Of columns other than `columns` the values may be null. Rows that cannot make `predicate` true may be left out, by
-    row groups. A split up to `AHEAD_BYTES`, or of an earlier release, is one GET, and verified whole. Of another its
-    footer is one, unless `footers` holds it, and each row group as many as its columns lie apart; both are verified
-    before they are decoded. Raises what `open_split` raises.
+    Rows that cannot make `predicate` true may be left out, by row groups. A split up to `AHEAD_BYTES`, or of an earlier
+    release, is one GET, and verified whole. Of another its footer is one, unless `footers` holds it, and each row group
+    as many as its columns lie apart; both are verified before they are decoded. Raises what `open_split` raises.
     """
 
     def opened(add: Add) -> OpenSplit:
@@ -50,7 +48,7 @@ def fetched(
     def pieces() -> Generator[Piece]:
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
             for split in found:
-                yield from split.pieces(columns, _groups_left(split, predicate, schema))
+                yield from split.pieces(schema.names, _groups_left(split, predicate, schema))
 
     weight = attrgetter("memory_bytes")
     with (
@@ -63,8 +61,10 @@ def fetched(
 
 def _groups_left(split: OpenSplit, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int] | None:
     """The row groups in which a row may match, by the bounds that the split has of them; None for all."""
+    if predicate is None:
+        return None
     bounds = row_groups.recorded(split.metadata, split.add.path, split.row_groups)
-    if predicate is None or bounds is None:
+    if bounds is None:
         return None
     column, low, high = bounds
     groups = [

@@ -144,8 +144,7 @@ class Scan:
         splits = tuple(self.snapshot.splits.values())
         if not splits or self.store.local_path(splits[0].path) is not None:
             return None
-        rows = fetched(self.store, splits, self.snapshot.schema, footers=self.verified.footers, columns=self.columns)
-        return (each.select(self._schema.names) for each in _typed(rows))
+        return _typed(fetched(self.store, splits, self._schema, footers=self.verified.footers))
 
     @property
     def _predicate(self) -> Predicate | None:

@@ -104,7 +104,8 @@ class _Split:
     def take(self, rows: Sequence[int]) -> pa.Table:
         add = self.snapshot.splits[self.path].as_written  # an index counts the file's rows
         path = self.verified.path(self.store, add)
-        split = open_split(self.store, add, whole=path is not None or add.size <= WHOLE_SPLIT_BYTES, file_path=path)
+        whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
+        split = open_split(self.store, add, whole=whole, file_path=path, footers=self.verified.footers)
         _require_within(rows, split.rows, self.path)
         places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
         taken = conform_split(split.take(places), self.snapshot.schema).take(pa.array(order))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 _TEMPLATE = "tidemark_template"
 _DELETED = "tidemark_deleted"
+_FETCHED = "tidemark_fetched"
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 # And a folder on the way to a table may be called `year=2026`, which is no column of it.
@@ -54,10 +55,12 @@ _DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 class Source:
     """What `t` is made of: rows in memory, or files of splits, of which some have rows that are deleted.
 
-    Or `unread` rows of which only the number matters: their columns are null.
+    Or `unread` rows of which only the number matters: their columns are null. So are those of `schema`, the table's,
+    that the rows in memory lack.
     """
 
     rows: pa.Table
+    schema: pa.Schema | None = None
     splits: tuple[tuple[Add, Path], ...] = ()
     deleted: pa.Table | None = None
     unread: int = 0
@@ -65,6 +68,9 @@ class Source:
     @property
     def relation(self) -> Relation:
         """The view `t`: the columns of the table in its order, null where a split has none."""
+        if self.schema is not None:
+            both = f"CREATE VIEW {TABLE} AS FROM {_TEMPLATE} UNION ALL BY NAME FROM {_FETCHED}"
+            return Relation(rows={_TEMPLATE: self.schema.empty_table(), _FETCHED: self.rows}, views=(both,))
         if not self.splits and not self.unread:
             return Relation(rows={TABLE: self.rows})
         whole = [path for add, path in self.splits if add.deleted_rows is None]
@@ -147,11 +153,12 @@ def splits_source(
     """
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
-        rows = fetched(store, splits, schema, footers=verified.footers, columns=columns or None, predicate=predicate)
-        return Source(pa.concat_tables([*rows, schema.empty_table()]))
+        wanted = schema if not columns else pa.schema([each for each in schema if each.name in columns])
+        rows = fetched(store, splits, wanted, footers=verified.footers, predicate=predicate)
+        return Source(pa.concat_tables([*rows, wanted.empty_table()]), schema=schema)
     marked = [add for add in splits if add.deleted_rows is not None]
     found = tuple((add, paths[add.path]) for add in splits)
-    return Source(schema.empty_table(), found, _deleted(store, marked) if marked else None)
+    return Source(schema.empty_table(), splits=found, deleted=_deleted(store, marked) if marked else None)
 
 
 def source_of(

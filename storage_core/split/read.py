@@ -42,7 +42,10 @@ WHOLE_SPLIT_BYTES = 8 * 2**20
 """Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
 
 AHEAD_BYTES = 2**20
-"""A split of this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte."""
+"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte.
+
+What a ranged GET of a split of an earlier release asks for at least.
+"""
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 """What reading a split raises when its rows cannot be had."""
