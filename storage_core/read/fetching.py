@@ -18,8 +18,9 @@ from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune_table
 from storage_core.split import row_groups
 from storage_core.split.conform import conform_split
+from storage_core.split.opened import OpenSplit, Piece
 from storage_core.split.ranges import Footers
-from storage_core.split.read import OpenSplit, Piece, open_split
+from storage_core.split.read import open_split
 
 SPLITS_AT_ONCE: Final = 16
 PIECES_AT_ONCE: Final = 8

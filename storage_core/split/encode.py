@@ -113,10 +113,10 @@ class FileWriter:
         """
         with self._sink.writing():
             self._writer.close()
-        written = self._sink.finish()
-        footer = pq.read_metadata(pa.BufferReader(written))
-        sealed = with_checksum({**metadata, **chunk_checksums.entry(written, footer)})
-        return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, sealed, footer))
+            written = self._sink.finish()
+            footer = pq.read_metadata(pa.BufferReader(written))
+            sealed = with_checksum({**metadata, **chunk_checksums.entry(written, footer)})
+            return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, sealed, footer))
 
 
 def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> pa.Buffer:

@@ -17,7 +17,7 @@ from storage_core.errors import Corrupt
 from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read import search_sources
-from storage_core.split.read import OpenSplit
+from storage_core.split.opened import OpenSplit
 from tests.chaos.upkeep import catch_up
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
