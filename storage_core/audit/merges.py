@@ -29,7 +29,8 @@ from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.order import is_sorted, sort_indices
 from storage_core.rows.sort_order import SortOrder
 from storage_core.split.conform import conform_split
-from storage_core.split.read import UNREADABLE, OpenSplit, open_split
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import UNREADABLE, open_split
 
 
 def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:

@@ -27,7 +27,8 @@ from storage_core.rows.windows import validate_duration, window_starts
 from storage_core.settings.table import TableConfig
 from storage_core.split.lineage import read_origin
 from storage_core.split.metadata import PREFIX, differences
-from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import open_split
 from storage_core.split.writer import LONGEST_KEY_TEXT, UNCUT, row_key
 
 _MOST_SHOWN = 5

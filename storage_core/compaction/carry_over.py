@@ -27,7 +27,8 @@ from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import fingerprint
 from storage_core.rows.fingerprint import RowFingerprint
 from storage_core.rows.keys import Positions
-from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import open_split
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.vectors import deleted_rows_of_each, positions, vector_for
 

@@ -28,7 +28,8 @@ from storage_core.settings.table import TableConfig
 from storage_core.split.encode import plain_schema
 from storage_core.split.encodings import Encodings, inherited
 from storage_core.split.lineage import Lineage
-from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import open_split
 from storage_core.split.rewrite import Rewrite
 from storage_core.split.rolling_writer import Expected, RollingWriter
 from storage_core.split.writer import SplitHead

@@ -18,7 +18,7 @@ from storage_core.compaction.kernel import Runs
 from storage_core.errors import Corrupt
 from storage_core.rows.keys import Positions
 from storage_core.split.encodings import Encodings, by_dictionary
-from storage_core.split.read import OpenSplit
+from storage_core.split.opened import OpenSplit
 from storage_core.split.row_groups import ROWS_PER_GROUP
 
 PIECE_BYTES = 64 * 2**20

@@ -41,6 +41,7 @@ _ENTRY_FIELDS: tuple[tuple[str, object, int], ...] = (
     ("deletionVector", or_null("string"), 169),
     ("docMappingJson", or_null("string"), 170),
     ("columnRegexes", or_null(map_of("string")), 171),
+    ("footerXxh3", or_null("string"), 172),
 )
 MAP_FIELDS = ("partitionValues", "minValues", "maxValues", "nullCounts", "columnRegexes")
 

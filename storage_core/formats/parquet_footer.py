@@ -1,19 +1,23 @@
-"""Parquet footers of files that nobody vouches for: what Arrow finds wrong with them is an error, not its end.
-
-And what of a footer tells the columns of its file, without reading the rest.
-"""
+"""Parquet footers: where they are, what they tell of the columns, and what is wrong with those nobody vouches for."""
 
 from __future__ import annotations
 
 import io
 from contextlib import suppress
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_core.formats import thrift
 
+MAGIC = b"PAR1"
 _SCHEMA = 2  # the field of `FileMetaData` in parquet.thrift that follows the version
 _PAGE_BUFFER = 4096  # with one, Arrow makes the readers of columns before it reads anything
+
+
+def footer_start(data: pa.Buffer) -> int:
+    """Return the first byte of the footer: it ends in its length and the magic, 8 bytes that the length leaves out."""
+    return int(data.size - 8 - int.from_bytes(memoryview(data)[-8:-4], "little"))
 
 
 def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:

@@ -81,9 +81,10 @@ class Add:
     `minValues` / `maxValues` hold sound bounds in the text form of `rows.bound_text`; a missing column never prunes.
     `windowStart` is the window in seconds since the epoch, None for the bucket of null timestamps or a table without
     windows. `minRowKey` / `maxRowKey` are the first and last sort key as JSON arrays. `columnRegexes` match every value
-    of the string columns that the sort schema names. `xxh3` is the xxh3-64 of the
-    whole file as 16 hex digits. `deletionVector` names the rows that are gone; None when there never were any. An add
-    of a path that is live replaces that entry: it may change nothing but the vector, and always states one.
+    of the string columns that the sort schema names. `xxh3` is the xxh3-64 of the whole file as 16 hex digits,
+    `footerXxh3` that of its footer, which has those of the column chunks. `deletionVector` names the rows that are
+    gone; None when there never were any. An add of a path that is live replaces that entry: it may change nothing but
+    the vector, and always states one.
     """
 
     NAME: ClassVar[str] = "add"
@@ -114,6 +115,7 @@ class Add:
     nullCounts: Mapping[str, int] | None = None
     columnRegexes: Mapping[str, str] | None = None
     xxh3: str | None = None
+    footerXxh3: str | None = None
     deletionVector: DeletionVector | None = None
 
     @property

@@ -8,36 +8,52 @@ what `prefetch` yields.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from typing import TypeVar
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")
 
 
-def prefetch(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> Generator[Found]:
+def prefetch(
+    read: Callable[[Key], Found],
+    keys: Iterable[Key],
+    at_once: int,
+    *,
+    weight: Callable[[Key], int] = lambda _: 0,
+    most: int = 0,
+) -> Generator[Found]:
     """Yield what `read` returns for each key, in the order of the keys. `read` must be safe for threads.
 
-    At most `at_once` keys are begun and not taken yet, which bounds what is in memory, and what is read in vain where
-    the caller stops early or a read raises: its error comes in the place of its result, no other read is begun after
-    it, and those under way are waited for. One key is read in this thread.
+    At most `at_once` keys are begun and not taken yet, and several only while they weigh at most `most` together. That
+    bounds what is in memory, and what is read in vain where the caller stops early or a read raises: its error comes in
+    the place of its result, no other read is begun after it, and those under way are waited for. One key is read in
+    this thread; the keys are, as they are needed.
     """
-    if len(keys) < 2 or at_once < 2:
-        yield from map(read, keys)
+    waiting = iter(keys)
+    first = list(islice(waiting, 2))
+    if len(first) < 2 or at_once < 2:
+        yield from map(read, chain(first, waiting))
         return
-    begun: deque[Future[Found]] = deque()
-    with ThreadPoolExecutor(min(at_once, len(keys)), thread_name_prefix="tidemark-prefetch") as pool:
+    begun: deque[tuple[Future[Found], int]] = deque()
+    held = 0
+    with ThreadPoolExecutor(at_once, thread_name_prefix="tidemark-prefetch") as pool:
         try:
-            for key in keys:
-                begun.append(pool.submit(read, key))
-                if len(begun) == at_once:
-                    yield begun.popleft().result()
+            for key in chain(first, waiting):
+                own = weight(key)
+                while begun and (len(begun) == at_once or held + own > most):
+                    result, freed = begun.popleft()
+                    held -= freed
+                    yield result.result()
+                begun.append((pool.submit(read, key), own))
+                held += own
             while begun:
-                yield begun.popleft().result()
+                yield begun.popleft()[0].result()
         finally:
-            for each in begun:
-                each.cancel()
+            for result, _ in begun:
+                result.cancel()
 
 
 def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> list[Found]:

@@ -115,7 +115,7 @@ class S3Calls:
             read_timeout=self._retries.read_timeout_seconds,
             retries={"total_max_attempts": 1, "mode": "standard"},
             s3={"addressing_style": self._location.addressing_style},
-            max_pool_connections=32,
+            max_pool_connections=64,
         )
         session = Session(botocore_session=_session())
         region = self._location.region or session.region_name or "us-east-1"

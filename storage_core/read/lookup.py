@@ -71,10 +71,9 @@ def get_many(
     pairs.
 
     `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. The
-    base is asked for the keys without a record, and with a patch. Per split whose bounds admit one of those: one GET of
-    the footer, two when it is long, then at most one per key column and row group that may hold one, and one per column
-    and row group that does; what lies close together is read by one (`split.read.AHEAD_BYTES`), so mostly one does for
-    all of it.
+    base is asked for the keys without a record, and with a patch. Per split whose bounds admit one of those: one GET
+    where it is small (`split.read.AHEAD_BYTES`), else one of the footer, then per row group that may hold a key one of
+    the key columns, or several where they lie apart, and per row group that does one of all columns.
     """
     columns = snapshot.config.primary_key
     newer = fold.fold(_matching(records, wanted), columns) if records is not None and records.num_rows else None

@@ -17,6 +17,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
 from storage_core.read.conversions import BATCH_ROWS, Conversions
+from storage_core.read.fetching import fetched
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned
 from storage_core.read.query_errors import TABLE, query_errors
@@ -24,6 +25,7 @@ from storage_core.read.source import Source, source_of
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
+from storage_core.system_errors import typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class Scan(Conversions):
         `seconds` of the limits is the time to the next batch. Errors of the rows are raised while they are read: see
         `query_errors`.
         """
+        plain = self._plain()
+        if plain is not None:
+            batches = (batch for rows in plain for batch in rows.to_batches(batch_rows))
+            return pa.RecordBatchReader.from_batches(self._schema, batches)
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds, files=source.splits):
@@ -73,6 +79,9 @@ class Scan(Conversions):
 
     def to_arrow(self) -> pa.Table:
         """Return all rows as one Arrow table with the table's types."""
+        plain = self._plain()
+        if plain is not None:
+            return pa.concat_tables([*plain, self._schema.empty_table()])
         bounds = self._bounds
         splits, source = self._source()
         with query_errors("scan", splits, bounds, files=source.splits):
@@ -83,8 +92,7 @@ class Scan(Conversions):
                 with source.answer(self._text, bounds) as result:
                     rows = pa.Table.from_batches(result, result.schema)
             self.verified.recheck(self.store, source.splits)
-            names = self.columns if self.columns is not None else self.snapshot.schema.names
-            return rows.cast(pa.schema([self.snapshot.schema.field(name) for name in names]))
+            return rows.cast(self._schema)
 
     def _batches(
         self,
@@ -97,6 +105,21 @@ class Scan(Conversions):
         with query_errors("scan", splits, limits, files=source.splits):
             yield from rows
             self.verified.recheck(self.store, source.splits)
+
+    @property
+    def _schema(self) -> pa.Schema:
+        schema = self.snapshot.schema
+        return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
+
+    @require_headroom("scan", size=QUERY_BYTES)
+    def _plain(self) -> Iterator[pa.Table] | None:
+        """The rows as they come, where nothing is asked of them and their splits are no local files."""
+        if self.filter is not None or self.records is not None or self._bounds is not None:
+            return None
+        splits = tuple(self.snapshot.splits.values())
+        if not splits or self.store.local_path(splits[0].path) is not None:
+            return None
+        return _typed(fetched(self.store, splits, self._schema, footers=self.verified.footers))
 
     @property
     def _predicate(self) -> Predicate | None:
@@ -146,6 +169,11 @@ def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None
     if not names:
         raise InvalidInput("a scan needs a column; for the number of rows ask `sql` for count(*)", columns=columns)
     return names
+
+
+def _typed(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    with typed("scan"):
+        yield from rows
 
 
 def wanted_filter(given: object) -> Filter | None:

@@ -141,7 +141,8 @@ class _Split:
             _require_within(rows, add.numRecords, self.path)
             found = pages.take(self.store, add, path, places, columns=columns, kept=self.kept.values)
         else:
-            split = open_split(self.store, add, whole=path is not None or add.size <= WHOLE_SPLIT_BYTES, file_path=path)
+            whole = path is not None or add.size <= WHOLE_SPLIT_BYTES
+            split = open_split(self.store, add, whole=whole, file_path=path, footers=self.kept.verified.footers)
             _require_within(rows, split.rows, self.path)
             found = split.take(places, columns)
         if not found.num_columns:  # of a split that is older than all of these columns

@@ -24,7 +24,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.fetching import fetched
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import prune
 from storage_core.read.query_errors import TABLE, query_errors
@@ -32,16 +32,15 @@ from storage_core.read.verified import UNKNOWN, Columns, Verified
 from storage_core.rows import fold
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split
-from storage_core.split.read import read_split
 from storage_core.split.vectors import deleted_rows, positions
 
 if TYPE_CHECKING:
     import duckdb
 
-_AT_ONCE = 16
 _BATCH_ROWS = 122_880  # DuckDB's own unit of rows
 _TEMPLATE = "tidemark_template_"
 _DELETED = "tidemark_deleted_"
+_FETCHED = "tidemark_fetched_"
 # Bounds in Parquet leave NaN out (the format says so), and DuckDB believes them unless told: rows with NaN, which it
 # sorts above all numbers like us, would vanish from `f > 100` and appear in `f < 100`.
 # And a folder on the way to a table may be called `year=2026`, which is no column of it.
@@ -62,10 +61,12 @@ _DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 class Source:
     """What a view is made of: rows in memory, or files of splits, of which some have rows that are deleted.
 
-    Or `unread` rows of which only the number matters: their columns are null.
+    Or `unread` rows of which only the number matters: their columns are null. So are those of `schema`, the table's,
+    that the rows in memory lack.
     """
 
     rows: pa.Table
+    schema: pa.Schema | None = None
     splits: tuple[tuple[Add, Path], ...] = ()
     columns: tuple[Columns, ...] = ()
     """Of each split; those with the same, and deleted rows or none, follow one another."""
@@ -75,6 +76,11 @@ class Source:
 
     def relation(self, name: str = TABLE) -> Relation:
         """Return the view of this name: the columns of the table in its order, null where a split has none."""
+        if self.schema is not None:
+            template, rows = f"{_TEMPLATE}{name}", f"{_FETCHED}{name}"
+            both = f"FROM {_quoted(template)} UNION ALL BY NAME FROM {_quoted(rows)}"
+            view = f"CREATE VIEW {_quoted(name)} AS {both}"
+            return Relation(rows={template: self.schema.empty_table(), rows: self.rows}, views=(view,))
         if not self.splits and not self.unread:
             return Relation(rows={name: self.rows})
         return self._relation(name, has_template=not self._are_the_table_s)
@@ -181,18 +187,21 @@ def splits_source(
     *,
     verified: Verified,
     columns: Collection[str] | None = None,
+    predicate: Predicate | None = None,
 ) -> Source:
     """Return the splits as a source of rows; of columns other than `columns` the values may be null.
 
-    Every split is verified against its action before it is used, and again when its file is another than the one that
-    `verified` remembers: its length and checksum. One read of the file on a local store, elsewhere one GET per split,
-    `_AT_ONCE` at a time.
+    Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
+    its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
+    elsewhere what `fetched` says, with its requests.
     Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone. Rows that a deletion
     vector hides are never among the source's; one GET per vector that is stored.
     """
     paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
     if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
-        return Source(_fetched(store, splits, schema, columns))
+        wanted = schema if not columns else pa.schema([each for each in schema if each.name in columns])
+        rows = fetched(store, splits, wanted, footers=verified.footers, predicate=predicate)
+        return Source(pa.concat_tables([*rows, wanted.empty_table()]), schema=schema)
     kinds = [verified.columns(add) for add in splits]
     if len(set(kinds)) > _MOST_KINDS:
         kinds = [UNKNOWN] * len(kinds)
@@ -200,9 +209,9 @@ def splits_source(
     found = sorted(zip(splits, kinds, strict=True), key=lambda each: (_is_marked(each[0]), number[each[1]]))
     return Source(
         schema.empty_table(),
-        tuple((add, paths[add.path]) for add, _ in found),
-        tuple(each for _, each in found),
-        _deleted(store, [add for add, _ in found]),
+        splits=tuple((add, paths[add.path]) for add, _ in found),
+        columns=tuple(each for _, each in found),
+        deleted=_deleted(store, [add for add, _ in found]),
     )
 
 
@@ -222,12 +231,13 @@ def source_of(
     folded over the base first and nothing is pruned. Raises what `splits_source` raises.
     """
     if records is not None:
-        return (), Source(merged_rows(store, snapshot, records))
+        return (), Source(merged_rows(store, snapshot, records, verified))
     if is_counted(snapshot, columns):
         return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
     splits = prune(snapshot, predicate)
     with query_errors(query, splits):
-        return splits, splits_source(store, splits, snapshot.schema, verified=verified, columns=columns)
+        source = splits_source(store, splits, snapshot.schema, verified=verified, columns=columns, predicate=predicate)
+        return splits, source
 
 
 def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
@@ -235,18 +245,11 @@ def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
     return columns is not None and not columns and snapshot.has_all_counts
 
 
-def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table) -> pa.Table:
+def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table, verified: Verified) -> pa.Table:
     """Return the base rows with the records folded over them, newest wins per key."""
-    key = snapshot.config.primary_key
-    rows = _fetched(store, tuple(snapshot.splits.values()), snapshot.schema, None)
-    return fold.apply(rows, fold.fold(records, key), key)
-
-
-def _fetched(store: ObjectStore, splits: Sequence[Add], schema: pa.Schema, columns: Collection[str] | None) -> pa.Table:
-    def read(add: Add) -> pa.Table:
-        return conform_split(read_split(store, add, columns or None, verify=True), schema)
-
-    return pa.concat_tables([*prefetch(read, splits, _AT_ONCE), schema.empty_table()])
+    key, schema = snapshot.config.primary_key, snapshot.schema
+    rows = fetched(store, tuple(snapshot.splits.values()), schema, footers=verified.footers)
+    return fold.apply(pa.concat_tables([*rows, schema.empty_table()]), fold.fold(records, key), key)
 
 
 def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:

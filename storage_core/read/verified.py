@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,9 @@ from storage_core.errors import Corrupt, Unavailable
 from storage_core.formats.parquet_footer import schema_bytes
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
+
+if TYPE_CHECKING:
+    from storage_core.split.ranges import Footers
 
 _HASH_BLOCK_BYTES = 4 * 2**20
 _TAIL = 8
@@ -48,13 +52,20 @@ class Verified:
 
     DuckDB checks neither length nor checksums of what it reads, and a flipped bit may come back as another value
     (lesson 61). So each file is hashed before DuckDB sees it for the first time, and again when it is another file or
-    was written to: device, inode, size and the times of the last change are remembered, and looked at each time. All
-    splits are of one store.
+    was written to: device, inode, size and the times of the last change are remembered, and looked at each time. Of
+    splits that are no local files it holds the footers that were read last. All splits are of one store.
     """
 
     def __init__(self) -> None:
         self._files: dict[str, _Sound] = {}
         self._columns: dict[bytes, Columns] = {}
+
+    @cached_property
+    def footers(self) -> Footers:
+        """The footers of splits."""
+        from storage_core.split.ranges import Footers  # and Parquet
+
+        return Footers()
 
     def path(self, store: ObjectStore, add: Add) -> Path | None:
         """Return the local file of a split that is sound, or None when the store has no file of it."""

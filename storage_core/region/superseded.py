@@ -21,7 +21,8 @@ from storage_core.rows import fold
 from storage_core.rows.keys import Positions, key_codes
 from storage_core.rows.schema import conform
 from storage_core.split.conform import conform_split
-from storage_core.split.read import OpenSplit, open_split
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import open_split
 from storage_core.split.vectors import deleted_rows, positions, vector_for
 
 

@@ -14,6 +14,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows import column_regex, statistics
 from storage_core.rows.schema import from_schema_string
+from storage_core.split import chunk_checksums
 from storage_core.split.conform import conform_split
 from storage_core.split.lineage import Lineage, Origin, read_origin
 from storage_core.split.metadata import add_of, require_checksum
@@ -43,9 +44,9 @@ class FoundSplit:
 def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSplit:
     """Return the split at `path` as it describes itself. Two GETs of the whole file, which is in memory meanwhile.
 
-    The checksums of every page and of the metadata are verified; rows and statistics must agree, and columns have
-    the types that they have in the table. Raises `Corrupt` naming the path when they do not, or for a file of early
-    0.1, whose splits do not describe their table yet; `Unavailable` where memory is lacking.
+    The checksums of every page, of every column chunk and of the metadata are verified; rows and statistics must agree,
+    and columns have the types that they have in the table. Raises `Corrupt` naming the path when they do not, or for a
+    file of early 0.1, whose splits do not describe their table yet; `Unavailable` where memory is lacking.
     """
     data = pa.py_buffer(store.get(path).data)
     try:
@@ -57,6 +58,8 @@ def read_found(store: ObjectStore, inventory: Inventory, path: str) -> FoundSpli
         raise_refused(path, error)
         raise Corrupt(f"{path}: not a readable Parquet file: {error}", key=path) from error
     require_checksum(metadata, path)
+    if chunk_checksums.KEY in metadata and chunk_checksums.entry(data, footer).items() - metadata.items():
+        raise Corrupt(f"{path}: its column chunks do not have the checksums that it records", key=path)
     origin = read_origin(metadata, path)
     if origin is None:
         raise Corrupt(f"{path}: of early 0.1, whose splits do not describe their table", key=path)

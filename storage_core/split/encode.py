@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage_core.errors import InvalidInput
+from storage_core.formats.parquet_footer import MAGIC, footer_start
 from storage_core.rows.order import ranks
 from storage_core.rows.sort_order import SortOrder
+from storage_core.split import chunk_checksums
 from storage_core.split.encodings import (
     CHOSEN_DICTIONARY_BYTES,
     DICTIONARY_BYTES,
@@ -25,6 +27,7 @@ from storage_core.split.encodings import (
     Encodings,
     by_dictionary,
 )
+from storage_core.split.metadata import with_checksum
 from storage_core.split.sink import Sink
 
 BLOOM_FALSE_POSITIVES: Final = 0.01
@@ -104,11 +107,30 @@ class FileWriter:
             self._writer.write_table(rows.replace_schema_metadata(None))
 
     def finish(self, metadata: Mapping[str, str]) -> pa.Buffer:
-        """Return the complete bytes, `metadata` among them; nothing can be added afterwards."""
-        self._writer.add_key_value_metadata(dict(metadata))
+        """Return the complete bytes; nothing can be added afterwards.
+
+        Among them are `metadata`, the checksums of the column chunks, and a checksum over both.
+        """
         with self._sink.writing():
             self._writer.close()
-        return self._sink.finish()
+            written = self._sink.finish()
+            footer = pq.read_metadata(pa.BufferReader(written))
+            sealed = with_checksum({**metadata, **chunk_checksums.entry(written, footer)})
+            return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, sealed, footer))
+
+
+def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> pa.Buffer:
+    """The end of a file with the row groups of `closed` and this metadata: what Arrow adds only before they are known.
+
+    It knows where the column chunks are when it has written its own footer.
+    """
+    empty, end = pa.BufferOutputStream(), pa.BufferOutputStream()
+    with pq.ParquetWriter(empty, schema, store_schema=False) as writer:
+        writer.add_key_value_metadata(dict(metadata))
+    footer = pq.read_metadata(pa.BufferReader(empty.getvalue()))
+    footer.append_row_groups(closed)
+    footer.write_metadata_file(end)
+    return end.getvalue().slice(len(MAGIC))
 
 
 def nan_columns(rows: pa.Table) -> frozenset[str]:

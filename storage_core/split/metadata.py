@@ -41,6 +41,7 @@ NOT_IN_THE_LOG: Final = frozenset(
         "merged",
         "encodings",
         "row_groups",
+        "chunk_checksums",
         "seal",
     )
 )

@@ -23,7 +23,8 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.rows.keys import Positions
 from storage_core.split.kept_values import KeptValues
-from storage_core.split.read import corrupt_on_failure, mapped, open_split
+from storage_core.split.opened import corrupt_on_failure
+from storage_core.split.read import mapped, open_split
 
 _FEW_ROWS: Final = 8
 _READ_BYTES: Final = 65_536

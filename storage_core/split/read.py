@@ -1,183 +1,42 @@
 """Splits to rows: the rows that were written and not deleted since, or an error; never others.
 
-Three nets (lessons 60 and 61): the size and xxh3-64 of the log against the whole file, a checksum on
-every page where only some columns are read, and the path that the file itself claims to have.
+Three nets (lessons 60 and 61): the size and xxh3-64 of the log against the whole file, checksums of the footer and of
+column chunks where a part is read (of files of earlier releases those of pages), and the path that the file claims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
-from pyroaring import BitMap
 
-from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired, Unsupported
+from storage_core.errors import Corrupt, SnapshotExpired, Unsupported
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.reading import ObjectFile
-from storage_core.rows.sort_order import OrderColumn
 from storage_core.scratch import scratch
-from storage_core.split.encode import has_float
-from storage_core.split.row_groups import admitting
-from storage_core.split.vectors import deleted_rows, visible
+from storage_core.split.opened import OpenSplit, corrupt_on_failure, parquet_file
+from storage_core.split.ranges import Footers, VerifiedChunks
+from storage_core.split.vectors import deleted_rows
 from storage_core.split.verification import require_itself, require_known_format, whole_file
-from storage_core.system_errors import raise_refused, typed
-
-BATCH_ROWS = 8192
-"""Rows that `OpenSplit.since` holds decoded at once."""
+from storage_core.system_errors import typed
 
 WHOLE_SPLIT_BYTES = 8 * 2**20
 """Whoever needs a part of the rows reads a split up to this size by one GET, and a larger one by ranges."""
 
 AHEAD_BYTES = 2**20
-"""What a ranged GET asks for at least: a request takes about as long as a mebibyte."""
+"""A split up to this size is read whole, whatever is wanted of it: a request takes about as long as a mebibyte.
+
+What a ranged GET of a split of an earlier release asks for at least.
+"""
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
 """What reading a split raises when its rows cannot be had."""
 
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSplit:
-    """A split whose footer has been read and found to be the one that the log names.
-
-    Its rows are those that its deletion vector leaves, `rows` of them. `deleted` are the others, by their place in the
-    file. Of `add.as_written` the rows are all that the file has, each at its place.
-    """
-
-    add: Add
-    schema: pa.Schema
-    metadata: Mapping[str, str]
-    deleted: BitMap
-    row_groups: int
-    _file: pq.ParquetFile
-    _in_memory: bool
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return int(self._file.metadata.num_rows) - len(self.deleted)
-
-    def read(self, columns: Collection[str] | None = None) -> pa.Table:
-        """Return the rows in file order with the columns in file order; names the split does not have are left out."""
-        if not self._in_memory and self.row_groups:
-            return pa.concat_tables(self.batches(columns))
-        with corrupt_on_failure(self.add):
-            table = self._file.read(columns=self._present(columns), use_threads=True)
-        return self._visible(table, 0)
-
-    def batches(
-        self, columns: Collection[str] | None = None, *, groups: Sequence[int] | None = None
-    ) -> Iterator[pa.Table]:
-        """Yield the rows in file order, one table per row group or per one of `groups`, ascending.
-
-        At most one row group is in memory.
-        """
-        chosen = range(self.row_groups) if groups is None else groups
-        first_rows = self.first_rows
-        for index in chosen:
-            yield self._visible(self._row_group(index, columns), int(first_rows[index]))
-
-    def groups_admitting(self, wanted: pa.Table) -> Sequence[int]:
-        """Return the row groups that may hold a row with one of these keys, ascending; all when in doubt. No request.
-
-        Raises `Corrupt` where the file's bounds of its row groups are damaged.
-        """
-        return admitting(self.metadata, self.add.path, self.row_groups, wanted)
-
-    def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
-        """Yield the rows from this place in the file on, and the place of each, in tables of at most `batch_rows`.
-
-        Reads the row group of the place from its start, and no other before it; of a row group only the encoded columns
-        and one table are in memory.
-        """
-        # what `read` has set stays set: Arrow's `use_threads=False` below would not take it back
-        self._file.reader.set_use_threads(False)
-        first_rows = self.first_rows
-        group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
-        first = int(first_rows[group]) if self.row_groups else 0
-        with corrupt_on_failure(self.add):
-            for batch in self._file.iter_batches(
-                batch_rows, row_groups=range(group, self.row_groups), use_threads=False
-            ):
-                skipped = min(max(0, place - first), batch.num_rows)
-                rows = pa.Table.from_batches([batch.slice(skipped)])
-                mask = visible(self.deleted, first + skipped, rows.num_rows)
-                places = np.arange(first + skipped, first + batch.num_rows)
-                first += batch.num_rows
-                yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
-
-    def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
-        """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.
-
-        Reads the row groups that hold one of them; at most one and the result are in memory.
-        """
-        first_rows = self.first_rows
-        groups = np.searchsorted(first_rows, places, side="right") - 1
-        parts = [
-            self._row_group(int(index), columns).take(pa.array(places[groups == index] - first_rows[index]))
-            for index in np.unique(groups)
-        ]
-        return pa.concat_tables(parts) if parts else self.schema.empty_table()
-
-    def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:
-        with corrupt_on_failure(self.add):
-            rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
-        expected = self._file.metadata.row_group(index).num_rows
-        if rows.num_rows != expected and rows.num_columns:
-            raise Corrupt(
-                f"{self.add.path}: expected {expected} rows in row group {index}, found {rows.num_rows}",
-                key=self.add.path,
-            )
-        return rows
-
-    @property
-    def footer(self) -> pq.FileMetaData:
-        """The footer of the file."""
-        return self._file.metadata
-
-    @property
-    def first_rows(self) -> npt.NDArray[np.int64]:
-        """The place in the file of the first row of each row group."""
-        counts = np.array([self._file.metadata.row_group(index).num_rows for index in range(self.row_groups)], np.int64)
-        return np.cumsum(counts) - counts
-
-    def _visible(self, table: pa.Table, first: int) -> pa.Table:
-        mask = visible(self.deleted, first, table.num_rows)
-        return table if mask is None else table.filter(pa.array(mask))
-
-    def dictionaries(self) -> frozenset[str]:
-        """Return the columns whose values are read as dictionaries."""
-        return frozenset(field.name for field in self._file.schema_arrow if pa.types.is_dictionary(field.type))
-
-    def may_hold_nan(self) -> frozenset[str]:
-        """Return the columns that may hold NaN: floats without bounds in some row group, and nested floats."""
-        footer = self._file.metadata
-        groups = [footer.row_group(index) for index in range(self.row_groups)]
-        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-        unbounded = {each.path_in_schema for each in columns if not each.is_stats_set}
-        return frozenset(
-            field.name
-            for field in self.schema
-            if has_float(field.type) and (pa.types.is_nested(field.type) or field.name in unbounded)
-        )
-
-    def native_sorting(self) -> list[OrderColumn]:
-        """Return the columns of the order that Parquet itself records; empty when it records none."""
-        columns = self._file.metadata.row_group(0).sorting_columns
-        ordering, nulls = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
-        return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
-
-    def _present(self, columns: Collection[str] | None) -> list[str] | None:
-        return None if columns is None else [name for name in self.schema.names if name in columns]
 
 
 def open_split(
@@ -188,35 +47,39 @@ def open_split(
     as_dictionary: bool = False,
     spool: Path | None = None,
     file_path: Path | None = None,
+    footers: Footers | None = None,
 ) -> OpenSplit:
     """Open a split for reading; `as_dictionary` returns strings stored by dictionary as such, never decoding them.
 
     `whole`: one GET, size and xxh3-64 compared with the log before a byte is interpreted; the encoded file stays in
     memory while the result lives, or with a `spool` mapped from a file, the store's own or one in that folder.
-    Else ranged GETs as columns are read (footer first; `AHEAD_BYTES`), each page by its own checksum. With `file_path`
-    the split is that file, known to be sound as a whole, and mapped. One GET more for a deletion vector that is stored.
+    Else ranged GETs as columns are read (the footer first, unless `footers` holds it), each part by its checksum, but
+    one GET of a split up to `AHEAD_BYTES`; of files of earlier releases each page by its own. With `file_path` the
+    split is that file, known to be sound as a whole, and mapped. One GET more for a deletion vector that is stored.
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     deleted = deleted_rows(store, add)
+    is_sealed = add.footerXxh3 is not None
+    whole = whole or (is_sealed and file_path is None and add.size <= AHEAD_BYTES)
+    footer, chunks = None, None
     with corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
         # threads read what Arrow itself holds, and ranges are read in the calling thread, nothing of them ahead.
         if file_path is not None:
             source = mapped(add, file_path)
+        elif whole:
+            source = _source(store, add, spool)
+        elif is_sealed:
+            footer = (footers or Footers()).of(store, add)
+            source = chunks = VerifiedChunks(store, add, footer)
         else:
-            source = _source(store, add, spool) if whole else ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
-        file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+            source = ObjectFile(store, add.path, add.size, ahead=AHEAD_BYTES)
+        file = parquet_file(source, None if footer is None else footer.file)
         schema = file.schema_arrow.remove_metadata()
         if as_dictionary:
-            file = pq.ParquetFile(
-                source,
-                metadata=file.metadata,
-                read_dictionary=_stored_by_dictionary(schema, file.metadata),
-                pre_buffer=False,
-                page_checksum_verification=True,
-            )
+            file = parquet_file(source, file.metadata, _stored_by_dictionary(schema, file.metadata))
         entries = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
-        if whole:  # only then the checksum vouches for what the footer says
+        if whole or footer is not None:  # only then a checksum vouches for what the footer says
             require_known_format(add, entries)
         require_itself(add, entries, schema, file.metadata)
         if deleted and deleted.max() >= file.metadata.num_rows:
@@ -224,7 +87,7 @@ def open_split(
                 f"{add.path}: its deletion vector names row {deleted.max()} of {file.metadata.num_rows}",
                 key=add.path,
             )
-    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole)
+    return OpenSplit(add, schema, entries, deleted, file.metadata.num_row_groups, file, whole, chunks)
 
 
 def read_split(
@@ -271,24 +134,3 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     columns = [group.column(index) for group in groups for index in range(group.num_columns)]
     without = {each.path_in_schema for each in columns if not _DICTIONARY.intersection(each.encodings)}
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
-
-
-def expired_split(add: Add) -> SnapshotExpired:
-    """Return the error for a split whose file is gone."""
-    return SnapshotExpired(
-        f"{add.path}: the log names this split but the store does not have it; "
-        f"open a newer version, and if that names it too, {SEE_CORRUPT}",
-        key=add.path,
-    )
-
-
-@contextmanager
-def corrupt_on_failure(add: Add) -> Iterator[None]:
-    """Raise whatever Arrow finds wrong with the bytes of a split as `Corrupt`, and its lack as `SnapshotExpired`."""
-    try:
-        yield
-    except NotFound as error:
-        raise expired_split(add) from error
-    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
-        raise_refused(add.path, error)
-        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

@@ -52,22 +52,32 @@ class Bounds:
         return {PREFIX + _ENTRY: json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
 
 
+def recorded(metadata: Mapping[str, str], path: str, groups: int) -> tuple[str, pa.Array, pa.Array] | None:
+    """Return the column that a file bounds in each of its row groups, and the texts of least and greatest values.
+
+    None where it bounds none, or not so many row groups. Raises `Corrupt` where the bounds are damaged.
+    """
+    if PREFIX + _ENTRY not in metadata:
+        return None
+    require_checksum(metadata, path)
+    try:
+        entry = json_object(metadata, _ENTRY) or {}
+        name, low, high = entry["column"], *(pa.array(entry[end], pa.string()) for end in ("min", "max"))
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise_refused(path, error)
+        raise Corrupt(f"{path}: the bounds of its row groups cannot be read: {error}", key=path) from error
+    return (name, low, high) if {len(low), len(high)} == {groups} else None
+
+
 def admitting(metadata: Mapping[str, str], path: str, groups: int, wanted: pa.Table) -> Sequence[int]:
     """Return which of a file's row groups, ascending, may hold a row with one of the wanted values in every column.
 
     All of them where the file bounds none of the columns of `wanted`. Raises `Corrupt` where the bounds are damaged.
     """
-    if PREFIX + _ENTRY not in metadata:
+    found_bounds = recorded(metadata, path, groups)
+    if found_bounds is None or found_bounds[0] not in wanted.column_names:
         return range(groups)
-    require_checksum(metadata, path)
-    try:
-        entry = json_object(metadata, _ENTRY) or {}
-        name, texts = entry["column"], [pa.array(entry[end], pa.string()) for end in ("min", "max")]
-    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise_refused(path, error)
-        raise Corrupt(f"{path}: the bounds of its row groups cannot be read: {error}", key=path) from error
-    if name not in wanted.column_names or {len(each) for each in texts} != {groups}:
-        return range(groups)
+    name, *texts = found_bounds
     low, high = (bound_keys(each, wanted.schema.field(name).type) for each in texts)
     mask = np.zeros(groups, np.bool_)
     for value in sortable(wanted.column(name).combine_chunks()).unique():

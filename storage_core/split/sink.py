@@ -21,7 +21,7 @@ _WHAT = "the bytes of a split"
 
 
 class Sink:
-    """Bytes that are appended to `stream` and read back once, all together.
+    """Bytes that are appended to `stream`, are read back all together, and may get another end then.
 
     On disk they are in a file without a name in the folder for temporary files, so that nothing is left of them
     whatever happens; they are read back through a mapping, which the system may drop and read again.
@@ -51,11 +51,30 @@ class Sink:
         return typed(_WHAT) if self._descriptor is None else scratch(_WHAT)
 
     def finish(self) -> pa.Buffer:
-        """Return all bytes; nothing can be appended afterwards."""
+        """Return all bytes; nothing can be appended to `stream` afterwards."""
         if self._descriptor is None:
             return self.stream.getvalue()
         with self.writing():
             self.stream.close()
-            mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+            return _mapped(self._descriptor)
+
+    def with_end(self, kept: pa.Buffer, end: pa.Buffer) -> pa.Buffer:
+        """Return `kept`, the first of the bytes that `finish` returned, and `end` behind them. Done once, at last."""
+        with self.writing():
+            if self._descriptor is None:
+                whole = pa.allocate_buffer(kept.size + end.size)
+                memory = pa.FixedSizeBufferWriter(whole)
+                memory.write(kept)
+                memory.write(end)
+                return whole
+            with os.fdopen(self._descriptor, "r+b", closefd=False) as file:
+                file.truncate(kept.size)
+                file.seek(kept.size)
+                file.write(end)
+            whole = _mapped(self._descriptor)
         self._close()
-        return pa.py_buffer(mapped)
+        return whole
+
+
+def _mapped(descriptor: int) -> pa.Buffer:
+    return pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

@@ -17,6 +17,7 @@ import xxhash
 
 from storage_core.errors import CommitConflict, InvalidInput
 from storage_core.formats.keys import split_key
+from storage_core.formats.parquet_footer import footer_start
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.create import create_once
@@ -25,12 +26,12 @@ from storage_core.rows.column_regex import ColumnRegexes
 from storage_core.rows.schema import to_schema_string
 from storage_core.rows.sort_order import SortOrder
 from storage_core.rows.windows import window_starts
-from storage_core.split import row_groups
+from storage_core.split import chunk_checksums, row_groups
 from storage_core.split.context import SplitContext
 from storage_core.split.encode import BloomFilters, FileWriter, decoded, plain_schema
 from storage_core.split.encodings import Encodings, record
 from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
-from storage_core.split.metadata import describe, with_checksum
+from storage_core.split.metadata import describe
 
 _logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class SplitWriter:
         schema_string = to_schema_string(plain_schema(self._schema))
         metadata = describe(add, table_id=context.table_id, schema_string=schema_string)
         own = write_origin(_origin(context, head.lineage)) | record(self._encodings) | self._bounds.metadata()
-        data = self._file.finish(with_checksum(metadata | own))
+        data = self._file.finish(metadata | own)
         _create(store, add.path, data)
         _logger.info("wrote split %s: %d rows, %d bytes", add.path, self._rows, data.size)
         return with_file_metrics(add, data)
@@ -212,20 +213,21 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
 
 
 def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
-    """Return the action completed with what only the whole file tells: size, checksum, footer, uncompressed bytes.
+    """Return the action completed with what only the whole file tells: size, checksums, footer, uncompressed bytes.
 
-    The footer of a Parquet file is its last 8 bytes (length, magic) and as many bytes before them as they say.
+    The checksum of the footer is left out where the footer has none of the column chunks, for it would seal nothing.
     """
-    view = _bytes_view(data)
-    footer_start = len(view) - 8 - int.from_bytes(view[-8:-4], "little")
+    view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))
+    has_chunks = chunk_checksums.KEY.encode() in (metadata.metadata or {})
     groups = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
     return replace(
         add,
         size=len(view),
         xxh3=xxhash.xxh3_64_hexdigest(view),
         hasFooterOffsets=True,
-        footerStartOffset=footer_start,
+        footerXxh3=xxhash.xxh3_64_hexdigest(view[start:]) if has_chunks else None,
+        footerStartOffset=start,
         footerEndOffset=len(view),
         uncompressedSizeBytes=sum(groups),
     )

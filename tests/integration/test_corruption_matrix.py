@@ -187,6 +187,28 @@ def test_damage_is_an_error_or_no_matter_and_is_found_and_repaired(name: str, ki
     assert found.lost <= UNRECOVERABLE.get(name, frozenset())
 
 
+@pytest.mark.parametrize("kind", Damage)
+@pytest.mark.parametrize("name", ["live split", "split of older versions"])
+def test_of_a_split_that_is_read_by_ranges_every_damage_is_an_error_or_no_matter(
+    name: str, kind: Damage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.split.read.AHEAD_BYTES", 0)
+    assert _differing(answers(table().store, _clock(), table().older)) == frozenset()
+    key, other = victims()[name], _other((name, kind))
+    errors = 0
+    for seed in SEEDS:
+        damaged = copy_of(table().store, "damaged", _clock())
+        damage(damaged, key, kind, seed=seed, other=other)
+        found = answers(damaged, _clock(), table().older)
+        failed = {question: str(each) for question, each in found.items() if isinstance(each, TidemarkError)}
+        assert _differing(found) == failed.keys()
+        assert all(key in text or str(other) in text for text in failed.values())
+        errors += len(failed)
+        if kind not in (Damage.BIT_FLIP, Damage.TRUNCATION):
+            break
+    assert errors
+
+
 @pytest.mark.parametrize("case", SOMETIMES_INVISIBLE, ids=[f"{name}-{kind.name}" for name, kind in SOMETIMES_INVISIBLE])
 def test_a_flip_is_found_or_is_no_matter_and_both_happen(case: tuple[str, Damage]) -> None:
     noticed = set()

@@ -67,6 +67,7 @@ def full_split() -> Add:
         nullCounts={"a": 1},
         columnRegexes={"a": "^x$"},
         xxh3="00000000000000ff",
+        footerXxh3="00000000000000fe",
         deletionVector=inline([1, 2]),
     )
 

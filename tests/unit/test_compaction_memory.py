@@ -82,7 +82,7 @@ def test_the_memory_of_a_merge_is_a_page_per_column_and_input_and_three_row_grou
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_bytes_on_disk_come_back_as_they_were_and_leave_no_file(
+def test_bytes_on_disk_come_back_as_they_were_or_with_another_end_and_leave_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_disk: bool
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -90,7 +90,10 @@ def test_bytes_on_disk_come_back_as_they_were_and_leave_no_file(
     sink.stream.write(b"abc")
     sink.stream.write(b"def")
     assert (sink.size, list(tmp_path.iterdir())) == (6, [])
-    assert sink.finish().to_pybytes() == b"abcdef"
+    written = sink.finish()
+    assert written.to_pybytes() == b"abcdef"
+    assert sink.with_end(written.slice(0, 4), pa.py_buffer(b"wxyz")).to_pybytes() == b"abcdwxyz"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_merge_that_fails_half_way_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from storage_core.objectstore.local import LocalStore
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.rows import fingerprint
 from storage_core.split import row_groups
-from storage_core.split.read import OpenSplit, open_split, read_split
+from storage_core.split.opened import OpenSplit
+from storage_core.split.read import open_split, read_split
 from storage_core.split.write import sort_and_write, write_split
 from tests.support.events import SCHEMA, context, events, snapshot
 from tests.support.ids import SeededIds

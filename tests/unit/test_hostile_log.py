@@ -56,6 +56,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
         "footerStartOffset": 1, "footerEndOffset": 1, "splitTags": ["a"], "numMergeOps": 1, "docMappingRef": "r",
         "docMappingJson": "{}", "uncompressedSizeBytes": 1, "windowStart": -1, "windowSeconds": 1, "sortSchema": "s",
         "sourceId": "s", "partitionId": "p", "minRowKey": "[]", "maxRowKey": "[]", "nullCounts": {"a": 1}, "xxh3": "f",
+        "footerXxh3": "f",
         "columnRegexes": {"a": "^b$"}, "deletionVector": VECTOR,
     },
     "remove": {"path": PATH, "deletionTimestamp": 1, "dataChange": True, "partitionValues": {"a": "b"}, "size": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from threading import Barrier
 
@@ -61,6 +62,37 @@ def test_results_come_in_the_order_of_the_keys_and_no_more_are_begun_than_were_a
     assert len(begun) <= 10 + 3
     assert list(prefetch(str, range(5), 8)) == ["0", "1", "2", "3", "4"]
     assert list(prefetch(str, [], 8)) == []
+
+
+def test_no_more_are_begun_than_weigh_so_much_together_but_one() -> None:
+    lock, under_way, most = threading.Lock(), list[int](), list[int]()
+
+    def read(key: int) -> int:
+        with lock:
+            under_way.append(key)
+            most.append(sum(under_way))
+        return key
+
+    found = list[int]()
+    for key in prefetch(read, iter([3, 3, 3, 9, 20, 1, 1, 1, 1, 3]), 4, weight=lambda each: each, most=9):
+        found.append(key)
+        with lock:
+            under_way.remove(key)
+    assert found == [3, 3, 3, 9, 20, 1, 1, 1, 1, 3]
+    assert max(most) == 20
+
+
+def test_keys_are_made_as_they_are_needed() -> None:
+    made = list[int]()
+
+    def keys() -> Iterator[int]:
+        for each in range(100):
+            made.append(each)
+            yield each
+
+    with closing(prefetch(str, keys(), 4)) as found:
+        assert [next(found) for _ in range(10)] == [str(each) for each in range(10)]
+    assert len(made) <= 10 + 4
 
 
 def test_an_error_comes_in_its_place_and_nothing_is_read_after_it() -> None:

@@ -56,6 +56,7 @@ FILES_SCHEMA = pa.schema(
         ("deletionVector", pa.string()),
         ("docMappingJson", pa.string()),
         ("columnRegexes", _TEXTS),
+        ("footerXxh3", pa.string()),
     ]
 )
 

@@ -1,0 +1,87 @@
+"""Rows of splits that are no local files: what is wanted of them, fetched side by side and verified, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.log.actions import Add
+from storage_core.log.files.columns import table_of
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import prefetch
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import prune_table
+from storage_core.split import row_groups
+from storage_core.split.conform import conform_split
+from storage_core.split.opened import OpenSplit, Piece
+from storage_core.split.ranges import Footers
+from storage_core.split.read import open_split
+
+SPLITS_AT_ONCE: Final = 16
+PIECES_AT_ONCE: Final = 8
+HELD_BYTES: Final = 128 * 2**20
+"""What pieces that are under way or wait to be taken may need of memory, about; one piece may need more."""
+
+
+def fetched(
+    store: ObjectStore,
+    splits: Sequence[Add],
+    schema: pa.Schema,
+    *,
+    footers: Footers,
+    predicate: Predicate | None = None,
+) -> Generator[pa.Table]:
+    """Yield the visible rows in the order of the splits, as they come, with the columns of `schema`, which it types.
+
+    Rows that cannot make `predicate` true may be left out, by row groups. A split up to `AHEAD_BYTES`, or of an earlier
+    release, is one GET, and verified whole. Of another its footer is one, unless `footers` holds it, and each row group
+    as many as its columns lie apart; both are verified before they are decoded. Raises what `open_split` raises.
+    """
+
+    def opened(add: Add) -> OpenSplit:
+        return open_split(store, add, whole=add.footerXxh3 is None, footers=footers)
+
+    def pieces() -> Generator[Piece]:
+        with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:
+            for split in found:
+                yield from split.pieces(schema.names, _groups_left(split, predicate, schema))
+
+    weight = attrgetter("memory_bytes")
+    with (
+        closing(pieces()) as wanted,
+        closing(prefetch(Piece.read, wanted, PIECES_AT_ONCE, weight=weight, most=HELD_BYTES)) as read,
+    ):
+        for rows in read:
+            yield conform_split(rows, schema)
+
+
+def _groups_left(split: OpenSplit, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int] | None:
+    """The row groups in which a row may match, by the bounds that the split has of them; None for all."""
+    if predicate is None:
+        return None
+    bounds = row_groups.recorded(split.metadata, split.add.path, split.row_groups)
+    if bounds is None:
+        return None
+    column, low, high = bounds
+    groups = [
+        Add(
+            path=split.add.path,
+            size=0,
+            modificationTime=0,
+            minValues=_known(column, least),
+            maxValues=_known(column, most),
+        )
+        for least, most in zip(low.to_pylist(), high.to_pylist(), strict=True)
+    ]
+    left = prune_table(table_of(groups), predicate, schema=schema, time_column=None).keep
+    found: list[int] = np.flatnonzero(left).tolist()
+    return found
+
+
+def _known(column: str, text: str | None) -> dict[str, str]:
+    return {} if text is None else {column: text}

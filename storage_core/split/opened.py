@@ -1,0 +1,264 @@
+"""A split that is open: its rows, in the pieces in which they are wanted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from storage_core.errors import SEE_CORRUPT, Corrupt, NotFound, SnapshotExpired
+from storage_core.log.actions import Add
+from storage_core.rows.sort_order import OrderColumn
+from storage_core.split.encode import has_float
+from storage_core.split.ranges import VerifiedChunks
+from storage_core.split.row_groups import admitting
+from storage_core.split.vectors import visible
+from storage_core.system_errors import raise_refused
+
+BATCH_ROWS = 8192
+"""Rows that `OpenSplit.since` holds decoded at once."""
+
+VALUE_BYTES = 16
+"""What a decoded value takes, about: texts that repeat take more than they do encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSplit:
+    """A split whose footer has been read and found to be the one that the log names.
+
+    Its rows are those that its deletion vector leaves, `rows` of them. `deleted` are the others, by their place in the
+    file. Of `add.as_written` the rows are all that the file has, each at its place.
+    """
+
+    add: Add
+    schema: pa.Schema
+    metadata: Mapping[str, str]
+    deleted: BitMap
+    row_groups: int
+    _file: pq.ParquetFile
+    _in_memory: bool
+    _chunks: VerifiedChunks | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self._file.metadata.num_rows) - len(self.deleted)
+
+    def read(self, columns: Collection[str] | None = None) -> pa.Table:
+        """Return the rows in file order with the columns in file order; names the split does not have are left out."""
+        if not self._in_memory and self.row_groups:
+            return pa.concat_tables(self.batches(columns))
+        with corrupt_on_failure(self.add):
+            table = self._file.read(columns=self._present(columns), use_threads=True)
+        return self._visible(table, 0)
+
+    def batches(
+        self, columns: Collection[str] | None = None, *, groups: Sequence[int] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows in file order, one table per row group or per one of `groups`, ascending.
+
+        At most one row group is in memory.
+        """
+        chosen = range(self.row_groups) if groups is None else groups
+        first_rows = self.first_rows
+        for index in chosen:
+            yield self._visible(self._row_group(index, columns), int(first_rows[index]))
+
+    def pieces(self, columns: Collection[str] | None, groups: Sequence[int] | None = None) -> list[Piece]:
+        """Return the rows that `batches` yields as pieces to be read in this order, each by any thread.
+
+        Of these columns, and of another where the split has none of them. A split that is in memory is one piece.
+        """
+        names = None if columns is None else self._present(columns) or self.schema.names[:1]
+        chosen = range(self.row_groups) if groups is None else groups
+        if self._chunks is None:
+            return [Piece(self, names, chosen)] if chosen else []
+        return [Piece(self._apart(self._chunks), names, [index]) for index in chosen]
+
+    def chunk_bytes(self, columns: Collection[str] | None, groups: Sequence[int]) -> int:
+        """Return about what these columns of these row groups take in memory, encoded and decoded."""
+        leaves = self._leaves(columns)
+        chunks = [self._file.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves]
+        return sum(
+            each.total_compressed_size + each.total_uncompressed_size + VALUE_BYTES * each.num_values for each in chunks
+        )
+
+    def _apart(self, chunks: VerifiedChunks) -> OpenSplit:
+        """The same split with a file of its own."""
+        own = chunks.another()
+        return replace(self, _chunks=own, _file=parquet_file(own, self._file.metadata))
+
+    def groups_admitting(self, wanted: pa.Table) -> Sequence[int]:
+        """Return the row groups that may hold a row with one of these keys, ascending; all when in doubt. No request.
+
+        Raises `Corrupt` where the file's bounds of its row groups are damaged.
+        """
+        return admitting(self.metadata, self.add.path, self.row_groups, wanted)
+
+    def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+        """Yield the rows from this place in the file on, and the place of each, in tables of at most `batch_rows`.
+
+        Reads the row group of the place from its start, and no other before it; of a row group only the encoded columns
+        and one table are in memory.
+        """
+        # what `read` has set stays set: Arrow's `use_threads=False` below would not take it back
+        self._file.reader.set_use_threads(False)
+        first_rows = self.first_rows
+        group = max(0, int(np.searchsorted(first_rows, place, side="right")) - 1)
+        first = int(first_rows[group]) if self.row_groups else 0
+        with corrupt_on_failure(self.add):
+            for batch in self._batches_from(group, batch_rows):
+                skipped = min(max(0, place - first), batch.num_rows)
+                rows = pa.Table.from_batches([batch.slice(skipped)])
+                mask = visible(self.deleted, first + skipped, rows.num_rows)
+                places = np.arange(first + skipped, first + batch.num_rows)
+                first += batch.num_rows
+                yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
+
+    def _batches_from(self, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        groups = range(group, self.row_groups)
+        if self._chunks is None:
+            yield from self._file.iter_batches(batch_rows, row_groups=groups, use_threads=False)
+            return
+        for each in groups:
+            self._chunks.fetch(each, range(self._file.metadata.num_columns))
+            yield from self._file.iter_batches(batch_rows, row_groups=[each], use_threads=False)
+
+    def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
+        """Return the rows at these ascending places in the file, whether they are gone or not; columns as of `read`.
+
+        Reads the row groups that hold one of them; at most one and the result are in memory.
+        """
+        first_rows = self.first_rows
+        groups = np.searchsorted(first_rows, places, side="right") - 1
+        parts = [
+            self._row_group(int(index), columns).take(pa.array(places[groups == index] - first_rows[index]))
+            for index in np.unique(groups)
+        ]
+        return pa.concat_tables(parts) if parts else self.schema.empty_table()
+
+    def _row_group(self, index: int, columns: Collection[str] | None) -> pa.Table:
+        with corrupt_on_failure(self.add):
+            if self._chunks is not None:
+                self._chunks.fetch(index, self._leaves(columns))
+            rows = self._file.read_row_group(index, columns=self._present(columns), use_threads=self._in_memory)
+            if self._chunks is not None:
+                self._chunks.drop()
+        expected = self._file.metadata.row_group(index).num_rows
+        if rows.num_rows != expected and rows.num_columns:
+            raise Corrupt(
+                f"{self.add.path}: expected {expected} rows in row group {index}, found {rows.num_rows}",
+                key=self.add.path,
+            )
+        return rows
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The footer of the file."""
+        return self._file.metadata
+
+    @property
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """The place in the file of the first row of each row group."""
+        counts = np.array([self._file.metadata.row_group(index).num_rows for index in range(self.row_groups)], np.int64)
+        return np.cumsum(counts) - counts
+
+    def _visible(self, table: pa.Table, first: int) -> pa.Table:
+        mask = visible(self.deleted, first, table.num_rows)
+        return table if mask is None else table.filter(pa.array(mask))
+
+    def dictionaries(self) -> frozenset[str]:
+        """Return the columns whose values are read as dictionaries."""
+        return frozenset(field.name for field in self._file.schema_arrow if pa.types.is_dictionary(field.type))
+
+    def may_hold_nan(self) -> frozenset[str]:
+        """Return the columns that may hold NaN: floats without bounds in some row group, and nested floats."""
+        footer = self._file.metadata
+        groups = [footer.row_group(index) for index in range(self.row_groups)]
+        columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+        unbounded = {each.path_in_schema for each in columns if not each.is_stats_set}
+        return frozenset(
+            field.name
+            for field in self.schema
+            if has_float(field.type) and (pa.types.is_nested(field.type) or field.name in unbounded)
+        )
+
+    def native_sorting(self) -> list[OrderColumn]:
+        """Return the columns of the order that Parquet itself records; empty when it records none."""
+        columns = self._file.metadata.row_group(0).sorting_columns
+        ordering, nulls = pq.SortingColumn.to_ordering(self.schema, columns) if columns else ((), "")
+        return [OrderColumn(name, direction == "descending", nulls == "at_start") for name, direction in ordering]
+
+    def _leaves(self, columns: Collection[str] | None) -> list[int]:
+        """The leaf columns of the file that Arrow reads for these columns: also `a.b` for `a`."""
+        paths = [self._file.schema.column(index).path for index in range(self._file.metadata.num_columns)]
+        wanted = self._present(columns) or ()
+        return [
+            index
+            for index, path in enumerate(paths)
+            if columns is None or any(path == name or path.startswith(f"{name}.") for name in wanted)
+        ]
+
+    def _present(self, columns: Collection[str] | None) -> list[str] | None:
+        return None if columns is None else [name for name in self.schema.names if name in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Row groups of a split, with some columns."""
+
+    split: OpenSplit
+    columns: Collection[str] | None
+    groups: Sequence[int]
+
+    def read(self) -> pa.Table:
+        """Return its rows. Ranged GETs where the split is read by ranges. Raises what `open_split` raises."""
+        if len(self.groups) == self.split.row_groups:
+            return self.split.read(self.columns)
+        return pa.concat_tables(self.split.batches(self.columns, groups=self.groups))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what reading it takes: its chunks, as they are and decompressed, and `VALUE_BYTES` for each value."""
+        return self.split.chunk_bytes(self.columns, self.groups)
+
+
+def parquet_file(
+    source: pa.NativeFile | io.RawIOBase, footer: pq.FileMetaData | None = None, dictionaries: Sequence[str] = ()
+) -> pq.ParquetFile:
+    """Return a file that reads nothing ahead; these columns come as dictionaries. Reads the footer, unless given."""
+    return pq.ParquetFile(
+        source,
+        metadata=footer,
+        read_dictionary=list(dictionaries) or None,
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
+
+
+def expired_split(add: Add) -> SnapshotExpired:
+    """Return the error for a split whose file is gone."""
+    return SnapshotExpired(
+        f"{add.path}: the log names this split but the store does not have it; "
+        f"open a newer version, and if that names it too, {SEE_CORRUPT}",
+        key=add.path,
+    )
+
+
+@contextmanager
+def corrupt_on_failure(add: Add) -> Iterator[None]:
+    """Whatever Arrow finds wrong with the bytes is one thing to the caller: they are not what was written."""
+    try:
+        yield
+    except NotFound as error:
+        raise expired_split(add) from error
+    except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
+        raise_refused(add.path, error)
+        raise Corrupt(f"{add.path}: not a readable Parquet file: {error}", key=add.path) from error

@@ -1,0 +1,182 @@
+"""Parts of a split, fetched by ranges and verified before a byte is decoded: its footer, and column chunks of it.
+
+The log's entry has the place and the checksum of the footer, the footer those of the column chunks (decision 0101).
+"""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from storage_core.errors import Corrupt
+from storage_core.log.actions import Add
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
+from storage_core.split import chunk_checksums
+
+GAPS: Final = 10
+"""What is fetched and not wanted, between chunks that one request fetches, is at most a tenth of what is wanted."""
+
+REQUEST_BYTES: Final = 8 * 2**20
+"""What one request fetches of several chunks, about; a chunk is not cut."""
+
+_AT_ONCE: Final = 4
+_FOOTERS_BYTES: Final = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The footer of a split, whose bytes are those that the log seals."""
+
+    file: pq.FileMetaData
+    entries: Mapping[str, str]
+    checksums: npt.NDArray[np.uint64]
+    """Of each column chunk, by row group and leaf column."""
+
+
+class Footers:
+    """The footers that were read last, decoded: at most 32 MiB as they are encoded. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._held: OrderedDict[tuple[str, str | None], Footer] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, store: ObjectStore, add: Add) -> Footer:
+        """Return the footer of a split that has `footerXxh3`. One ranged GET, none where it is held.
+
+        Raises `NotFound`, and `Corrupt` where it is not what was written.
+        """
+        key = (add.path, add.footerXxh3)
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                self._held.move_to_end(key)
+                return held
+        footer = read_footer(store, add)
+        with self._lock:
+            if key not in self._held:
+                self._bytes += footer.file.serialized_size
+                self._held[key] = footer
+            while self._bytes > _FOOTERS_BYTES:
+                _, oldest = self._held.popitem(last=False)
+                self._bytes -= oldest.file.serialized_size
+        return footer
+
+
+def read_footer(store: ObjectStore, add: Add) -> Footer:
+    """Return the footer of a split that has `footerXxh3`. One ranged GET.
+
+    Raises `NotFound`, `Corrupt` where it is not what was written, and what Arrow raises of a footer.
+    """
+    if add.footerStartOffset is None or add.footerEndOffset is None:
+        raise Corrupt(f"{add.path}: the log seals a footer and does not say where it is", key=add.path)
+    data = store.get_range(add.path, add.footerStartOffset, add.footerEndOffset)
+    found = xxhash.xxh3_64_hexdigest(data)
+    if found != add.footerXxh3:
+        raise Corrupt(f"{add.path}: expected xxh3-64 {add.footerXxh3} of the footer, found {found}", key=add.path)
+    file = pq.read_metadata(pa.BufferReader(data))
+    entries = {key.decode(): value.decode() for key, value in (file.metadata or {}).items()}
+    checksums = chunk_checksums.recorded(entries, file, add.path)
+    if checksums is None:
+        raise Corrupt(f"{add.path}: the log seals a footer without checksums of column chunks", key=add.path)
+    return Footer(file, entries, checksums)
+
+
+class VerifiedChunks(io.RawIOBase):
+    """A split as a seekable file that has nothing but the column chunks that were fetched last, which are verified."""
+
+    def __init__(self, store: ObjectStore, add: Add, footer: Footer) -> None:
+        super().__init__()
+        self._store, self._add, self._footer = store, add, footer
+        self._position = 0
+        self._held: dict[int, memoryview] = {}
+
+    def another(self) -> VerifiedChunks:
+        """Return a file of the same split that holds nothing yet."""
+        return VerifiedChunks(self._store, self._add, self._footer)
+
+    def fetch(self, group: int, columns: Sequence[int]) -> None:
+        """Fetch these leaf columns, ascending, of a row group, in place of what is held: ranged GETs side by side.
+
+        One for chunks that lie together or nearly so (`GAPS`), up to about `REQUEST_BYTES`. Raises `NotFound`, and
+        `Corrupt` naming split, row group and column where a chunk is not what was written.
+        """
+        self._held = {}
+        places = chunk_checksums.places(self._footer.file, [group])[0, columns]
+        parts = requests_for(places)
+        fetched = all_of(lambda part: self._store.get_range(self._add.path, *part), parts, _AT_ONCE)
+        for (first, end), data in zip(parts, fetched, strict=True):
+            view = memoryview(data)
+            for start, stop in places[(places[:, 0] >= first) & (places[:, 1] <= end)].tolist():
+                self._held[start] = view[start - first : stop - first]
+        for column, (start, _) in zip(columns, places.tolist(), strict=True):
+            self._require(group, column, self._held[start])
+
+    def drop(self) -> None:
+        """Hold nothing."""
+        self._held = {}
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move and return the new position."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._add.size}[whence]
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return `size` bytes of a chunk that is held, from its start on. Raises `OSError` for any others."""
+        chunk = self._held.get(self._position)
+        if chunk is None or not 0 <= size <= len(chunk):
+            raise OSError(f"{size} bytes at {self._position} are of no column chunk that was fetched")
+        self._position += size
+        return bytes(chunk[:size])
+
+    def _require(self, group: int, column: int, chunk: memoryview) -> None:
+        expected = int(self._footer.checksums[group, column])
+        found = xxhash.xxh3_64_intdigest(chunk)
+        if found != expected:
+            name = self._footer.file.schema.column(column).path
+            raise Corrupt(
+                f"{self._add.path}: expected xxh3-64 {expected:016x} of the column {name!r} in row group {group}, "
+                f"found {found:016x}",
+                key=self._add.path,
+            )
+
+
+def requests_for(places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the ranges that hold these ascending chunks, and of the gaps between them the smallest: a tenth in all."""
+    if not len(places):
+        return []
+    gaps = places[1:, 0] - places[:-1, 1]
+    smallest = np.argsort(gaps, kind="stable")
+    wanted = int((places[:, 1] - places[:, 0]).sum())
+    joined = np.zeros(len(gaps), np.bool_)
+    joined[smallest[np.cumsum(gaps[smallest]) * GAPS <= wanted]] = True
+    found = [(int(places[0, 0]), int(places[0, 1]))]
+    for is_joined, (start, end) in zip(joined.tolist(), places[1:].tolist(), strict=True):
+        if is_joined and found[-1][1] - found[-1][0] < REQUEST_BYTES:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
