@@ -115,8 +115,8 @@ class FileWriter:
             self._writer.close()
             written = self._sink.finish()
             footer = pq.read_metadata(pa.BufferReader(written))
-            sealed = with_checksum({**metadata, **chunk_checksums.entry(written, footer)})
-            return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, sealed, footer))
+            checked = with_checksum({**metadata, **chunk_checksums.entry(written, footer)})
+            return self._sink.with_end(written.slice(0, footer_start(written)), _footer(self._schema, checked, footer))
 
 
 def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> pa.Buffer:

@@ -36,7 +36,7 @@ _FOOTERS_BYTES: Final = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The footer of a split, whose bytes are those that the log seals."""
+    """The footer of a split, whose bytes have the checksum that the log has."""
 
     file: pq.FileMetaData
     entries: Mapping[str, str]
@@ -80,7 +80,7 @@ def read_footer(store: ObjectStore, add: Add) -> Footer:
     Raises `NotFound`, `Corrupt` where it is not what was written, and what Arrow raises of a footer.
     """
     if add.footerStartOffset is None or add.footerEndOffset is None:
-        raise Corrupt(f"{add.path}: the log seals a footer and does not say where it is", key=add.path)
+        raise Corrupt(f"{add.path}: the log has the checksum of a footer and does not say where it is", key=add.path)
     data = store.get_range(add.path, add.footerStartOffset, add.footerEndOffset)
     found = xxhash.xxh3_64_hexdigest(data)
     if found != add.footerXxh3:
@@ -89,7 +89,9 @@ def read_footer(store: ObjectStore, add: Add) -> Footer:
     entries = {key.decode(): value.decode() for key, value in (file.metadata or {}).items()}
     checksums = chunk_checksums.recorded(entries, file, add.path)
     if checksums is None:
-        raise Corrupt(f"{add.path}: the log seals a footer without checksums of column chunks", key=add.path)
+        raise Corrupt(
+            f"{add.path}: the log has the checksum of a footer that has none of its column chunks", key=add.path
+        )
     return Footer(file, entries, checksums)
 
 

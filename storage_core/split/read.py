@@ -59,8 +59,8 @@ def open_split(
     Raises `Corrupt` for bytes that are not what was written, `SnapshotExpired` for a vanished file.
     """
     deleted = deleted_rows(store, add)
-    is_sealed = add.footerXxh3 is not None
-    whole = whole or (is_sealed and file_path is None and add.size <= AHEAD_BYTES)
+    has_checksums = add.footerXxh3 is not None
+    whole = whole or (has_checksums and file_path is None and add.size <= AHEAD_BYTES)
     footer, chunks = None, None
     with corrupt_on_failure(add):
         # No thread of Arrow may be the last to hold a Python object: where Python has ended it aborts the process. So
@@ -69,7 +69,7 @@ def open_split(
             source = mapped(add, file_path)
         elif whole:
             source = _source(store, add, spool)
-        elif is_sealed:
+        elif has_checksums:
             footer = (footers or Footers()).of(store, add)
             source = chunks = VerifiedChunks(store, add, footer)
         else:

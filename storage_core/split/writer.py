@@ -215,7 +215,7 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
 def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
     """Return the action completed with what only the whole file tells: size, checksums, footer, uncompressed bytes.
 
-    The checksum of the footer is left out where the footer has none of the column chunks, for it would seal nothing.
+    The checksum of the footer is left out where the footer has none of the column chunks, for nothing would hang on it.
     """
     view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))

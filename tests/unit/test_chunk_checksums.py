@@ -1,4 +1,4 @@
-"""Checksums of column chunks: written with every split, and sealed by the log through the checksum of the footer."""
+"""Checksums of column chunks: written with every split, and checked by the log's checksum of the footer."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from storage_core.rows.sort_order import SortOrder
 from storage_core.settings.table import TableConfig
 from storage_core.split import chunk_checksums, row_groups
 from storage_core.split.encode import FileWriter
+from storage_core.split.metadata import CHECKSUM
 from storage_core.split.read import open_split
 from storage_core.split.write import sort_and_write
 from tests.support.events import SCHEMA, context, events
@@ -94,7 +95,7 @@ def test_the_footer_is_that_of_the_writer_with_its_metadata(*, on_disk: bool) ->
         file.add(rows.slice(start, 200))
     data = file.finish({"tidemark.path": "p"})
     found = pq.read_metadata(pa.BufferReader(data))
-    assert {"tidemark.path", "tidemark.seal", KEY} == {key.decode() for key in found.metadata}
+    assert {"tidemark.path", CHECKSUM, KEY} == {key.decode() for key in found.metadata}
     assert found.num_rows == 500
     assert [found.row_group(each).num_rows for each in range(3)] == [200, 200, 100]
     chunk = found.row_group(2).column(0)
@@ -102,7 +103,7 @@ def test_the_footer_is_that_of_the_writer_with_its_metadata(*, on_disk: bool) ->
     assert pq.read_table(pa.BufferReader(data), page_checksum_verification=True).to_pylist() == rows.to_pylist()
 
 
-def test_the_log_seals_the_footer(store: MemoryStore, add: Add) -> None:
+def test_the_log_has_the_checksum_of_the_footer(store: MemoryStore, add: Add) -> None:
     data = store.get(add.path).data
     assert add.footerXxh3 == xxhash.xxh3_64_hexdigest(data[add.footerStartOffset : add.footerEndOffset])
 
@@ -127,7 +128,7 @@ def test_an_entry_does_not_grow_with_the_chunks() -> None:
     assert len(open_split(store, many).metadata[KEY]) == 60 * 20 * 8 * 4 / 3
 
 
-def test_splits_of_every_writer_are_sealed() -> None:
+def test_splits_of_every_writer_have_checksums_of_column_chunks() -> None:
     table = every_kind()
     splits = TransactionLog(table.store).snapshot().splits.values()
     assert splits
