@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap
 
 from storage_core.log.actions import Add
 from storage_core.log.files.columns import table_of
@@ -34,9 +36,12 @@ def fetched(
     schema: pa.Schema,
     *,
     footers: Footers,
+    deleted: Callable[[Add], BitMap] | None = None,
     predicate: Predicate | None = None,
 ) -> Generator[pa.Table]:
     """Yield the visible rows in the order of the splits, as they come, with the columns of `schema`, which it types.
+
+    Not visible are those that `deleted` returns, by default those that the split's deletion vector hides.
 
     Rows that cannot make `predicate` true may be left out, by row groups. A split up to `AHEAD_BYTES`, or of an earlier
     release, is one GET, and verified whole. Of another its footer is one, unless `footers` holds it, and each row group
@@ -44,7 +49,8 @@ def fetched(
     """
 
     def opened(add: Add) -> OpenSplit:
-        return open_split(store, add, whole=add.footerXxh3 is None, footers=footers)
+        split = open_split(store, add, whole=add.footerXxh3 is None, footers=footers)
+        return split if deleted is None else replace(split, deleted=deleted(add))
 
     def pieces() -> Generator[Piece]:
         with closing(prefetch(opened, splits, SPLITS_AT_ONCE)) as found:

@@ -21,7 +21,8 @@ from storage_core.read.fetching import fetched
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned
 from storage_core.read.query_errors import TABLE, query_errors
-from storage_core.read.source import Source, source_of
+from storage_core.read.source import Source
+from storage_core.read.splits_source import source_of
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.verified import Verified
 from storage_core.settings.query import QueryLimits
@@ -33,7 +34,7 @@ class Scan(Conversions):
     """The rows a reader asked for, not read yet. Every conversion reads the same snapshot.
 
     `filter` keeps the rows where it is true, by DuckDB's rules. With a consistency above `snapshot`, records that are
-    not merged are folded over the base before the filter applies (newest wins; lesson 23), so nothing is pruned.
+    not merged are folded over the base before the filter applies (newest wins; lesson 23).
     `limits` bound what the filter may use, by default those of `QueryLimits`; nothing is spilled. Without a filter
     there are none unless given.
     """
@@ -123,7 +124,7 @@ class Scan(Conversions):
 
     @property
     def _predicate(self) -> Predicate | None:
-        return None if self.filter is None or self.records is not None else self.filter.predicate
+        return None if self.filter is None else self.filter.predicate
 
     @property
     def _bounds(self) -> QueryLimits | None:

@@ -7,13 +7,12 @@ stores are read first. A session may read the given splits and nothing else: no 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,17 +21,10 @@ from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session
 from storage_core.errors import InvalidInput
 from storage_core.log.actions import Add
-from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.fetching import fetched
-from storage_core.read.predicate import Predicate
-from storage_core.read.pruning import prune
-from storage_core.read.query_errors import TABLE, query_errors
-from storage_core.read.verified import UNKNOWN, Columns, Verified
-from storage_core.rows import fold
+from storage_core.read.query_errors import TABLE
+from storage_core.read.verified import UNKNOWN, Columns
 from storage_core.settings.query import QueryLimits
 from storage_core.split.conform import conform_split
-from storage_core.split.vectors import deleted_rows, positions
 
 if TYPE_CHECKING:
     import duckdb
@@ -47,14 +39,13 @@ _FETCHED = "tidemark_fetched_"
 _OPTIONS = "can_have_nan = true, hive_partitioning = false"
 # Files whose columns are known to be alike are bound by opening one of them; of all others each has to be opened.
 _UNLIKE = ", union_by_name = true"
-_MOST_KINDS = 16
 # Of every file DuckDB knows its place in the list and the place of each row in it, whatever it skips of them.
 _WITHOUT_DELETED = (
     "AS split ANTI JOIN {deleted} AS gone ON split.file_index + {first}::UBIGINT = gone.file "
     "AND split.file_row_number = gone.row"
 )
-_PLACES = frozenset({"file_index", "file_row_number"})
-_DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
+PLACES = frozenset({"file_index", "file_row_number"})
+DELETED_SCHEMA = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ class Source:
     columns: tuple[Columns, ...] = ()
     """Of each split; those with the same, and deleted rows or none, follow one another."""
     deleted: pa.Table | None = None
-    """The places of rows that are gone: of a split in `splits`, and of the row in it."""
+    """The places of deleted rows: of a split in `splits`, and of the row in it."""
     unread: int = 0
 
     def relation(self, name: str = TABLE) -> Relation:
@@ -106,8 +97,10 @@ class Source:
         """Whether the splits have the columns of the table, in its order: then a view is what is in the files."""
         names, types = self.rows.schema.names, self.rows.schema.types
         schemas = [columns.schema for columns in set(self.columns)]
-        return not self.unread and all(
-            schema is not None and (schema.names, schema.types) == (names, types) for schema in schemas
+        return (
+            not self.unread
+            and not self.rows.num_rows
+            and all(schema is not None and (schema.names, schema.types) == (names, types) for schema in schemas)
         )
 
     def _relation(self, name: str, *, has_template: bool) -> Relation:
@@ -125,9 +118,10 @@ class Source:
     def _files(self, deleted: str) -> Iterator[str]:
         """The rows of the splits, as tables of SQL: of those with the same columns at a time."""
         first = 0
-        each_split = zip(self.splits, self.columns, strict=True)
-        for (is_marked, columns), found in groupby(each_split, lambda each: (_is_marked(each[0][0]), each[1])):
-            paths = [path for (_, path), _ in found]
+        marked = set[int]() if self.deleted is None else {*self.deleted.column("file").unique().to_pylist()}
+        each_split = zip(range(len(self.splits)), self.splits, self.columns, strict=True)
+        for (is_marked, columns), found in groupby(each_split, lambda each: (each[0] in marked, each[2])):
+            paths = [path for _, (_, path), _ in found]
             table = f"FROM {_parquet(paths, are_alike=columns is not UNKNOWN)}"
             yield f"{table} {_WITHOUT_DELETED.format(deleted=deleted, first=first)}" if is_marked else table
             first += len(paths)
@@ -178,96 +172,6 @@ def answer(
     except TypesDiffer:
         cast = joined(source.cast(name) for name, source in sources.items())
         return Result(replace(query, relation=cast))
-
-
-def splits_source(
-    store: ObjectStore,
-    splits: Sequence[Add],
-    schema: pa.Schema,
-    *,
-    verified: Verified,
-    columns: Collection[str] | None = None,
-    predicate: Predicate | None = None,
-) -> Source:
-    """Return the splits as a source of rows; of columns other than `columns` the values may be null.
-
-    Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
-    its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
-    elsewhere what `fetched` says, with its requests.
-    Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone. Rows that a deletion
-    vector hides are never among the source's; one GET per vector that is stored.
-    """
-    paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
-    if splits and not (len(paths) == len(splits) and _can_stream(splits, schema)):
-        wanted = schema if not columns else pa.schema([each for each in schema if each.name in columns])
-        rows = fetched(store, splits, wanted, footers=verified.footers, predicate=predicate)
-        return Source(pa.concat_tables([*rows, wanted.empty_table()]), schema=schema)
-    kinds = [verified.columns(add) for add in splits]
-    if len(set(kinds)) > _MOST_KINDS:
-        kinds = [UNKNOWN] * len(kinds)
-    number = {each: place for place, each in enumerate(dict.fromkeys(kinds))}
-    found = sorted(zip(splits, kinds, strict=True), key=lambda each: (_is_marked(each[0]), number[each[1]]))
-    return Source(
-        schema.empty_table(),
-        splits=tuple((add, paths[add.path]) for add, _ in found),
-        columns=tuple(each for _, each in found),
-        deleted=_deleted(store, [add for add, _ in found]),
-    )
-
-
-def source_of(
-    store: ObjectStore,
-    snapshot: Snapshot,
-    predicate: Predicate | None,
-    *,
-    verified: Verified,
-    records: pa.Table | None,
-    columns: Collection[str] | None,
-    query: str,
-) -> tuple[Sequence[Add], Source]:
-    """Return the splits whose rows a query may need, which errors name, and the rows.
-
-    Of columns other than `columns` the values may be null; where none is read, no split is. With `records`, they are
-    folded over the base first and nothing is pruned. Raises what `splits_source` raises.
-    """
-    if records is not None:
-        return (), Source(merged_rows(store, snapshot, records, verified))
-    if is_counted(snapshot, columns):
-        return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
-    splits = prune(snapshot, predicate)
-    with query_errors(query, splits):
-        source = splits_source(store, splits, snapshot.schema, verified=verified, columns=columns, predicate=predicate)
-        return splits, source
-
-
-def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
-    """Return whether the log tells all that is read of the rows: how many they are. Reads every manifest."""
-    return columns is not None and not columns and snapshot.has_all_counts
-
-
-def merged_rows(store: ObjectStore, snapshot: Snapshot, records: pa.Table, verified: Verified) -> pa.Table:
-    """Return the base rows with the records folded over them, newest wins per key."""
-    key, schema = snapshot.config.primary_key, snapshot.schema
-    rows = fetched(store, tuple(snapshot.splits.values()), schema, footers=verified.footers)
-    return fold.apply(pa.concat_tables([*rows, schema.empty_table()]), fold.fold(records, key), key)
-
-
-def _can_stream(splits: Sequence[Add], schema: pa.Schema) -> bool:
-    """A column called like one of DuckDB's own hides it, and with it the places of rows in their files."""
-    return _PLACES.isdisjoint(map(str.lower, schema.names)) or all(add.deleted_rows is None for add in splits)
-
-
-def _deleted(store: ObjectStore, splits: Sequence[Add]) -> pa.Table | None:
-    """The deleted rows of the splits, each of which is given by its place; None where there are none."""
-    rows = {place: positions(deleted_rows(store, add)) for place, add in enumerate(splits) if _is_marked(add)}
-    if not rows:
-        return None
-    files = np.repeat(np.array([*rows], np.uint64), [len(each) for each in rows.values()])
-    return pa.table([pa.array(files), pa.array(np.concatenate([*rows.values()]))], schema=_DELETED_SCHEMA)
-
-
-def _is_marked(add: Add) -> bool:
-    return add.deleted_rows is not None
 
 
 def _parquet(paths: Sequence[Path], *, are_alike: bool) -> str:

@@ -22,7 +22,8 @@ from storage_core.read.columns_read import columns_read
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import Pruned, PruneStep
 from storage_core.read.query_errors import TABLE, query_errors
-from storage_core.read.source import Source, answer, is_counted, source_of
+from storage_core.read.source import Source, answer
+from storage_core.read.splits_source import is_counted, source_of
 from storage_core.read.sql_predicate import where_of
 from storage_core.read.sql_result import SqlResult
 from storage_core.read.verified import Verified
@@ -31,7 +32,7 @@ from storage_core.settings.query import QueryLimits
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table as a query reads it. With `records`, they are folded over the base first and nothing is pruned."""
+    """A table as a query reads it. With `records`, they are folded over the base first."""
 
     store: ObjectStore
     snapshot: Snapshot

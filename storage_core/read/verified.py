@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from storage_core.errors import Corrupt, Unavailable
-from storage_core.formats.parquet_footer import schema_bytes
 from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 
@@ -96,6 +94,10 @@ class Verified:
 
     def _columns_in(self, path: Path) -> Columns:
         """What the footer of a sound file says; Arrow reads it where no footer before it began alike."""
+        import pyarrow.parquet as pq  # which an open table need not have
+
+        from storage_core.formats.parquet_footer import schema_bytes
+
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             length = int.from_bytes(file.read(_TAIL)[:4], "little")

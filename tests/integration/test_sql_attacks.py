@@ -31,7 +31,8 @@ from storage_core.read import sql
 from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.query_errors import query_errors
 from storage_core.read.scan import Scan
-from storage_core.read.source import Source, answer, splits_source
+from storage_core.read.source import Source, answer
+from storage_core.read.splits_source import splits_source
 from storage_core.read.verified import Verified
 from tidemark import QueryLimits, Table, col
 

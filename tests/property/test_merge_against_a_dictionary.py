@@ -22,7 +22,7 @@ from storage_core.errors import InvalidInput
 from storage_core.log.actions import Action
 from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
-from storage_core.read.source import splits_source
+from storage_core.read.splits_source import splits_source
 from storage_core.read.verified import Verified
 from storage_core.settings.table import TableConfig
 from tests.support import merge_plan

@@ -21,7 +21,7 @@ from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
-from storage_core.read.source import splits_source
+from storage_core.read.splits_source import splits_source
 from storage_core.read.verified import Verified
 from storage_core.split.conform import conform_split
 from storage_core.split.context import context_of

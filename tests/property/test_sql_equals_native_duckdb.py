@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.objectstore.local import LocalStore
-from storage_core.read.source import splits_source
+from storage_core.read.splits_source import splits_source
 from storage_core.read.verified import Verified
 from storage_core.split.writer import with_file_metrics
 from tests.support.scale import scaled

@@ -1,0 +1,135 @@
+"""Which rows a query reads: splits, and what lies over them, as the source of a view.
+
+Of a local store DuckDB streams the Parquet files by itself, projecting and filtering inside them; objects of other
+stores are read first. What is not merged yet is in memory, and hides the rows of the base that it takes the place of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from storage_core.log.actions import Add
+from storage_core.log.snapshot import Snapshot
+from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
+from storage_core.read.fetching import fetched
+from storage_core.read.predicate import Predicate
+from storage_core.read.pruning import prune
+from storage_core.read.query_errors import query_errors
+from storage_core.read.source import DELETED_SCHEMA, PLACES, Source
+from storage_core.read.verified import UNKNOWN, Verified
+from storage_core.split.vectors import deleted_rows, positions
+
+_MOST_KINDS = 16
+_VECTORS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """What lies over splits: newer `rows`, and those of `touched` splits that `deleted` returns as no longer live."""
+
+    rows: pa.Table
+    touched: frozenset[str]
+    deleted: Callable[[Add], BitMap]
+
+
+def splits_source(
+    store: ObjectStore,
+    splits: Sequence[Add],
+    schema: pa.Schema,
+    *,
+    verified: Verified,
+    columns: Collection[str] | None = None,
+    predicate: Predicate | None = None,
+    over: Over | None = None,
+) -> Source:
+    """Return the splits as a source of rows; of columns other than `columns` the values may be null.
+
+    The rows that lie `over` them are the source's too, and those are not that they or deletion vectors hide; one GET
+    per vector that is stored.
+
+    Rows that cannot make `predicate` true may be left out. What is used of a split is verified before: on a local store
+    its file, against its length and checksum, and again when it is another than the one that `verified` remembers;
+    elsewhere what `fetched` says, with its requests.
+    Raises `Corrupt` for a split that is not what was written, `SnapshotExpired` when it is gone.
+    """
+    newer = schema.empty_table() if over is None else over.rows
+    hides = partial(deleted_rows, store) if over is None else over.deleted
+    touched = frozenset[str]() if over is None else over.touched
+    paths = {add.path: path for add in splits if (path := verified.path(store, add)) is not None}
+    is_local = len(paths) == len(splits)
+    marked = [add for add in splits if add.path in touched or add.deleted_rows is not None] if is_local else []
+    hidden = {add.path: gone for add, gone in zip(marked, all_of(hides, marked, _VECTORS_AT_ONCE), strict=True) if gone}
+    if splits and not (is_local and _can_stream(hidden, schema)):
+        wanted = schema if not columns else pa.schema([each for each in schema if each.name in columns])
+        deleted = None if over is None else over.deleted
+        rows = fetched(store, splits, wanted, footers=verified.footers, deleted=deleted, predicate=predicate)
+        return Source(pa.concat_tables([*rows, newer.select(wanted.names)]), schema=schema)
+    kinds = [verified.columns(add) for add in splits]
+    if len(set(kinds)) > _MOST_KINDS:
+        kinds = [UNKNOWN] * len(kinds)
+    number = {each: place for place, each in enumerate(dict.fromkeys(kinds))}
+    found = sorted(zip(splits, kinds, strict=True), key=lambda each: (each[0].path in hidden, number[each[1]]))
+    return Source(
+        newer,
+        splits=tuple((add, paths[add.path]) for add, _ in found),
+        columns=tuple(each for _, each in found),
+        deleted=_places({place: hidden[add.path] for place, (add, _) in enumerate(found) if add.path in hidden}),
+    )
+
+
+def source_of(
+    store: ObjectStore,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
+    *,
+    verified: Verified,
+    records: pa.Table | None,
+    columns: Collection[str] | None,
+    query: str,
+) -> tuple[Sequence[Add], Source]:
+    """Return the splits whose rows a query may need, which errors name, and the rows.
+
+    Of columns other than `columns` the values may be null; where none is read, no split is. With `records`, they are
+    folded over the base: they are held in memory, the base is not (`overlay`). Requests besides those of
+    `splits_source`: those of `take_apart` and `Overlay.deleted`. Raises what they raise.
+    """
+    over = None
+    if records is not None and records.num_rows:
+        from storage_core.read.overlay import take_apart  # which reads of the base alone do not need
+        from storage_core.region.unmerged import Unmerged
+
+        overlay = take_apart(store, snapshot, [Unmerged(generation=None, records=(records,))])
+        over = Over(overlay.rest, overlay.touched, partial(overlay.deleted, store, snapshot))
+    elif is_counted(snapshot, columns):
+        return (), Source(snapshot.schema.empty_table(), unread=snapshot.rows)
+    splits = prune(snapshot, predicate)
+    with query_errors(query, splits):
+        return splits, splits_source(
+            store, splits, snapshot.schema, verified=verified, columns=columns, predicate=predicate, over=over
+        )
+
+
+def is_counted(snapshot: Snapshot, columns: Collection[str] | None) -> bool:
+    """Return whether the log tells all that is read of the rows: how many they are. Reads every manifest."""
+    return columns is not None and not columns and snapshot.has_all_counts
+
+
+def _can_stream(hidden: Mapping[str, BitMap], schema: pa.Schema) -> bool:
+    """A column called like one of DuckDB's own hides it, and with it the places of rows in their files."""
+    return PLACES.isdisjoint(map(str.lower, schema.names)) or not hidden
+
+
+def _places(hidden: Mapping[int, BitMap]) -> pa.Table | None:
+    """The deleted rows of splits, each of which is given by its place; None where there are none."""
+    if not hidden:
+        return None
+    rows = {place: positions(each) for place, each in hidden.items()}
+    files = np.repeat(np.array([*rows], np.uint64), [len(each) for each in rows.values()])
+    return pa.table([pa.array(files), pa.array(np.concatenate([*rows.values()]))], schema=DELETED_SCHEMA)
