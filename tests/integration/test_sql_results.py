@@ -120,6 +120,14 @@ def test_a_large_answer_that_is_closed_or_forgotten_ends_its_process(table: tm.T
     assert not process.exists()
 
 
+def test_a_large_answer_that_fails_is_never_taken_for_its_first_rows(table: tm.Table) -> None:
+    result = table.sql(f"select if(range < {MANY - 1}, range, ('x' || range)::bigint) as n from range({MANY})")
+    with pytest.raises(InvalidInput, match="Could not convert string"):
+        result.to_arrow()
+    with pytest.raises(InvalidInput, match="run it again"):
+        result.to_arrow()
+
+
 def _process_of(result: tm.SqlResult) -> Path:
     """The one process that this one has."""
     found = [int(each) for each in Path(f"/proc/self/task/{_main_thread()}/children").read_text().split()]
