@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,7 @@ from storage_core.settings.region_fields import Region, RegionField, RegionSpec,
 _IN_ORDER = frozenset({TransformKind.IDENTITY, TransformKind.TRUNCATE, TransformKind.YEAR})
 _OTHERS = frozenset({Comparison.NE, Comparison.LT, Comparison.GT})
 _MICROSECONDS_OF_A_DAY = 24 * 3600 * 10**6
+_MOST_EXACT = 2**53  # as a float64 each integer up to here is itself
 _DIGITS = 80  # no column holds so many, and a decimal of a billion zeros must not become an integer
 
 
@@ -110,15 +112,18 @@ def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
 
 def _limits(value: Scalar | Instant, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
     """The least and the greatest value of the column that the literal may stand for; None where none can tell."""
-    try:
-        if not isinstance(value, Instant):
+    if pa.types.is_floating(type_) and type(value) is int and abs(value) <= _MOST_EXACT:
+        value = float(value)
+    found = interval(value, type_)
+    is_point = found is not None and not isinstance(value, Instant) and found.least == found.greatest
+    if is_point or (isinstance(value, bytes) and pa.types.is_binary(type_)):
+        with suppress(TypeError, ValueError, OverflowError, pa.ArrowException):
             exact = exact_array([value], type_)
             return exact, exact
-    except (TypeError, ValueError, OverflowError, pa.ArrowException):
-        pass  # DuckDB compares it by its own rules
-    found = None if pa.types.is_floating(type_) or pa.types.is_decimal(type_) else interval(value, type_)
+    if found is None or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        return None  # DuckDB compares it by its own rules
     try:
-        return None if found is None else (_rounded(found.least, type_, up=True), _rounded(found.greatest, type_))
+        return _rounded(found.least, type_, up=True), _rounded(found.greatest, type_)
     except (TypeError, ValueError, OverflowError, pa.ArrowException):  # beyond what the column holds
         return None
 
@@ -173,9 +178,7 @@ def _equalities(predicate: Predicate, schema: pa.Schema) -> dict[str, pa.Array]:
                 found |= _equalities(child, schema)
             return found
         case Compare(column, Comparison.EQ, value) if column in schema.names:
-            try:
-                return {column: exact_array([value], schema.field(column).type)}
-            except (TypeError, ValueError, OverflowError, pa.ArrowException):
-                return {}  # DuckDB compares it by its own rules
+            wanted = _limits(value, schema.field(column).type)
+            return {column: wanted[0]} if wanted is not None and wanted[0].equals(wanted[1]) else {}
         case _:
             return {}

@@ -115,7 +115,11 @@ class SqlResult(Conversions):
             return
         held = sum(batch.nbytes for batch in self._batches)
         while held <= most:
-            batch = next(self._rest, None)
+            try:
+                batch = next(self._rest, None)
+            except BaseException:
+                self.close()  # what is held is not the answer
+                raise
             if batch is None:
                 self._rest = None
                 return

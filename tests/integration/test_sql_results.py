@@ -120,6 +120,14 @@ def test_a_large_answer_that_is_closed_or_forgotten_ends_its_process(table: tm.T
     assert process not in _processes()
 
 
+def test_a_large_answer_that_fails_is_never_taken_for_its_first_rows(table: tm.Table) -> None:
+    result = table.sql(f"select if(range < {MANY - 1}, range, ('x' || range)::bigint) as n from range({MANY})")
+    with pytest.raises(InvalidInput, match="Could not convert string"):
+        result.to_arrow()
+    with pytest.raises(InvalidInput, match="run it again"):
+        result.to_arrow()
+
+
 def _processes() -> set[str]:
     """The living processes that this one has started, from any of its threads."""
     tasks = Path("/proc/self/task").glob("*/children")

@@ -81,6 +81,7 @@ LITERALS: dict[str, Sequence[str]] = {
     "f": ["-1.5", "0", "3", "'nan'", "0.25e0", "1e300"],
     "v": ["0", "3"],
 }
+NUMBERS = itertools.count()
 OPERATORS = ["=", "<>", "<", "<=", ">", ">="]
 
 
@@ -137,6 +138,35 @@ def test_no_region_of_a_row_that_is_wanted_is_left_out(name: str, condition: str
             return
     spec = table.snapshot.config.region_spec
     assert {each.id for each in route(table.snapshot.table_id, spec, wanted.cast(SCHEMA)).regions} <= found
+
+
+@pytest.mark.parametrize("transform", [{"transform": "identity"}, {"transform": "truncate", "width": 2}])
+@pytest.mark.parametrize("condition", ["k = {}", "k in ({}, 1)", "k >= {}", "k <= {}", "k > {}", "k < {}", "k <> {}"])
+def test_integers_that_a_double_rounds_to_itself_are_not_left_out(transform: dict[str, Any], condition: str) -> None:
+    double = 2**60
+    keys = [double - 1, double, double + 1, 2**61]
+    _require_as_duckdb_finds(pa.array(keys), transform, condition.format(f"{double}e0"))
+
+
+@pytest.mark.parametrize("condition", ["k = 0.1e0", "k <> 0.1e0", "k > 0.1e0", "k < 0.1e0", "k = 0.1", "k > 0.1"])
+def test_single_floats_that_equal_no_double_are_not_left_out(condition: str) -> None:
+    _require_as_duckdb_finds(pa.array([0.1, 0.5], pa.float32()), {"transform": "identity"}, condition)
+
+
+def test_bytes_that_a_text_stands_for_are_not_left_out() -> None:
+    _require_as_duckdb_finds(pa.array([b"\xaa", b"\\xAA"]), {"transform": "identity"}, r"k = '\xAA'")
+
+
+def _require_as_duckdb_finds(keys: pa.Array, transform: dict[str, Any], condition: str) -> None:
+    rows = pa.table({"k": keys})
+    uri = f"memory://region-pruning-rounded-{next(NUMBERS)}"
+    table = Table.create(uri, rows.schema, primary_key="k", regions=[transform | {"source": "k"}])
+    table.append(rows)
+    text = f"select k from t where {condition} order by k"
+    with session() as connection:
+        connection.from_arrow(rows).create_view("t")
+        wanted = connection.sql(text).to_arrow_table()
+    assert table.sql(text, consistency="latest").to_pylist() == wanted.to_pylist()
 
 
 @pytest.mark.parametrize(
