@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from dataclasses import dataclass, field
 from itertools import count
+from typing import ClassVar
 
 from storage_core.errors import CopiedProcess
 
@@ -15,13 +18,36 @@ class _Forks:
     # Mutable state at module level: the state of a process is of the process.
     numbers = count(1)
     seen = 0
+    locks: ClassVar[weakref.WeakSet[OwnLock]] = weakref.WeakSet()
 
     @classmethod
     def note(cls) -> None:
         cls.seen = next(cls.numbers)
+        for each in cls.locks:
+            each.renew()
 
 
 os.register_at_fork(after_in_child=_Forks.note)
+
+
+class OwnLock:
+    """A lock between the threads of one process: in a copy by fork(), which has none of them, nobody holds it."""
+
+    def __init__(self) -> None:
+        self.renew()
+        _Forks.locks.add(self)
+
+    def renew(self) -> None:
+        """Let go of it, whoever holds it."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        """Wait for it, and hold it."""
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of it."""
+        self._lock.release()
 
 
 def _identity() -> tuple[int, int]:

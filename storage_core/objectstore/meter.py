@@ -4,13 +4,13 @@ budgets").
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from storage_core.objectstore.contract import PAGE_KEYS, Blob, ObjectInfo, ObjectStore, PutMode, PutResult
+from storage_core.process import OwnLock
 
 RequestKind = Literal["get", "put", "list", "head", "delete"]
 
@@ -27,7 +27,7 @@ class RequestMeter:
     """Requests by kind and bytes both ways, counted from any number of threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = OwnLock()
         self._requests: dict[str, int] = {"get": 0, "put": 0, "list": 0, "head": 0, "delete": 0}
         self._bytes_read = 0
         self._bytes_written = 0

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage_core.engine.session import session
+from storage_core.errors import InvalidInput
 from storage_core.extras import PIPELINE, POLARS, needs
+from storage_core.foreign_text import quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 BATCH_ROWS = 65_536
+
+
+def require_rows(batch_rows: object) -> None:
+    """Return for a number of rows that a batch can have. Raises `InvalidInput`."""
+    if not isinstance(batch_rows, int) or batch_rows < 1:
+        raise InvalidInput(f"a batch has at least one row, found batch_rows={quoted(batch_rows)}")
 
 
 class Conversions(ABC):

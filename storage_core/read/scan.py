@@ -16,7 +16,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import pruning
-from storage_core.read.conversions import BATCH_ROWS, Conversions
+from storage_core.read.conversions import BATCH_ROWS, Conversions, require_rows
 from storage_core.read.fetching import fetched
 from storage_core.read.predicate import Filter, Predicate
 from storage_core.read.pruning import Pruned
@@ -63,6 +63,7 @@ class Scan(Conversions):
         `seconds` of the limits is the time to the next batch. Errors of the rows are raised while they are read: see
         `query_errors`.
         """
+        require_rows(batch_rows)
         plain = self._plain()
         if plain is not None:
             batches = (batch for rows in plain for batch in rows.to_batches(batch_rows))

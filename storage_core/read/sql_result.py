@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage_core.engine.tree import shown
 from storage_core.errors import InvalidInput, Unavailable
-from storage_core.read.conversions import BATCH_ROWS, Conversions
+from storage_core.read.conversions import BATCH_ROWS, Conversions, require_rows
 
 AT_ONCE_BYTES = 32 * 2**20
 """So much of an answer is read before `sql` returns, and with it what is wrong with most queries."""
@@ -48,6 +48,7 @@ class SqlResult(Conversions):
 
         A larger answer than is held is streamed once: after that, `InvalidInput` is raised for all but its schema.
         """
+        require_rows(batch_rows)
         rest, held = self._rest, self._batches
         if rest is not None:
             self._rest = self._held = None

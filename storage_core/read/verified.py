@@ -103,17 +103,17 @@ class Verified:
             length = int.from_bytes(file.read(_TAIL)[:4], "little")
             file.seek(max(0, file.tell() - _TAIL - length))
             footer = file.read(length)
-        known = next((columns for start, columns in self._columns.items() if footer.startswith(start)), None)
+        seen = tuple(self._columns.items())  # at once: another thread may add to them
+        known = next((columns for start, columns in seen if footer.startswith(start)), None)
         if known is not None:
             return known
         start = schema_bytes(footer)
         if start is None:
             return UNKNOWN
         try:
-            self._columns[start] = Columns(pq.read_schema(path).remove_metadata())
+            return self._columns.setdefault(start, Columns(pq.read_schema(path).remove_metadata()))
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             return UNKNOWN
-        return self._columns[start]
 
 
 def require_sound(path: Path, add: Add) -> None:

@@ -20,9 +20,10 @@ from functools import partial
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import Unavailable, WriterFenced
+from storage_core.errors import Corrupt, Unavailable, WriterFenced
 from storage_core.formats.region_manifest import RegionManifest
 from storage_core.ids import Ids, random_pause_ms
+from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.region import wal
 from storage_core.region.manifest import check_epoch, commit, fenced, read_latest
@@ -79,6 +80,20 @@ def claim_idle(store: ObjectStore, seen: RegionManifest, *, record_schema: pa.Sc
 
     claimed = _raise_epoch(store, seen.region_id, follow, clock=clock, ids=ids)
     return _take(store, claimed, record_schema=record_schema, clock=clock, ids=ids)
+
+
+def require_unmerged(manifest: RegionManifest, snapshot: Snapshot) -> None:
+    """Return when rows that are flushed next will be merged. Raises `Corrupt` when their generation is merged already.
+
+    Only a manifest that was lost can leave this behind; what is written into such a generation would never be seen.
+    """
+    merged = snapshot.merged_generations.get(manifest.region_id, 0)
+    if manifest.current_generation <= merged:
+        raise Corrupt(
+            f"region {manifest.region_id}: its manifest goes on with generation {manifest.current_generation}, but "
+            f"{merged} is merged",
+            region=manifest.region_id,
+        )
 
 
 def _next(target: Region, latest: RegionManifest | None) -> RegionManifest:

@@ -28,7 +28,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.region import merge, wal
-from storage_core.region.claim import claim_idle
+from storage_core.region.claim import claim_idle, require_unmerged
 from storage_core.region.memtable import Memtable
 from storage_core.region.merge_work import MergeWork
 from storage_core.region.options import WriterOptions
@@ -120,6 +120,7 @@ def flush_idle(
 def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: Clock, ids: Ids) -> None:
     config = snapshot.config
     records = record_schema(snapshot.schema)
+    require_unmerged(idle.manifest, snapshot)
     claimed = claim_idle(store, idle.manifest, record_schema=records, clock=clock, ids=ids)
     memtable = Memtable(records, config.primary_key)
     log = RegionLog(claimed, memtable, options=WriterOptions(), ids=ids, indexes=config.indexes)

@@ -14,12 +14,12 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from storage_core.clock import Clock
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError
+from storage_core.errors import InvalidInput, TidemarkError
 from storage_core.ids import Ids
 from storage_core.late_row_filter import LateRowFilter, Origin
 from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
-from storage_core.region.claim import Claim, claim
+from storage_core.region.claim import Claim, claim, require_unmerged
 from storage_core.region.group_commit import GroupCommit
 from storage_core.region.memtable import Memtable, matching
 from storage_core.region.options import WriterOptions
@@ -98,14 +98,7 @@ class RegionWriter:
             )
         target = region or only_region(snapshot.table_id, snapshot.config.region_spec)
         claimed = claim(store, target, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
-        merged = snapshot.merged_generations.get(target.id, 0)
-        if claimed.manifest.current_generation <= merged:
-            # Only a manifest that was lost can leave this behind; what is written into it would never be seen.
-            raise Corrupt(
-                f"region {target.id}: its manifest goes on with generation {claimed.manifest.current_generation}, but "
-                f"{merged} is merged",
-                region=target.id,
-            )
+        require_unmerged(claimed.manifest, snapshot)
         builder = RecordBuilder(snapshot.schema, key, merged_maps=snapshot.config.merged_maps)
         late, indexes = LateRule.of(snapshot.config), snapshot.config.indexes
         return cls(claimed, builder=builder, ids=ids, options=options or WriterOptions(), late=late, indexes=indexes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Final
+
+from storage_core.process import OwnLock
 
 KEPT_BYTES: Final = 64 * 2**20
 """Per table: the pages of some hundred hits where texts are of a hundred bytes, four megabytes of a search for ten."""
@@ -16,7 +17,7 @@ class KeptValues:
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self._most = most_bytes
-        self._lock = Lock()
+        self._lock = OwnLock()
         self._kept: dict[_Name, tuple[object, int]] = {}  # the one used last is the last
         self._bytes = 0
 

@@ -6,10 +6,8 @@ The log's entry has the place and the checksum of the footer, the footer those o
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -23,6 +21,7 @@ from storage_core.log.actions import Add
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.objectstore.prefetch import all_of
 from storage_core.split import chunk_checksums
+from storage_core.split.kept_values import KeptValues
 
 GAPS: Final = 10
 """What is fetched and not wanted, between chunks that one request fetches, is at most a tenth of what is wanted."""
@@ -48,29 +47,19 @@ class Footers:
     """The footers that were read last, decoded: at most 32 MiB as they are encoded. Safe for threads."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._held: OrderedDict[tuple[str, str | None], Footer] = OrderedDict()
-        self._bytes = 0
+        self._held = KeptValues(_FOOTERS_BYTES)
 
     def of(self, store: ObjectStore, add: Add) -> Footer:
         """Return the footer of a split that has `footerXxh3`. One ranged GET, none where it is held.
 
         Raises `NotFound`, and `Corrupt` where it is not what was written.
         """
-        key = (add.path, add.footerXxh3)
-        with self._lock:
-            held = self._held.get(key)
-            if held is not None:
-                self._held.move_to_end(key)
-                return held
+        name = (add.path, add.footerXxh3)
+        held = self._held.get(name)
+        if isinstance(held, Footer):
+            return held
         footer = read_footer(store, add)
-        with self._lock:
-            if key not in self._held:
-                self._bytes += footer.file.serialized_size
-                self._held[key] = footer
-            while self._bytes > _FOOTERS_BYTES:
-                _, oldest = self._held.popitem(last=False)
-                self._bytes -= oldest.file.serialized_size
+        self._held.keep(name, footer, footer.file.serialized_size)
         return footer
 
 

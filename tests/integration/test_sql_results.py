@@ -128,6 +128,13 @@ def test_a_large_answer_that_fails_is_never_taken_for_its_first_rows(table: tm.T
         result.to_arrow()
 
 
+@pytest.mark.parametrize("batch_rows", [0, -1, "x"])
+def test_a_batch_has_a_row(table: tm.Table, batch_rows: Any) -> None:
+    for rows in (table.sql(ALL), table.scan(), table.scan(filter="n > 1")):
+        with pytest.raises(InvalidInput, match="a batch has at least one row"):
+            rows.to_reader(batch_rows)
+
+
 def _processes() -> set[str]:
     """The living processes that this one has started, from any of its threads."""
     tasks = Path("/proc/self/task").glob("*/children")

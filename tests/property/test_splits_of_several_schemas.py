@@ -6,12 +6,15 @@ They answer as DuckDB does over a table of its own with the same rows, however m
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,6 +24,7 @@ from storage_core.engine.session import session
 from storage_core.errors import InvalidInput
 from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
+from storage_core.objectstore.local import LocalStore
 from storage_core.read.splits_source import splits_source
 from storage_core.read.verified import Verified
 from storage_core.split.conform import conform_split
@@ -139,3 +143,19 @@ def test_what_duckdb_knows_of_a_row_of_a_file_is_no_column_of_the_table(tmp_path
     for each in (table, alike):
         with pytest.raises(InvalidInput, match=rf"{name}"):
             each.sql(f"select {name} from t").to_arrow()
+
+
+def test_threads_that_meet_new_columns_share_what_is_known_of_them(tmp_path: Path) -> None:
+    adds = []
+    for number in range(400):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({f"c{number // 4}": [1]}), path)
+        adds.append(Add(path=path.name, size=path.stat().st_size, modificationTime=0))
+    store, verified, usual = LocalStore(tmp_path), Verified(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert None not in list(pool.map(lambda add: verified.path(store, add), adds))
+    finally:
+        sys.setswitchinterval(usual)
+    assert len({verified.columns(add) for add in adds}) == 100
