@@ -334,7 +334,7 @@ class Table:
         wanted = lookup.key_row(self.snapshot, key)
         seen = self._view.level(consistency, at, usual=Consistency.LATEST)
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get(self._store, snapshot, wanted, records=records)
+        return lookup.get(self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept)
 
     @_loading
     def get_many(
@@ -352,7 +352,9 @@ class Table:
         if not wanted.num_rows:
             return []
         snapshot, records = self._view.records(at, seen, partial(holding_regions, keys=wanted), wanted)
-        return lookup.get_many(self._store, snapshot, wanted, records=records)
+        return lookup.get_many(
+            self._store, snapshot, wanted, records=records, verified=self._verified, kept=self._view.kept
+        )
 
     @_loading
     def search(
@@ -388,7 +390,7 @@ class Table:
         from storage_core.read.search_kept import Kept
 
         wanted = wanted_filter(filter)
-        self._kept = self._kept or Kept(self._verified)
+        self._kept = self._kept or Kept(self._verified, values=self._view.kept)
         snapshot, captured = self._view.captured(at, consistency)
         chosen = chosen_columns(columns, snapshot.schema)
         unmerged = () if captured is None else captured.parts(snapshot)
