@@ -19,7 +19,6 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.objectstore.contract import ObjectStore
 from storage_core.read import key_splits
 from storage_core.read.verified import Verified
-from storage_core.region.memtable import matching
 from storage_core.rows import fold
 from storage_core.rows.calendar import as_text
 from storage_core.rows.exact import exact_array
@@ -37,10 +36,7 @@ def key_row(snapshot: Snapshot, key: Key) -> pa.Table:
     `key` is a value, a sequence of values in primary-key order, or a mapping. Raises `InvalidInput` when the table has
     no primary key or the key does not fit.
     """
-    columns = snapshot.config.primary_key
-    if not columns:
-        raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
-    return _key_table(key, columns, snapshot.schema)
+    return key_rows(snapshot, [key])
 
 
 def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
@@ -48,8 +44,22 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
         raise InvalidInput(f"get_many takes a list of keys, found {keys!r}", keys=keys)
     columns = snapshot.config.primary_key
-    empty = pa.schema([snapshot.schema.field(name) for name in columns]).empty_table()
-    return pa.concat_tables([empty, *(key_row(snapshot, each) for each in keys)]).combine_chunks()
+    if not columns:
+        raise InvalidInput("get needs a keyed table; this one was created without primary_key", table=snapshot.table_id)
+    fields = pa.schema([snapshot.schema.field(name) for name in columns])
+    if not keys:
+        return fields.empty_table()
+    given = zip(*(_values(key, columns) for key in keys), strict=True)
+    try:
+        arrays = [_array(values, field.type) for values, field in zip(given, fields, strict=True)]
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise_refused("a lookup", error)
+        if len(keys) > 1:  # each may fit by itself; one that does not is named
+            return pa.concat_tables([key_row(snapshot, key) for key in keys]).combine_chunks()
+        raise InvalidInput(
+            f"the key {quoted(keys[0])} does not fit the key columns {list(columns)}: {error}", key=keys[0]
+        ) from error
+    return conform(pa.table(arrays, names=list(columns)), fields)
 
 
 def get(
@@ -80,11 +90,11 @@ def get_many(
     Maps are dictionaries, as they are put; one that repeats a key, or whose keys no dictionary can have, is a list of
     pairs.
 
-    `records` are what is not merged into the snapshot, in arrival order per key; those of other keys do no harm. The
-    base is asked for the keys without a record, and with a patch (`key_splits.candidates`, `key_splits.rows`).
+    `records` are those of these keys that are not merged into the snapshot, in arrival order per key. The base is asked
+    for the keys without a record, and with a patch (`key_splits.candidates`, `key_splits.rows`).
     """
     columns = snapshot.config.primary_key
-    newer = fold.fold(matching(records, wanted, columns), columns) if records is not None and records.num_rows else None
+    newer = fold.fold(records, columns) if records is not None and records.num_rows else None
     requested = wanted if newer is None else fold.left_open([newer], wanted)
     base = [
         rows
@@ -95,6 +105,8 @@ def get_many(
     if newer is not None and newer.num_rows:
         rows = fold.apply(rows, newer, columns)
     found = _python_rows(as_text(rows))
+    if wanted.num_rows == 1:
+        return found[-1:] or [None]
     held, requested_codes = key_codes([rows, wanted], columns)
     by_code = dict(zip(held.tolist(), found, strict=True))
     return [by_code.get(each) for each in requested_codes.tolist()]
@@ -115,8 +127,8 @@ def _python_values(column: pa.ChunkedArray) -> list[object]:
     return found
 
 
-def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """The wanted key as a one-row table with the key columns' types."""
+def _values(key: Key, columns: Sequence[str]) -> list[object]:
+    """The value of each key column."""
     if isinstance(key, Mapping):
         values = [key.get(name) for name in columns] if set(key) <= set(columns) else []
     elif isinstance(key, tuple | list):
@@ -125,20 +137,18 @@ def _key_table(key: Key, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         values = [key]
     if len(values) != len(columns) or any(value is None for value in values):
         raise InvalidInput(f"the key {quoted(key)} does not name a value for each of {list(columns)}", key=key)
-    fields = [schema.field(name) for name in columns]
-    try:
-        arrays = [_scalar_array(value, field.type) for value, field in zip(values, fields, strict=True)]
-    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise_refused("a lookup", error)
-        raise InvalidInput(
-            f"the key {quoted(key)} does not fit the key columns {list(columns)}: {error}", key=key
-        ) from error
-    return conform(pa.table(arrays, names=list(columns)), pa.schema(fields))
+    return values
+
+
+def _array(values: Sequence[object], wanted: pa.DataType) -> pa.Array:
+    """Values as an array of the wanted type; text is read as that type, so that a command line can name any key."""
+    if pa.types.is_string(wanted) or not any(isinstance(each, str) for each in values):
+        return exact_array(values, wanted)
+    return pa.concat_arrays([_scalar_array(each, wanted) for each in values])
 
 
 def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
-    """One value as an array of the wanted type; text is read as that type, so that a command line can name any key."""
-    if not isinstance(value, str) or pa.types.is_string(wanted):
+    if not isinstance(value, str):
         return exact_array([value], wanted)
     read = pa.array([value]).cast(wanted)
     if pa.types.is_floating(wanted) and pc.is_inf(read)[0].as_py() and "inf" not in value.lower():

@@ -12,6 +12,7 @@ from storage_core.rows.codes import Mask, codes
 from storage_core.rows.sortable import sortable, unless_false
 
 _COMPARED_AT_ONCE = 2**20
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 Range = tuple[pa.Array, pa.Array]
 """The least and the greatest values of a column as keys of `rows.sortable`, inclusive, null where unknown."""
@@ -46,10 +47,15 @@ class _Inside:
             room = unless_false(pc.less_equal(low, ends["max"])) & unless_false(pc.greater_equal(high, ends["min"]))
             self._between = room[:, None]
             return
-        coded = codes(pa.chunked_array([low, high, keys])).values
+        if pa.types.is_int64(keys.type) and not keys.null_count:
+            self._low = low.fill_null(_LEAST).to_numpy()
+            self._high = high.fill_null(_GREATEST).to_numpy()
+            self._keys = keys.to_numpy()
+            return
+        coded = codes(pa.chunked_array([low, high, keys])).values.view(np.int64)
         self._low, self._high, self._keys = np.split(coded, [len(low), 2 * len(low)])
-        self._low[low.is_null().to_numpy(zero_copy_only=False)] = 0
-        self._high[high.is_null().to_numpy(zero_copy_only=False)] = np.iinfo(np.uint64).max
+        self._low[low.is_null().to_numpy(zero_copy_only=False)] = _LEAST
+        self._high[high.is_null().to_numpy(zero_copy_only=False)] = _GREATEST
 
     def of(self, some: slice) -> Mask:
         """Return it per range and per key of these."""

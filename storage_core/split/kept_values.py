@@ -6,8 +6,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, TypeVar
 
-KEPT_BYTES: Final = 64 * 2**20
-"""Per table: the pages of some hundred hits where texts are of a hundred bytes, four megabytes of a search for ten."""
+KEPT_BYTES: Final = 128 * 2**20
+"""Per table: a million rows of sixty bytes and the hashes of their keys; four megabytes of a search for ten rows."""
 
 _Name = tuple[object, ...]
 _Value = TypeVar("_Value")
