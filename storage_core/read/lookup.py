@@ -106,7 +106,7 @@ def get_many(
         rows = fold.apply(rows, newer, columns)
     found = _python_rows(as_text(rows))
     if wanted.num_rows == 1:
-        return found[-1:] or [None]
+        return [found[-1] if found else None]
     held, requested_codes = key_codes([rows, wanted], columns)
     by_code = dict(zip(held.tolist(), found, strict=True))
     return [by_code.get(each) for each in requested_codes.tolist()]

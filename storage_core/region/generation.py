@@ -11,7 +11,7 @@ never in the WAL: it has its records in a file of its own, `records.arrow`, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from storage_core.formats.generation_manifest import (
 from storage_core.formats.key_hash import Hashes, key_hashes
 from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
 from storage_core.objectstore.contract import ObjectStore
+from storage_core.objectstore.prefetch import all_of
 from storage_core.region import sorted_file, wal
 from storage_core.region.collected import require_listed
 from storage_core.region.memtable import matching
@@ -42,21 +43,38 @@ _logger = logging.getLogger(__name__)
 _MANIFEST_BYTES = 2048
 _PART_BYTES = 512
 
+_PARALLEL_MANIFESTS = 16
+
 
 def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: KeptValues = NOTHING) -> Generation:
     """Return a generation that the region's manifest names. One GET unless it is in `kept`.
 
     Raises `Corrupt` when it is absent, damaged or speaks of something else, `Unsupported` for a newer format.
     """
-    key = keys.generation_file_key(region, flushed.path, MANIFEST_FILE)
-    return kept.made((key, flushed), Generation, lambda: _read(store, region, flushed, key), _manifest_bytes)
+    name = _manifest_name(region, flushed)
+    return kept.made(name, Generation, lambda: _read(store, region, flushed), _manifest_bytes)
+
+
+def read_all(
+    store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
+) -> list[Generation]:
+    """Return what `read` returns of each of these. One GET of each that is not in `kept`, side by side."""
+    found = [kept.get(_manifest_name(region, each)) for each in flushed]
+    absent = [each for each, known in zip(flushed, found, strict=True) if not isinstance(known, Generation)]
+    fetched = iter(all_of(lambda each: read(store, region, each, kept), absent, _PARALLEL_MANIFESTS))
+    return [known if isinstance(known, Generation) else next(fetched) for known in found]
+
+
+def _manifest_name(region: str, flushed: FlushedGeneration) -> tuple[object, ...]:
+    return keys.generation_file_key(region, flushed.path, MANIFEST_FILE), flushed
 
 
 def _manifest_bytes(generation: Generation) -> int:
     return _MANIFEST_BYTES + _PART_BYTES * (len(generation.entries) + len(generation.chunks))
 
 
-def _read(store: ObjectStore, region: str, flushed: FlushedGeneration, key: str) -> Generation:
+def _read(store: ObjectStore, region: str, flushed: FlushedGeneration) -> Generation:
+    key = keys.generation_file_key(region, flushed.path, MANIFEST_FILE)
     try:
         data = store.get(key).data
     except NotFound as error:

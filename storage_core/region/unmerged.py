@@ -74,7 +74,7 @@ class CapturedRegion:
 
     def _flushed(self, manifest: RegionManifest, snapshot: Snapshot) -> list[Generation]:
         flushed = generation.unmerged(self.store, manifest, _merged(manifest, snapshot), self.kept)
-        return [generation.read(self.store, manifest.region_id, each, self.kept) for each in flushed]
+        return generation.read_all(self.store, manifest.region_id, flushed, self.kept)
 
     def _logged(self, manifest: RegionManifest, snapshot: Snapshot) -> Iterator[pa.Table]:
         merged = _merged(manifest, snapshot)
