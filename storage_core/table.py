@@ -325,8 +325,9 @@ class Table:
         """Return the row with this primary key, or None. Sees every acknowledged row unless told otherwise.
 
         `consistency` is that of `scan`, but `latest` unless given; an older version has `snapshot` only.
-        Requests besides those of the view: per unmerged generation its manifest, where its bounds admit the key its
-        bloom filter, where that does its entries; per split whose bounds admit the key those of `lookup.get`.
+        Requests besides those of the view, of what this object does not keep: per unmerged generation its manifest,
+        then from the newest on, until a record tells the whole row, where its bounds admit the key its bloom filter,
+        and where that does its entries; per split whose bounds admit the key those of `key_splits.rows`.
         """
         from storage_core.read import lookup
         from storage_core.read.regions import holding_regions

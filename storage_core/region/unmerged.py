@@ -57,7 +57,8 @@ class CapturedRegion:
         """
         if self.manifest is None:
             return []
-        parts = [matching(each, wanted, wanted.column_names) for each in self._logged(self.manifest, snapshot)]
+        logged = list(self._logged(self.manifest, snapshot))
+        parts = [matching(pa.concat_tables(logged), wanted, wanted.column_names)] if logged else []
         wanted = left_open(parts, wanted)
         hashes = key_hashes(wanted, wanted.column_names)
         for each in reversed(self._flushed(self.manifest, snapshot) if wanted.num_rows else []):

@@ -81,7 +81,10 @@ def _act(table: Table, writer: Any, model: dict[Key, dict[str, Any]], step: tupl
         "reset": lambda: (writer.reset([row]), model.update({key: whole})),
         "patch": lambda: (writer.patch([row]), model.update({key: {**whole, **model.get(key, {}), **row}})),
         "delete": lambda: (writer.delete([key]), model.pop(key, None)),
-        "put many": lambda: [_act(table, writer, model, ("put", each, fields)) for each in ALL],
+        "put many": lambda: (
+            writer.put([{"b": each[0], "a": each[1], **fields} for each in ALL]),
+            model.update({each: {"n": None, "text": None, "b": each[0], "a": each[1], **fields} for each in ALL}),
+        ),
         "flush": writer.flush,
         "merge": lambda: KeyedTable(table.store).merge(),
     }
